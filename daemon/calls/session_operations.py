@@ -81,9 +81,11 @@ async def reset(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def set_options(daemon: Daemon, request: Request) -> w.Empty:
-    """Set parameters of the context; unknown keys are refused."""
+    """Set parameters of the context and its note; unknown keys are refused."""
     session, p = daemon.session(request), request.params
     session.set_options(p.options)
+    if p.note is not None:
+        session.set_note(p.note)
     priority = priority_of(p.priority)
     if priority is not None:
         session.settings.priority = priority
@@ -154,6 +156,7 @@ async def history(daemon: Daemon, request: Request) -> w.HistoryResult:
         messages=found.client_messages,
         turns=[mark.messages for mark in found.marks],
         session=describe_session(daemon, session),
+        note=session.settings.note,
     )
 
 

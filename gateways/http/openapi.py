@@ -78,16 +78,17 @@ def _operation(api: Api, endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _query(table: Table) -> list[dict[str, Any]]:
-    """Return the parameters of a query."""
+    """Return the parameters of a query that are not refused. Those without effect are texts."""
     fields = msgspec.json.schema(table.kind)["$defs"][table.kind.__name__]["properties"]
     return [
         {
             "name": field.name,
             "in": "query",
-            "schema": fields[field.name],
+            "schema": fields.get(field.name, {"type": "string"}),
             "description": field.note,
         }
         for field in table.fields
+        if field.use is not Use.REFUSED
     ]
 
 

@@ -312,10 +312,17 @@ class AsyncOperations(AsyncWasiCalls):
         options: dict[str, Any] | None = None,
         *,
         priority: Priority | None = None,
+        note: bytes | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Set parameters and a priority for a context's next turns."""
-        params = w.OptionsParams(context=context, options=options or {}, priority=priority or "")
+        """Set parameters and a priority for a context's next turns.
+
+        A *note* is stored with the session, as long as this exists, and `history` returns it; an
+        empty one deletes the stored one.
+        """
+        params = w.OptionsParams(
+            context=context, options=options or {}, priority=priority or "", note=note
+        )
         await self._call("set_options", params, w.Empty, timeout)
 
     async def parameters(

@@ -82,12 +82,14 @@ class HistoryParams(Map):
 
 class HistoryResult(Map):
     """The chat's `messages` with the answer so far, and the `session` as `sessions` describes it.
-    `turns` has the number of messages before each turn that can be rewound.
+    `turns` has the number of messages before each turn that can be rewound, and `note` the bytes
+    that `set_options` has stored with the session.
     """
 
     messages: list[dict[str, Any]]
     turns: list[int]
     session: dict[str, Any]
+    note: bytes = b""
 
 
 class DeleteSessionParams(Map):
@@ -104,10 +106,14 @@ class DeleteSessionResult(Map):
 
 
 class OptionsParams(ContextParams):
-    """`set_options`: set parameters and the priority of a context's next turns."""
+    """`set_options`: set parameters and the priority of a context's next turns, and its `note`.
+
+    With nil the note stays as it is; an empty one deletes it.
+    """
 
     options: dict[str, Any] = {}
     priority: str = ""
+    note: bytes | None = None
 
 
 class ParametersResult(Map):

@@ -47,7 +47,7 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     """Settings and counts of a session between its turns. *vocabulary* is the hash of its model's
     vocabulary; *tokens* is the length of its history, with the output of an interrupted turn.
     *out_of_range* has the reasons why *options* differ from what was requested. *on_behalf_of* is
-    the user's name, if a gateway opened the session.
+    the user's name, if a gateway opened the session. *note* is the client's own.
     """
 
     model: str
@@ -59,6 +59,7 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     turns: int = 0
     tokens: int = 0
     on_behalf_of: str = ""
+    note: bytes = b""
     transfer: Transfer | None = None
 
 

@@ -45,10 +45,12 @@ class SessionSettings:
     """The scales of the last turn's adapters by their names, as users see them."""
     on_behalf_of: str = ""
     """The owner's name, if a gateway opened the session."""
+    note: bytes = b""
+    """Bytes that a client has stored with the session, and reads itself."""
 
     def copy(self) -> SessionSettings:
-        """Return the same settings, for another session."""
-        return replace(self, parameters=self.parameters.copy(), lora=dict(self.lora))
+        """Return the same settings, for another session, which has no note."""
+        return replace(self, parameters=self.parameters.copy(), lora=dict(self.lora), note=b"")
 
 
 class Overlong(NamedTuple):
@@ -246,15 +248,16 @@ class SessionCore:
         """The memory that the session takes in the daemon."""
         settings = self.settings
         options = settings.parameters.kept_bytes + memory_bytes(settings.adapters, settings.lora)
-        return SESSION_BYTES + options + self.conversation.kept_bytes
+        return SESSION_BYTES + options + len(settings.note) + self.conversation.kept_bytes
 
     @property
     def branch_bytes(self) -> int:
-        """The memory that a branch would take. It lacks the state before the last input, which only
-        the session itself can restore.
+        """The memory that a branch would take. It lacks the note, and the state before the last
+        input, which only the session itself can restore.
         """
         before = self.conversation.last.before
-        return self.kept_bytes - (0 if before is None else before.kept_bytes)
+        own = len(self.settings.note) + (0 if before is None else before.kept_bytes)
+        return self.kept_bytes - own
 
     def check_growth(self, more: int) -> None:
         """Check that the session may keep *more* bytes.

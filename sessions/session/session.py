@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...backends.errors import Cancelled, InvalidArgument
+from ...backends.errors import Cancelled, InvalidArgument, TooLarge
 from ...backends.params import Options, read_options
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Owner
@@ -24,6 +24,8 @@ from .input import SessionInput
 from .model_link import ModelLink
 from .outputs import SessionOutputs
 from .turn_runner import TurnRunner
+
+NOTE_BYTES_MAX = 256 << 10
 
 
 class SessionOrigin(Protocol):
@@ -70,7 +72,7 @@ class Session(SessionCore):
         parameters.options = dict(facts.options)
         parameters.out_of_range = dict(facts.out_of_range)
         settings = SessionSettings(parameters, PRIORITIES[facts.priority])
-        settings.on_behalf_of = facts.on_behalf_of
+        settings.on_behalf_of, settings.note = facts.on_behalf_of, facts.note
         new = cls(0, stored.owner, model, ledger, settings, stored.session_id)
         new.conversation.state = SessionState.DORMANT
         new.conversation.history_state = HistoryState.from_stored(stored)
@@ -96,6 +98,7 @@ class Session(SessionCore):
             turns=self.turns_begun,
             tokens=len(conversation.prompt) if dormant_tokens is None else dormant_tokens,
             on_behalf_of=self.settings.on_behalf_of,
+            note=self.settings.note,
             transfer=self.transfer,
         )
 
@@ -141,6 +144,23 @@ class Session(SessionCore):
         self.count_kept_bytes()
         if turn is not None and self.active:
             turn.adjust(parameters.fill(turn.spec))
+        self.recording.facts_changed()
+
+    def set_note(self, note: bytes) -> None:
+        """Store a note of the client with the session; an empty one deletes it.
+
+        :raises TooLarge: it has more than `NOTE_BYTES_MAX` bytes.
+        :raises QuotaExceeded: its owner's sessions would become too large.
+        """
+        if len(note) > NOTE_BYTES_MAX:
+            raise TooLarge(
+                f"a note of {len(note)} bytes; the limit is {NOTE_BYTES_MAX}",
+                hint="store less with the session",
+                data={"bytes": len(note), "note_bytes_max": NOTE_BYTES_MAX},
+            )
+        self.check_growth(len(note) - len(self.settings.note))
+        self.settings.note = note
+        self.count_kept_bytes()
         self.recording.facts_changed()
 
     # Branching, ending, dormancy.

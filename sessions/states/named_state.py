@@ -47,6 +47,7 @@ class NamedState:
         # because the KV states of shifted contexts serve one session only.
         entry = session.conversation.history_state.now.entry()
         values, origins = msgspec.structs.asdict(session.facts), session.settings.parameters.origins
+        values["note"] = b""
         values["defaults"] = {k: v for k, v in values["defaults"].items() if k not in origins}
         facts = StateFacts(**values, adapters=session.settings.adapters, created_at=created_at)
         packed = encode(msgspec.structs.replace(entry, shifted=False))

@@ -89,6 +89,21 @@ def test_options_of_dormant_sessions_count_and_old_ones_are_deleted(
         assert dormant_sessions(bob) == ["diary"]
 
 
+def test_notes_of_dormant_sessions_count(daemon: RunningDaemon) -> None:
+    with two_users(daemon) as (ada, bob):
+        for number in range(40):
+            context, _ = session_of(ada, f"n{number}")
+            ada.call("set_options", context=context, note=LONG.encode())
+            ada.call("finalize_execution_context", context=context, keep=True)
+        assert 5 < len(dormant_sessions(ada)) < BYTES_MAX / len(LONG)
+        assert dormant_sessions(bob) == ["diary"]
+        context, _ = session_of(ada, "one")
+        notes = [session_of(ada, f"open{number}")[0] for number in range(20)]
+        with pytest.raises(QuotaExceeded):
+            for each in (context, *notes):
+                ada.call("set_options", context=each, note=LONG.encode())
+
+
 def test_extra_keys_of_messages_count_until_the_session_is_closed(daemon: RunningDaemon) -> None:
     with two_users(daemon) as (ada, _):
         context = ada.context("m")

@@ -119,7 +119,7 @@ def test_an_answered_input_and_options_survive_a_kill() -> None:
             context = opened["context"]
             client.set_input(context, b"hello")
             client.set_input(context, b'{"n-predict": 2, "temp": 200}', index=1)
-            client.call("set_options", context=context, priority="high")
+            client.call("set_options", context=context, priority="high", note=b"mine")
             adjusted = client.metadata(context)["adjusted"]
             assert "200 is outside 0 … 100" in adjusted["temp"]
             daemon.kill()
@@ -131,6 +131,7 @@ def test_an_answered_input_and_options_survive_a_kill() -> None:
             assert client.metadata(opened["context"])["adjusted"] == adjusted
             [session] = client.call("sessions")["sessions"]
             assert session["priority"] == "high"
+            assert client.call("history", session_id="diary")["note"] == b"mine"
 
 
 @pytest.mark.parametrize(

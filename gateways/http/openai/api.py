@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..callers.quotas import RequestKind
 from ..exchange import Endpoint
 from .chat import answer_chat
 from .chat_fields import CHAT
@@ -11,7 +12,21 @@ from .embeddings import EMBEDDINGS, answer_embeddings
 from .errors import ERROR_SCHEMA, error_body
 from .health import answer_health
 from .models import answer_model, answer_models
-from .responses import RESPONSES, answer_response, delete_response
+from .responses import (
+    INPUT_ITEMS,
+    INPUT_TOKENS,
+    RESPONSES,
+    RETRIEVE,
+    answer_input_items,
+    answer_response,
+    answer_stored,
+    cancel_response,
+    compact,
+    count_input_tokens,
+    delete_response,
+)
+
+_RESPONSE = "/v1/responses/{response}"
 
 
 class OpenAIApi:
@@ -19,7 +34,7 @@ class OpenAIApi:
 
     title = "OpenAI"
     prefixes = ("/v1/",)
-    tables = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+    tables = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, INPUT_TOKENS, RETRIEVE, INPUT_ITEMS)
     endpoints = (
         *(
             Endpoint(method="GET", path=path, answer=answer_health, public=True)
@@ -31,7 +46,17 @@ class OpenAIApi:
         Endpoint(method="POST", path="/v1/completions", answer=answer_completion),
         Endpoint(method="POST", path="/v1/embeddings", answer=answer_embeddings),
         Endpoint(method="POST", path="/v1/responses", answer=answer_response),
-        Endpoint(method="DELETE", path="/v1/responses/{response}", answer=delete_response),
+        Endpoint(method="POST", path="/v1/responses/input_tokens", answer=count_input_tokens),
+        Endpoint(method="POST", path="/v1/responses/compact", answer=compact),
+        Endpoint(method="GET", path=_RESPONSE, answer=answer_stored, kind=RequestKind.READ),
+        Endpoint(method="DELETE", path=_RESPONSE, answer=delete_response),
+        Endpoint(
+            method="GET",
+            path=f"{_RESPONSE}/input_items",
+            answer=answer_input_items,
+            kind=RequestKind.READ,
+        ),
+        Endpoint(method="POST", path=f"{_RESPONSE}/cancel", answer=cancel_response),
     )
     error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .answers import Answer, FinishReason, TurnReader
 from .pool import ConnectionPool
 from .request import TurnRequest
-from .runner import Embedded, TurnRunner
+from .runner import Embedded, TurnRunner, no_previous
 from .whole_calls import WholeCalls
 
 __all__ = (
@@ -17,4 +17,5 @@ __all__ = (
     "TurnRequest",
     "TurnRunner",
     "WholeCalls",
+    "no_previous",
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ....ipc.payloads import Prompt
 from ....ipc.priorities import Priority
+from .answers import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,8 @@ class TurnRequest:
     *options* are parameters of docs/parameters.md. Without a *session_id* the turn has a session of
     its own, and the daemon reuses the KV state of an equal beginning. With one, *prompt* is added
     to the session's history. With *branch_of* too, the session begins as a branch of the session
-    with that id.
+    with that id. *note* returns the note that is stored with the session, from the end of the
+    turn's only answer, before this is written.
     """
 
     model: str
@@ -27,3 +30,4 @@ class TurnRequest:
     priority: Priority = "normal"
     session_id: str | None = None
     branch_of: str | None = None
+    note: Callable[[Answer], bytes] | None = None

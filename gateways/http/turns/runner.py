@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from ....backends.errors import Cancelled, InferdError, InvalidArgument, Timeout
+from ....backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, Timeout
 from ....ipc.client import Answer as ClientAnswer
 from ....ipc.client import (
     AsyncClient,
@@ -17,6 +18,7 @@ from ....ipc.client import (
     AsyncStream,
     Embeddings,
     Graph,
+    HistoryResult,
     Piece,
     Reply,
 )
@@ -31,6 +33,7 @@ from .request import TurnRequest
 from .reservations import SessionReservations
 from .snapshots import Snapshots
 
+log = logging.getLogger(__name__)
 SEED_MAX = (1 << 32) - 1
 RANDOM_SEED = -1
 
@@ -74,7 +77,8 @@ class TurnRunner:
                 replies = [await session.chat(request.prompt, **keywords)]
             else:
                 replies = [*await session.answers(request.prompt, request.answers, **keywords)]
-        answers = [_whole_answer(reply, load_s) for reply in replies]
+            answers = [_whole_answer(reply, load_s) for reply in replies]
+            await self._store_note(session, request, answers[0])
         for number, answer in enumerate(answers):
             self._charge(caller, answer, number)
         for answer in answers:
@@ -104,6 +108,7 @@ class TurnRunner:
             ]
             if len(streams) == 1:
                 end = await self._read_stream(caller, streams[0], 0, reader, load_s)
+                await self._store_note(session, request, end)
                 if request.session_id is None:
                     await reader.write_end(0, end)
                 else:
@@ -152,6 +157,17 @@ class TurnRunner:
             )
             self._charge(caller, answer, number)  # a client's disconnect does not save tokens
         return answer
+
+    async def _store_note(
+        self, session: AsyncSession, request: TurnRequest, answer: Answer
+    ) -> None:
+        """Store the note of a request with its session. The answer does not depend on it."""
+        if request.note is None or request.session_id is None or answer.error is not None:
+            return
+        try:
+            await session.set_options(note=request.note(answer))
+        except InferdError as exc:
+            log.warning("%s was not stored with its session: %s", request.session_id, exc)
 
     def _charge(self, caller: Caller, answer: Answer, number: int) -> None:
         """Deduct the tokens of an answer; a prompt's tokens count once, without cached ones."""
@@ -278,15 +294,22 @@ class TurnRunner:
             ):
                 if not trunk.attached:  # it did not exist, and opening has created it
                     await trunk.delete()
-                    raise InvalidArgument(
-                        f"there is no response {request.branch_of!r}, or it was deleted",
-                        hint="send the whole history as input",
-                        data={"param": "previous_response_id"},
-                    )
+                    raise no_previous(request.branch_of)
                 [branch] = (
                     await client.fork_session(trunk.context, session_ids=[request.session_id])
                 ).contexts
                 await client.finalize_execution_context(branch, keep=True)
+
+    async def history(self, caller: Caller, session_id: str) -> HistoryResult | None:
+        """Return the history of a session of a caller, or None if it has no such session, or may
+        not use its model.
+        """
+        async with self.pool.lease(caller) as client:
+            try:
+                found = await client.history(session_id=session_id)
+            except NotFound:
+                return None
+        return found if caller.may_use(found.session["model"]) else None
 
     async def delete_session(self, caller: Caller, session_id: str) -> bool:
         """Delete a session of a caller; return whether there was one."""
@@ -317,6 +340,15 @@ class TurnRunner:
             "queue_timeout": min(self._limits.queue_s_max, remaining_s),
             "timeout": remaining_s,
         }
+
+
+def no_previous(response_id: str) -> InvalidArgument:
+    """Return the error for the id of a response that cannot be continued."""
+    return InvalidArgument(
+        f"there is no response {response_id!r}, or it was deleted",
+        hint="send the whole history as input",
+        data={"param": "previous_response_id"},
+    )
 
 
 def _whole_answer(reply: Reply, load_s: float) -> Answer:

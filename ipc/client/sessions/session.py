@@ -268,11 +268,16 @@ class AsyncSession(SessionProperties):
         options: dict[str, Any] | None = None,
         *,
         priority: Priority | None = None,
+        note: bytes | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Set parameters and a priority for the next turns."""
+        """Set parameters and a priority for the next turns, and the *note* that `history` returns;
+        see `AsyncClient.set_options`.
+        """
         await self._attachment.ensure_connected()
-        await self._client.set_options(self.context, options, priority=priority, timeout=timeout)
+        await self._client.set_options(
+            self.context, options, priority=priority, note=note, timeout=timeout
+        )
         self._settings.priority = priority or self._settings.priority
 
     async def parameters(self, *, timeout: float | None = None) -> list[dict[str, Any]]:

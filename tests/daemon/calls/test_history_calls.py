@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import InvalidArgument, NotFound
+from inferd.backends.errors import InvalidArgument, NotFound, TooLarge
+from inferd.sessions.session.session import NOTE_BYTES_MAX
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.waiting import wait_until
@@ -40,6 +41,33 @@ def test_a_history_has_the_messages_of_an_open_and_of_a_dormant_session(
     roles = [role for role, _ in texts(dormant.messages)]
     assert roles == ["system", "user", "assistant", "user", "assistant"]
     assert texts(dormant.messages)[:2] == [("system", "Be brief."), ("user", "one")]
+
+
+def test_a_note_stays_with_its_session(client: Client, daemon: RunningDaemon) -> None:
+    with client.session("echo", session_id="noted") as session:
+        session.chat("one")
+        assert session.history().note == b""
+        client.set_options(session.context, note=b"\x00mine")
+        client.set_options(session.context, {"temp": 0.5})
+        assert session.history().note == b"\x00mine", "other calls leave it as it is"
+        [branch] = client.fork_session(session.context).contexts
+        client.save_state(session.context, "noted-state")
+        assert client.history(branch).note == b""
+        with pytest.raises(TooLarge) as caught:
+            client.set_options(session.context, note=b"x" * (NOTE_BYTES_MAX + 1))
+        assert caught.value.data["note_bytes_max"] == NOTE_BYTES_MAX and caught.value.hint
+        assert session.history().note == b"\x00mine"
+    with client.session("echo", from_state="noted-state") as session:
+        assert session.history().note == b""
+    with Client(daemon.socket) as other:
+        assert other.history(session_id="noted").note == b"\x00mine", "it is dormant"
+    with client.session("echo", session_id="noted") as session:
+        session.chat("two")
+        assert session.history().note == b"\x00mine"
+        client.set_options(session.context, note=b"x" * NOTE_BYTES_MAX)
+        assert len(session.history().note) == NOTE_BYTES_MAX
+        client.set_options(session.context, note=b"")
+        assert session.history().note == b""
 
 
 def test_turns_are_the_numbers_of_messages_that_a_rewind_leaves(client: Client) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import inferd
 from tests.echo import echo_model
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 from tests.models import ONE_THREAD, short_smollm2
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
@@ -109,15 +113,16 @@ def test_the_clients_own_stream_reads_it(api: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_only_allowed_functions_are_called(api: openai.OpenAI, mode: str) -> None:
+    tools: Any = [LOOK, {**MOVE, "parameters": {"type": "object", "properties": {}}}]
     named = [{"type": "function", "name": "move"}, {"type": "web_search"}]
     choice: Any = {"type": "allowed_tools", "mode": mode, "tools": named}
     done = api.responses.create(
         **{**GREEDY, "max_output_tokens": 100},
         input=QUESTION,
-        tools=[LOOK, {**MOVE, "parameters": {"type": "object", "properties": {}}}],
+        tools=tools,
         tool_choice=choice,
     )
-    assert done.tool_choice.model_dump(exclude_none=True) == choice  # type: ignore[union-attr]
+    assert done.tool_choice.model_dump(exclude_none=True) == choice
     names = [item.name for item in done.output if item.type == "function_call"]
     assert set(names) == ({"move"} if mode == "required" else set())
 
@@ -250,6 +255,163 @@ def test_only_stored_responses_leave_a_session(api: openai.OpenAI, client: Clien
         with pytest.raises(openai.NotFoundError) as caught:
             api.responses.delete(missing)
         assert caught.value.param == "response_id"
+
+
+def test_a_stored_response_is_returned_as_it_was(
+    daemon: RunningDaemon, http: RunningGateway, api: openai.OpenAI
+) -> None:
+    requests: list[dict[str, Any]] = [
+        {"input": "hello", "metadata": {"a": "b"}, "instructions": "Repeat.", "temperature": 0.5},
+        {"input": f"so {CALL}", "tools": [LOOK], "tool_choice": "auto"},
+        {"input": THOUGHT, "max_output_tokens": 20},
+        {"input": "hi", "include": ["message.output_text.logprobs"], "service_tier": "flex"},
+    ]
+    for request in requests:
+        for stream in (False, True):
+            done: Any = api.responses.create(model="echo", stream=stream, **request)
+            if stream:
+                done = list(done)[-1].response
+            read = api.responses.retrieve(done.id)
+            for item in done.output:
+                for part in item.content if item.type == "message" else ():
+                    part.logprobs = []
+            assert read == done and read.usage is not None
+            assert api.responses.retrieve(done.id, include=["message.output_text.logprobs"]) == done
+            with gateway(daemon) as other:  # the daemon has it
+                assert web_get(other, done.id).json() == web_get(http, done.id).json()
+            api.responses.delete(done.id)
+            with pytest.raises(openai.NotFoundError):
+                api.responses.retrieve(done.id)
+
+
+def test_a_response_that_is_not_stored_or_not_there_is_not_found(api: openai.OpenAI) -> None:
+    kept = api.responses.create(model="echo", input="a", store=False)
+    for missing in (kept.id, f"resp_{'0' * 40}", "x", "input_tokens", "compact", "x" * 3000):
+        calls: list[Any] = [api.responses.retrieve, api.responses.input_items.list]
+        calls += [api.responses.cancel, api.responses.delete]
+        for call in calls:
+            with pytest.raises(openai.APIStatusError) as caught:
+                call(missing)
+            is_path = missing in ("input_tokens", "compact")
+            wrong_method = is_path and call in (api.responses.retrieve, api.responses.delete)
+            assert caught.value.status_code == (405 if wrong_method else 404)
+            assert wrong_method or caught.value.param == "response_id"
+
+
+def test_a_stored_response_cannot_be_streamed_or_cancelled(
+    http: RunningGateway, api: openai.OpenAI
+) -> None:
+    done = api.responses.create(model="echo", input="a")
+    with pytest.raises(openai.BadRequestError, match="in the background") as caught:
+        api.responses.cancel(done.id)
+    assert caught.value.code == "unsupported"
+    for query, param in (("stream=true", "stream"), ("starting_after=1", "starting_after")):
+        refused = web_get(http, f"{done.id}?{query}")
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+    assert web_get(http, f"{done.id}?stream=false").json()["id"] == done.id
+    assert web_get(http, f"{done.id}?nonsense=1").status_code == 400
+
+
+def test_histories_are_not_compacted(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="not compacted") as caught:
+        api.responses.compact(model="echo", input="a")
+    assert caught.value.code == "unsupported"
+
+
+def test_a_response_of_another_caller_is_not_found(daemon: RunningDaemon, tmp_path: Path) -> None:
+    keys, entries = [], ""
+    for name in ("ada", "bob"):
+        made = inferd("gateway", "--new-key", name)
+        keys.append(made.stderr.split()[-1])
+        entries += f'{made.stdout}user = ""\nlabel = "{name}"\n'
+    (tmp_path / "keys.toml").write_text(entries)
+    with gateway(daemon, "--keys", str(tmp_path / "keys.toml")) as running:
+        ada, bob = (
+            openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) for key in keys
+        )
+        with ada, bob:
+            done = ada.responses.create(model="echo", input="mine")
+            assert ada.responses.retrieve(done.id).output_text == "mine"
+            for call in (bob.responses.retrieve, bob.responses.delete):
+                with pytest.raises(openai.NotFoundError):
+                    call(done.id)
+            assert ada.responses.retrieve(done.id).output_text == "mine"
+
+
+def test_the_items_of_an_input_are_listed(api: openai.OpenAI) -> None:
+    first = api.responses.create(model="echo", input=CALL, tools=[LOOK], instructions="Look.")
+    call: Any = first.output[0]
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "a wall"}
+    second = api.responses.create(
+        model="echo", input=[result], tools=[LOOK], previous_response_id=first.id
+    )
+    listed = api.responses.input_items.list(second.id, order="asc")
+    items: list[Any] = list(listed)
+    assert [item.type for item in items] == ["message", "function_call", "function_call_output"]
+    assert items[0].role == "user" and items[0].content[0].text == CALL
+    assert (items[1].name, items[1].call_id) == ("look", call.call_id)
+    assert (items[2].call_id, items[2].output) == (call.call_id, "a wall")
+    assert [item.id for item in api.responses.input_items.list(second.id)] == [
+        item.id for item in reversed(items)
+    ]
+    paged = api.responses.input_items.list(second.id, order="asc", limit=1)
+    assert paged.has_more and [item.id for item in paged] == [item.id for item in items]
+    rest = api.responses.input_items.list(second.id, order="asc", after=items[1].id)
+    assert [item.id for item in rest] == [items[2].id]
+    with pytest.raises(openai.NotFoundError):
+        api.responses.input_items.list(second.id, after="x")
+    with pytest.raises(openai.BadRequestError):
+        api.responses.input_items.list(second.id, limit=101)
+    again: Any = {"model": "echo", "input": [item.model_dump(exclude_none=True) for item in items]}
+    assert api.responses.create(**again, tools=[LOOK]).output_text == "a wall"
+
+
+def test_the_tokens_of_an_input_are_counted(api: openai.OpenAI) -> None:
+    first = api.responses.create(**GREEDY, input=QUESTION, instructions="Be brief.")
+    requests: list[dict[str, Any]] = [
+        {"input": QUESTION},
+        {"input": QUESTION, "instructions": "Be brief."},
+        {"input": [{"role": "user", "content": QUESTION}], "tools": [LOOK]},
+        {"input": "And of Italy?", "previous_response_id": first.id},
+    ]
+    for request in requests:
+        counted = api.responses.input_tokens.count(model="smollm2", **request)
+        done = api.responses.create(**GREEDY, **request)
+        assert done.usage is not None and counted.object == "response.input_tokens"
+        assert counted.input_tokens == done.usage.input_tokens
+    before = api.responses.input_tokens.count(model="smollm2", previous_response_id=first.id)
+    assert 0 < before.input_tokens < counted.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": f"resp_{'0' * 40}"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+        ({"tools": [{"type": "file_search"}]}, "tools.0"),
+        ({"conversation": "x"}, "conversation"),
+    ],
+)
+def test_a_wrong_field_of_a_count_is_named(
+    api: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "echo", "input": "x"} | fields
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.post("/responses/input_tokens", body=body, cast_to=object)
+    assert caught.value.param == param
+
+
+def test_a_response_that_is_too_long_to_store_is_still_answered(api: openai.OpenAI) -> None:
+    done = api.responses.create(
+        model="echo", input="hello", instructions="x" * (300 << 10), max_output_tokens=5
+    )
+    assert done.output_text == "hello"
+    with pytest.raises(openai.NotFoundError, match="too long to store"):
+        api.responses.retrieve(done.id)
+
+
+def web_get(running: RunningGateway, path: str) -> httpx.Response:
+    return httpx.get(f"{running.url}/v1/responses/{path}", timeout=CALL_S_MAX)
 
 
 def test_an_answer_follows_its_schema(api: openai.OpenAI) -> None:

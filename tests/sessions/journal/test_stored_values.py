@@ -142,6 +142,7 @@ def test_a_session_stores_and_restores_each_of_its_facts() -> None:
         turns=4,
         tokens=2,
         on_behalf_of="@ada",
+        note=b"mine",
         transfer=Transfer("t", "there", departed=True),
     )
     defaults = msgspec.structs.asdict(SessionFacts(model=""))
@@ -166,6 +167,7 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
         "lora": {"loud": 0.5},
         "shared_kv": SharedKv(1, "state:/story", 3, b"digest"),
         "on_behalf_of": "@ada",
+        "note": b"mine",
     }
     assert set(values) == {field.name for field in dataclasses.fields(SessionSettings)}
     origin = Session(1, Owner(1000), harness.source, harness.ledger, SessionSettings(**values))
@@ -174,8 +176,9 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
 
     assert settings.parameters.defaults == {"top-k": 3}
     assert settings.parameters is not values["parameters"]
-    for name in set(values) - {"parameters"}:
+    for name in set(values) - {"parameters", "note"}:
         assert getattr(settings, name) == values[name]
+    assert (origin.settings.note, settings.note) == (b"mine", b"")
 
 
 def test_a_copy_of_a_conversation_has_all_its_state_and_keeps_it() -> None:

@@ -47,6 +47,7 @@ export const LIMITS = {
   GRAPHS_MAX: 1000,
   MESSAGES_MAX: 1000,
   MESSAGES_BYTES_MAX: 8388608,
+  NOTE_BYTES_MAX: 262144,
   RAW_BYTES_MAX: 65536,
   TOOL_CALLS_MAX: 128,
   ANSWER_CALLS_MAX: 128,
@@ -990,10 +991,12 @@ export interface HistoryResult {
   turns: number[];
   /** the session, as `sessions` describes it */
   session: Fields;
+  /** the note that `set_options` has stored */
+  note: Uint8Array;
 }
 
 export function readHistoryResult(fields: Fields): HistoryResult {
-  return { ...fields } as unknown as HistoryResult;
+  return { note: new Uint8Array(), ...fields } as unknown as HistoryResult;
 }
 
 export interface DeleteSessionParams {
@@ -1170,6 +1173,8 @@ export interface SetOptionsParams {
   options?: ModelParameters | undefined;
   /** of the context's turns from now on; empty: unchanged */
   priority?: Priority | "" | undefined;
+  /** bytes of the client's own, up to 256 KiB, which stay with the session as long as it exists; `history` returns them. Branches and named states have none. Empty: none; nil: unchanged */
+  note?: Uint8Array | null | undefined;
 }
 
 export interface ParametersParams {

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from .answering import answer_response, delete_response
-from .fields import RESPONSES
+from .answering import answer_response, count_input_tokens
+from .fields import INPUT_ITEMS, INPUT_TOKENS, RESPONSES, RETRIEVE
+from .stored import answer_input_items, answer_stored, cancel_response, compact, delete_response
 
-__all__ = ("RESPONSES", "answer_response", "delete_response")
+__all__ = (
+    "INPUT_ITEMS",
+    "INPUT_TOKENS",
+    "RESPONSES",
+    "RETRIEVE",
+    "answer_input_items",
+    "answer_response",
+    "answer_stored",
+    "cancel_response",
+    "compact",
+    "count_input_tokens",
+    "delete_response",
+)

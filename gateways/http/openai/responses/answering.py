@@ -1,27 +1,32 @@
-"""`/v1/responses`: the turn of a request, and the whole response."""
+"""`/v1/responses`: the turn of a request and the whole response; the count of a prompt's tokens."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 import secrets
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .....backends.errors import InferdError, InvalidArgument
 from ...callers.caller import Caller
 from ...exchange import Exchange, stream_turn
-from ...exchange.statuses import HttpRefusal
 from ...fields.table import field_error
-from ...turns import TurnRequest
+from ...turns import Answer, TurnRequest, no_previous
 from ..chat import effort_arguments, priority_of, schema_options
 from ..chat_fields import thinking_arguments
-from .fields import LOGPROBS, RESPONSE_ID, RESPONSES, ResponseRequest, TextFormat
+from .fields import (
+    INPUT_TOKENS,
+    LOGPROBS,
+    RESPONSES,
+    PromptRequest,
+    ResponseRequest,
+    TextFormat,
+)
 from .frame import ResponseFrame
+from .ids import mark_in, mark_of
 from .items import read_input, read_tool_choice, read_tools
+from .stored import note_of
 from .stream import ResponseStream
-
-_ID_START = "resp_"
-_HASH_CHARACTERS = 16
 
 
 async def answer_response(exchange: Exchange) -> None:
@@ -31,15 +36,16 @@ async def answer_response(exchange: Exchange) -> None:
         response_id = new_id(request)
         turn = turn_of(request, options, exchange.caller, response_id)
         frame = ResponseFrame(request, response_id, turn)
+        failed = False
         try:
             if request.stream:
                 form = ResponseStream(frame)
-                await stream_turn(exchange, turn, form)
+                await stream_turn(exchange, _with_note(request, turn, form.whole), form)
                 failed = form.failed
             else:
+                turn = _with_note(request, turn, frame.whole)
                 [answer] = await exchange.turns.collect(exchange.caller, turn)
                 await exchange.send_json(frame.whole(answer))
-                failed = False
         except InferdError:
             await _forget(exchange, turn)
             raise
@@ -55,26 +61,50 @@ async def _forget(exchange: Exchange, turn: TurnRequest) -> None:
         await exchange.turns.delete_session(exchange.caller, turn.session_id)
 
 
-async def delete_response(exchange: Exchange) -> None:
-    """Delete a stored response; responses that continue it stay."""
-    response_id = exchange.params["response"]
-    known = re.fullmatch(RESPONSE_ID, response_id) is not None
-    if not known or not await exchange.turns.delete_session(exchange.caller, response_id):
-        raise HttpRefusal(404, f"there is no response {response_id[:100]!r}", param="response_id")
-    await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
+def _with_note(
+    request: ResponseRequest, turn: TurnRequest, whole: Callable[[Answer], dict[str, Any]]
+) -> TurnRequest:
+    """Return a turn whose session has the *whole* response as its note, if it is to be stored."""
+    if not request.store:
+        return turn
+    return replace(turn, note=lambda answer: note_of(whole(answer)))
 
 
-def new_id(request: ResponseRequest) -> str:
+async def count_input_tokens(exchange: Exchange) -> None:
+    """Answer with the number of tokens of a prompt, as the model's template writes it.
+
+    :raises InvalidArgument: the request contradicts itself.
+    """
+    request, _ = exchange.read_fields(INPUT_TOKENS)
+    try:
+        new_id(request)
+        messages, options = _prompt_of(request)
+        if request.previous_response_id is not None:
+            messages = await _history_of(exchange, request.previous_response_id) + messages
+        tokens = await exchange.turns.count_tokens(
+            exchange.caller, request.model, messages, options
+        )
+    except InferdError as exc:
+        raise INPUT_TOKENS.name_field(exc) from None
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+async def _history_of(exchange: Exchange, previous: str) -> list[dict[str, Any]]:
+    found = await exchange.turns.history(exchange.caller, previous)
+    if found is None:
+        raise no_previous(previous)
+    return found.messages
+
+
+def new_id(request: PromptRequest) -> str:
     """Return the id of a new response. The id has a hash of the instructions, by which a response
     that continues this one is checked to have the same instructions.
 
     :raises InvalidArgument: the instructions are not those of the previous response.
     """
-    previous = request.previous_response_id
-    digest = hashlib.sha256((request.instructions or "").encode(errors="replace")).hexdigest()
-    mark = digest[:_HASH_CHARACTERS]
+    previous, mark = request.previous_response_id, mark_of(request.instructions)
     if previous is not None:
-        before = previous.removeprefix(_ID_START)[:_HASH_CHARACTERS]
+        before = mark_in(previous)
         if request.instructions is not None and before != mark:
             raise InvalidArgument(
                 "the instructions are not those of previous_response_id, which stay in force",
@@ -82,7 +112,7 @@ def new_id(request: ResponseRequest) -> str:
                 data={"param": "instructions"},
             )
         mark = before
-    return f"{_ID_START}{mark}{secrets.token_hex(12)}"
+    return f"resp_{mark}{secrets.token_hex(12)}"
 
 
 def turn_of(
@@ -93,23 +123,13 @@ def turn_of(
     :raises InvalidArgument: the request contradicts itself.
     :raises UnsupportedOperation: the request has parts, items or tools that are not supported.
     """
-    options = {**options, "reasoning-format": "deepseek"}
+    messages, prompt_options = _prompt_of(request)
+    options = {**options, **prompt_options, "reasoning-format": "deepseek"}
     if request.max_output_tokens is not None:
         options["n-predict"] = request.max_output_tokens
-    if request.tools:
-        options["tools"] = read_tools(request.tools)
-        options["tool-choice"] = read_tool_choice(request.tool_choice)
-        options["parallel-tool-calls"] = request.parallel_tool_calls
     if LOGPROBS in request.include or request.top_logprobs:
         options["n-probs"] = max(1, request.top_logprobs)
-    options.update(_format_options(request.text.format))
-    thinking = thinking_arguments(request.think, request.enable_thinking)
-    if arguments := {**effort_arguments(request.reasoning.effort), **thinking}:
-        options["chat-template-kwargs"] = arguments
-    messages = read_input(request.input)
     previous = request.previous_response_id
-    if request.instructions is not None and previous is None:
-        messages = [{"role": "system", "content": request.instructions}, *messages]
     return TurnRequest(
         model=request.model,
         prompt=messages,
@@ -118,6 +138,27 @@ def turn_of(
         session_id=response_id if request.store or previous is not None else None,
         branch_of=previous,
     )
+
+
+def _prompt_of(request: PromptRequest) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the new messages of a prompt, and its parameters: tools, template and schema.
+
+    :raises InvalidArgument: the request contradicts itself.
+    :raises UnsupportedOperation: the request has parts, items or tools that are not supported.
+    """
+    options: dict[str, Any] = {}
+    if request.tools:
+        options["tools"] = read_tools(request.tools)
+        options["tool-choice"] = read_tool_choice(request.tool_choice)
+        options["parallel-tool-calls"] = request.parallel_tool_calls
+    options.update(_format_options(request.text.format))
+    thinking = thinking_arguments(request.think, request.enable_thinking)
+    if arguments := {**effort_arguments(request.reasoning.effort), **thinking}:
+        options["chat-template-kwargs"] = arguments
+    messages = [] if request.input is None else read_input(request.input)
+    if request.instructions is not None and request.previous_response_id is None:
+        messages = [{"role": "system", "content": request.instructions}, *messages]
+    return messages, options
 
 
 def _format_options(form: TextFormat) -> dict[str, Any]:

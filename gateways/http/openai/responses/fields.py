@@ -11,6 +11,7 @@ from .....ipc.priorities import Priority
 from ...fields import (
     OTHER_SERVERS,
     PRIORITY_FIELD,
+    Field,
     FieldTable,
     honoured,
     ignored,
@@ -55,73 +56,97 @@ class Reasoning(Struct):
     generate_summary: str | None = None
 
 
-class ResponseRequest(Struct, kw_only=True):
-    """The fields that the gateway's own code reads; the others are parameters."""
+Input = str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1000)]
+
+
+class PromptRequest(Struct, kw_only=True):
+    """The fields of a prompt, which a response and the count of its tokens share."""
 
     model: str
-    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1000)]
+    input: Input | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(pattern=RESPONSE_ID)] | None = None
-    store: bool = True
-    stream: bool = False
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     text: TextOptions = msgspec.field(default_factory=TextOptions)
     reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
     enable_thinking: bool | None = None
     think: Think | None = None
-    include: list[str] = []
-    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] = []
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+
+
+class ResponseRequest(PromptRequest, kw_only=True):
+    """The fields that the gateway's own code reads; the others are parameters."""
+
+    input: Input
+    store: bool = True
+    stream: bool = False
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    include: list[str] = []
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
     metadata: Annotated[dict[str, str], Meta(max_length=16)] = {}
     service_tier: ServiceTier = "auto"
     priority: Priority | None = None
 
 
+class StoredQuery(Struct, kw_only=True):
+    """A stored response is returned as it is."""
+
+
+class InputItemsQuery(Struct, kw_only=True):
+    """A part of the list of a response's input items."""
+
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+_PROMPT: tuple[Field, ...] = (
+    honoured("model"),
+    honoured(
+        "input",
+        "a text, or items: messages with parts of text, `function_call`,"
+        " `function_call_output`; `reasoning` items have no effect",
+    ),
+    honoured(
+        "instructions",
+        "with `previous_response_id` they stay in force, and other ones are refused",
+    ),
+    honoured("previous_response_id", "the new response branches off from it"),
+    honoured("text", "`format`, as `response_format` of a chat", sets="json-schema"),
+    honoured("reasoning", "`effort`, as `reasoning_effort` of a chat"),
+    *THINKING,
+    honoured(
+        "tools",
+        "functions, also in namespaces; `web_search` is not offered to the model; other tools"
+        " are refused by name",
+        sets="tools",
+    ),
+    honoured(
+        "tool_choice",
+        "`auto`, `none`, `required`, a function, or `allowed_tools`",
+        sets="tool-choice",
+    ),
+    honoured("parallel_tool_calls"),
+    refused("conversation", "use previous_response_id"),
+)
 RESPONSES = FieldTable(
     "/v1/responses",
     [
-        honoured("model"),
-        honoured(
-            "input",
-            "a text, or items: messages with parts of text, `function_call`,"
-            " `function_call_output`; `reasoning` items have no effect",
-        ),
-        honoured(
-            "instructions",
-            "with `previous_response_id` they stay in force, and other ones are refused",
-        ),
-        honoured("previous_response_id", "the new response branches off from it"),
+        *_PROMPT,
         honoured("store", "true if absent: the response can be continued, as a dormant session"),
         honoured("stream"),
         honoured("max_output_tokens", sets="n-predict"),
-        honoured("text", "`format`, as `response_format` of a chat", sets="json-schema"),
-        honoured("reasoning", "`effort`, as `reasoning_effort` of a chat"),
         honoured("include", f"`{LOGPROBS}`; the models have nothing of the rest"),
         honoured("top_logprobs", "up to 20"),
-        honoured(
-            "tools",
-            "functions, also in namespaces; `web_search` is not offered to the model; other tools"
-            " are refused by name",
-            sets="tools",
-        ),
-        honoured(
-            "tool_choice",
-            "`auto`, `none`, `required`, a function, or `allowed_tools`",
-            sets="tool-choice",
-        ),
-        honoured("parallel_tool_calls"),
         honoured("metadata", "returned in the response"),
         honoured("service_tier", "as in a chat"),
         *STRUCTURED_OUTPUTS,
-        *THINKING,
         PRIORITY_FIELD,
         parameter("temperature", note="the default is the model's"),
         parameter("top_p", note="the default is the model's"),
         refused("background", "requests run while the client is connected", False),
         refused("background_options", "requests run while the client is connected"),
-        refused("conversation", "use previous_response_id"),
         refused("context_management", "histories are not compacted"),
         refused("prompt", "there are no stored prompts"),
         refused("max_tool_calls", "the models call only the program's own functions"),
@@ -140,4 +165,32 @@ RESPONSES = FieldTable(
     kind=ResponseRequest,
     parameters=True,
     others=OTHER_SERVERS,
+)
+INPUT_TOKENS = FieldTable(
+    "/v1/responses/input_tokens",
+    [*_PROMPT, ignored("truncation", "the whole prompt is counted")],
+    kind=PromptRequest,
+)
+_INCLUDE = "a stored response is returned whole, without logprobs"
+RETRIEVE = FieldTable(
+    "/v1/responses/{response}",
+    [
+        *(ignored(name, _INCLUDE) for name in ("include", "include[]")),
+        refused("stream", "only a response in the background can be read again", "false"),
+        refused("starting_after", "only a response in the background can be read again"),
+        ignored("include_obfuscation", "the gateway's streams have no obfuscation"),
+    ],
+    kind=StoredQuery,
+    method="GET",
+)
+INPUT_ITEMS = FieldTable(
+    "/v1/responses/{response}/input_items",
+    [
+        honoured("after", "the id of an item: those after it, in this order"),
+        honoured("limit", "1 to 100; 20 if absent"),
+        honoured("order", "`asc`, or `desc` (the default): the latest first"),
+        *(ignored(name, "an item is returned whole") for name in ("include", "include[]")),
+    ],
+    kind=InputItemsQuery,
+    method="GET",
 )

@@ -23,6 +23,7 @@ class ResponseFrame:
 
     def __init__(self, request: ResponseRequest, response_id: str, turn: TurnRequest):
         self.request = request
+        self._whole: dict[str, Any] | None = None
         self._namespaces = namespaces_of(request.tools)
         self.logprobs = LOGPROBS in request.include or request.top_logprobs > 0
         self._fields: dict[str, Any] = {
@@ -67,7 +68,11 @@ class ResponseFrame:
         return {**self._fields, "status": "failed", "output": [], "error": shown, "usage": None}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """Return the whole response."""
+        """Return the whole response, the same at each call."""
+        self._whole = self._whole or self._with_items(answer)
+        return self._whole
+
+    def _with_items(self, answer: Answer) -> dict[str, Any]:
         calls = [self.call_item(call) for call in answer.tool_calls]
         output: list[dict[str, Any]] = []
         if answer.reasoning:

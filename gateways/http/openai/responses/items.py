@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from .....backends.errors import UnsupportedOperation
 from .....ipc.chat_messages import ROLES as ALL_ROLES
 from ...fields.table import field_error, without_nulls
 from ..messages import ROLES, read_parts
+from .ids import item_id
 
 NAMESPACE = "namespace"
 _ALLOWED = "allowed_tools"
@@ -86,6 +88,41 @@ def _text(place: str, item: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise field_error(f"{place}.{name}", f"{place}.{name} is not a text")
     return value
+
+
+def input_items(response_id: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of a chat as the items of a response's input."""
+    found: list[dict[str, Any]] = []
+
+    def add(kind: str, **fields: Any) -> None:
+        id_start, type_ = kind.split(" ")
+        made = {"id": item_id(id_start, response_id, len(found)), "type": type_}
+        found.append({**made, "status": "completed", **fields})
+
+    for message in messages:
+        role, text = message["role"], _whole_text(message.get("content"))
+        calls = message.get("tool_calls") or ()
+        if role == "tool":
+            add("fco function_call_output", call_id=message.get("tool_call_id", ""), output=text)
+        elif role != "assistant":
+            part: dict[str, Any] = {"type": "input_text", "text": text}
+            add("msg message", role=role, content=[part])
+        elif text or not calls:
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            add("msg message", role=role, content=[part])
+        for call in calls:
+            function, arguments = call["function"], call["function"]["arguments"]
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            named = {"call_id": call.get("id", ""), "name": function["name"]}
+            add("fc function_call", **named, arguments=arguments)
+    return found
+
+
+def _whole_text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content or ""
 
 
 def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

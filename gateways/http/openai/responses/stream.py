@@ -21,6 +21,14 @@ from .frame import (
     text_part,
 )
 
+_BEGINNING = 2
+"""The number of events with which a stream begins."""
+
+
+def _event(kind: str, number: int, **fields: Any) -> bytes:
+    data = msgspec.json.encode({"type": kind, "sequence_number": number, **fields})
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+
 
 class ResponseStream:
     """The events of a response. The item under way is a reasoning or a message."""
@@ -30,7 +38,10 @@ class ResponseStream:
 
     def __init__(self, frame: ResponseFrame):
         self._frame = frame
-        self._sequence = 0
+        self._begun = False
+        self._sequence = _BEGINNING
+        self._ended: tuple[dict[str, Any], bytes] | None = None
+        """The whole response, and the events of its end."""
         self._output: list[dict[str, Any]] = []
         self._kind = ""
         """The type of the item under way, or empty."""
@@ -41,9 +52,8 @@ class ResponseStream:
         self.failed = False
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        fields = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(fields))
+        return _event(kind, self._sequence - 1, **fields)
 
     def _item_event(self, kind: str, **fields: Any) -> bytes:
         place = {"item_id": self._item_id, "output_index": len(self._output), "content_index": 0}
@@ -51,10 +61,10 @@ class ResponseStream:
 
     def begin(self) -> bytes:
         """Return the events of the beginning."""
+        self._begun = True
         begun = self._frame.begun()
-        return self._event("response.created", response=begun) + self._event(
-            "response.in_progress", response=begun
-        )
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(_event(kind, number, response=begun) for number, kind in enumerate(kinds))
 
     def waiting(self, place: QueueEvent | None) -> bytes:
         """Return a comment with the place in the queue."""
@@ -137,22 +147,28 @@ class ResponseStream:
 
     def end(self, answer: int, end: Answer) -> bytes:
         """Return the events of the end."""
-        events = self._show_calls(self._calls.finish())
-        if not self._output and not self._kind:
-            events += self._open("message")
-        events += self._close(status_of_end(end))
-        response = self._frame.ended(end, self._output)
-        return events + self._event(f"response.{response['status']}", response=response)
+        return self._end(end)[1]
+
+    def whole(self, end: Answer) -> dict[str, Any]:
+        """Return the whole response, whose end may not have been written yet."""
+        return self._end(end)[0]
+
+    def _end(self, end: Answer) -> tuple[dict[str, Any], bytes]:
+        if self._ended is None:
+            events = self._show_calls(self._calls.finish())
+            if not self._output and not self._kind:
+                events += self._open("message")
+            events += self._close(status_of_end(end))
+            response = self._frame.ended(end, self._output)
+            events += self._event(f"response.{response['status']}", response=response)
+            self._ended = response, events
+        return self._ended
 
     def error(self, error: InferdError, status: int) -> bytes:
-        """Return the event of a failure, after `response.created` if no event was sent."""
+        """Return the event of a failure, after those of the beginning if no event was sent."""
         self.failed = True
         error = RESPONSES.name_field(error)
-        if not self._sequence:
-            response = self._frame.begun()
-            begun = self._event("response.created", response=response)
-        else:
-            begun = b""
+        begun = b"" if self._begun else self.begin()
         return begun + self._event("response.failed", response=self._frame.failed(error, status))
 
     def finish(self) -> bytes:
