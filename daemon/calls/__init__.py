@@ -20,6 +20,7 @@ from .models import graphs, model_operations
 from .models.residency_requests import admitted
 from .place_waits import with_place
 from .transfers import copies, model_transfers, moving
+from .turn_failures import with_failure
 
 __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 
@@ -36,6 +37,7 @@ _CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
     "unpin": model_operations.pin,
 }
 ALL_CALLS: CallTable = {
-    name: with_place(name, admitted(name, call)) for name, call in _CALLS.items()
+    name: with_failure(name, with_place(name, admitted(name, call)))
+    for name, call in _CALLS.items()
 }
 IMMEDIATE_CALLS: ImmediateCallTable = {call.__name__: call for call in contexts.IMMEDIATE_CALLS}

@@ -7,9 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
 
+HISTORY_BYTES_MAX = 1 << 20
+"""The bytes of prompts and answers that a context of the prompt interface keeps: the latest ones."""
 SETTINGS_MAX = 64
 """The number of parameter texts that a context keeps: the latest ones, without repeats."""
 
@@ -35,7 +39,8 @@ class GuestContext:
     `text` is the output of the last turn, or None while only the daemon has it. `metadata` is the
     metadata of a turn that has ended, else None.
     `in_turn`: whether tokens of a turn are being streamed or pulled. `prefix` is the part of this
-    turn's text from before the context was opened again.
+    turn's text from before the context was opened again. `failure` is the error of the last turn in
+    the form of the protocol, or empty.
     """
 
     graph: GuestGraph
@@ -49,16 +54,22 @@ class GuestContext:
     metadata: bytes | None = None
     in_turn: bool = False
     prefix: bytes = b""
+    failure: dict[str, Any] = field(default_factory=dict)
 
     def clear_output(self, text: bytes | None = b"") -> None:
         """Forget the last turn."""
         self.text, self.piece, self.metadata = text, b"", None
-        self.in_turn, self.prefix = False, b""
+        self.in_turn, self.prefix, self.failure = False, b"", {}
 
     def end_turn(self, text: bytes, metadata: bytes) -> None:
         """Keep the output of a turn that has ended; *text* is the part after `prefix`."""
         self.text, self.piece, self.metadata = self.prefix + text, b"", metadata
         self.in_turn, self.prefix = False, b""
+
+    def note_answer(self, prompt: str, answer: str) -> None:
+        """Keep a turn of the prompt interface, whose prompt follows all earlier turns."""
+        history = (self.prompt or b"") + prompt.encode() + answer.encode()
+        self.prompt = history[-HISTORY_BYTES_MAX:]
 
     def note_settings(self, data: bytes) -> None:
         """Keep parameters that the daemon has accepted."""
@@ -66,6 +77,18 @@ class GuestContext:
         self.settings[data] = None
         if len(self.settings) > SETTINGS_MAX:
             del self.settings[next(iter(self.settings))]
+
+    def described(self, metadata: bytes) -> bytes:
+        """Return the daemon's *metadata*, with the error of the last turn if that is not in it,
+        because the daemon has opened the context again or did not get the call.
+        """
+        if not self.failure:
+            return metadata
+        found = json.loads(metadata)
+        if found["stop_reason"] is None:
+            found["stop_reason"] = self.failure["name"]
+            found["stop_detail"] = self.failure["message"]
+        return msgspec.json.encode({"error": self.failure} | found)
 
     def wants(self, key: str) -> bool:
         """Return whether *key* was last set to true."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from ...backends.errors import (
     Busy,
+    EndOfSequence,
     InferdError,
     InvalidArgument,
     NotFound,
@@ -19,11 +20,12 @@ from ...ipc.messages import TARGETS as TARGET_NUMBERS
 from .graphs import GuestContext, GuestGraph
 from .preloads import Preload, find_preload, load_preload
 from .remote import Remote
-from .turns import TurnAction, next_token, streamed_turn, whole_turn
+from .turns import TurnAction, next_token, prompt_turn, streamed_turn, whole_turn
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
 
+R = TypeVar("R")
 CONTEXTS_MAX = 1000
 GRAPHS_MAX = 1000
 TARGETS = tuple(TARGET_NUMBERS)
@@ -200,6 +202,15 @@ class Guest:
         else:
             await self._run(context, whole_turn(context, self.remote.priority))
 
+    async def prompt_compute(self, handle: int, prompt: str) -> str:
+        """Return the answer to a prompt that follows all earlier ones of the context."""
+        context = self._live_context(handle)
+        context.clear_output(None)
+        action = prompt_turn(prompt, self.remote.priority)
+        answer = await self._noting_failure(context, self.remote.call(context, action))
+        context.note_answer(prompt, answer)
+        return answer
+
     async def compute_single(self, handle: int) -> None:
         """Compute the next token.
 
@@ -213,13 +224,19 @@ class Guest:
         await self._run(context, next_token(context, self.remote.priority))
 
     async def _run(self, context: GuestContext, action: TurnAction) -> None:
-        try:
-            end = await self.remote.call(context, action)
-        except InferdError:
-            context.in_turn = False  # the next call begins the same prompt again
-            raise
+        end = await self._noting_failure(context, self.remote.call(context, action))
         if end is not None:
+            context.failure = {} if isinstance(end, EndOfSequence) else end.to_wire()
             raise end
+
+    @staticmethod
+    async def _noting_failure(context: GuestContext, turn: Awaitable[R]) -> R:
+        try:
+            return await turn
+        except InferdError as exc:
+            context.in_turn = False  # the next call begins the same prompt again
+            context.failure = exc.to_wire()
+            raise
 
     async def fini_single(self, handle: int) -> None:
         """End the turn and discard its output."""
@@ -232,9 +249,10 @@ class Guest:
         """Return the text of the turn so far, or at index 1 its metadata as JSON."""
         context = self._context(handle)
         if index == METADATA_INDEX:
-            if context.metadata is None:
-                return await self.remote.read_output(context, METADATA_INDEX)
-            return context.metadata
+            metadata = context.metadata
+            if metadata is None:
+                metadata = await self.remote.read_output(context, METADATA_INDEX)
+            return context.described(metadata)
         if index:
             raise NotFound(f"output {index} does not exist", hint="0 is the text, 1 the metadata")
         if context.text is None:

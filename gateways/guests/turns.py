@@ -73,6 +73,17 @@ def next_token(context: GuestContext, priority: Priority) -> TurnAction:
     return compute
 
 
+def prompt_turn(
+    prompt: str, priority: Priority
+) -> Callable[[AsyncClient, int, float], Awaitable[str]]:
+    """Return the action that answers a prompt of the prompt interface."""
+
+    async def compute(client: AsyncClient, handle: int, timeout_s: float) -> str:
+        return await client.prompt_compute(handle, prompt, priority=priority, timeout=timeout_s)
+
+    return compute
+
+
 async def _keep_output(context: GuestContext, client: AsyncClient, handle: int) -> None:
     text = await client.get_output(handle, 0)
     context.end_turn(text, await client.get_output(handle, METADATA_INDEX))

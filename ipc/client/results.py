@@ -19,6 +19,7 @@ class Metadata(TypedDict, total=False):
     predicted_ms: float
     stop_reason: str | None
     stop_detail: str
+    error: dict[str, Any]
     shifts: int
     shifted: bool
     parks: int

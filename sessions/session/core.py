@@ -95,6 +95,10 @@ class LastTurn:
     """The session before the turn's input, which is restored if the turn is refused."""
     overlong: Overlong | None = None
     """Input that is not in the history, because no context of the model holds it."""
+    failure: dict[str, Any] = field(default_factory=dict)
+    """The error of the last call of wasi-nn for a turn, in the form of the protocol; empty if there
+    is none. It may have refused the turn.
+    """
 
     @cached_property
     def options_bytes(self) -> int:
@@ -153,6 +157,7 @@ class Conversation:
         total = self.history_state.kept_bytes + self.vocabulary.kept_bytes + len(last.piece)
         total += last.options_bytes + (0 if last.end is None else len(last.end.metadata))
         total += 0 if last.before is None else last.before.kept_bytes
+        total += memory_bytes(last.failure)
         return total if last.turn is None else total + last.turn.kept_bytes
 
     def tokens(self) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...backends.errors import NotFound
+from ...backends.errors import InferdError, NotFound
 from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs
@@ -96,25 +96,33 @@ class SessionOutputs:
         text, reasoning = resume_splitting(last.text, received, on=on, opened=opened)
         return text, AnswerSplitter(reasoning)
 
+    def note_failure(self, error: InferdError) -> None:
+        """Keep the error of a call for a turn, until the next input or turn."""
+        if not self._core.active:
+            self._core.conversation.last.failure = error.to_wire()
+            self._core.count_kept_bytes()
+
     def metadata(self, turn: Turn | None = None) -> dict[str, Any]:
         """Return the metadata of *turn* or the last turn: WasmEdge's four keys, then inferd's."""
         core, turn = self._core, turn or self._visible_turn()
         conversation, parameters = core.conversation, core.settings.parameters
+        error = self._error_of(turn)
         ended = None if turn is not None else self.ended_turn()
         if ended is not None and (stored := ended.metadata) is not None:
-            return stored
+            return stored | error
         stats = turn.stats if turn is not None else None
         counters = msgspec.structs.asdict(stats or NO_STATS)
         counters.pop("prompt_tokens")
         if stats is None:
             counters.pop("parks")
-            error = None if turn is None else turn.error
             counters["output_tokens"] = 0 if turn is None else len(turn.tokens)
             counters["forced_tokens"] = 0 if turn is None else turn.forced_tokens
-            counters["stop_reason"] = None if error is None else error.name
-            counters["stop_detail"] = "" if error is None else str(error.data.get("by", ""))
+            failure = error.get("error", {})
+            counters["stop_reason"] = failure.get("name")
+            by = failure.get("data", {}).get("by")
+            counters["stop_detail"] = str(by or failure.get("message", ""))
         if turn is None and conversation.history_state.interrupted:
-            counters["stop_reason"] = DETACHED
+            counters["stop_reason"], counters["stop_detail"] = DETACHED, ""
         recomputed = conversation.history_state.now.recomputed
         current_fingerprint = conversation.vocabulary.fingerprint
         overlong = conversation.last.overlong
@@ -124,6 +132,7 @@ class SessionOutputs:
             "llama_build_number": LLAMA_BUILD_NUMBER,
             "llama_commit": LLAMA_COMMIT,
             **counters,
+            **error,
             "tool_format": conversation.history_state.now.tool_use.form.value,
             "recomputed_tokens": recomputed.tokens,
             "recomputed_reason": recomputed.why,
@@ -138,6 +147,14 @@ class SessionOutputs:
             "ignored": parameters.ignored,
             **_probabilities(turn),
         }
+
+    def _error_of(self, turn: Turn | None) -> dict[str, Any]:
+        """Return the key for the error that has ended *turn* or refused the last call, if any."""
+        if turn is not None and turn.error is not None:
+            return {"error": turn.error.to_wire()}
+        last = self._core.conversation.last
+        described = turn is None or turn is last.turn
+        return {"error": last.failure} if last.failure and described else {}
 
 
 def _joined(reasons: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ METADATA: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("queue_ms", "ttft_ms", "prompt_ms", "predicted_ms"), (int, float)),
     **dict.fromkeys(("llama_commit", "stop_detail", "model", "fingerprint"), (str,)),
     **dict.fromkeys(("stop_reason", "session_id"), (str, type(None))),
-    **dict.fromkeys(("not_applied", "adjusted", "lora"), (dict,)),
+    **dict.fromkeys(("not_applied", "adjusted", "lora", "error"), (dict,)),
     "ignored": (list,),
     "shifted": (bool,),
     "durable": (bool, type(None)),

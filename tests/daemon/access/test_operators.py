@@ -131,7 +131,7 @@ def test_one_s_own_turn_is_cancelled_by_oneself_operator_or_not() -> None:
             bob.wait_result(turn)
         assert caught.value.message == "the turn was cancelled"
         assert caught.value.data == {"metadata": bob.metadata(context)}
-        assert bob.metadata(context)["stop_detail"] == ""
+        assert bob.metadata(context)["stop_detail"] == "the turn was cancelled"
         assert "cancelled_by_operator" not in daemon.log
 
 

@@ -86,8 +86,13 @@ def test_full_contexts_and_long_prompts_have_their_numbers(guest: WasmEdge) -> N
     guest.set_input(context, b"grand")
     assert guest.compute(context) == 101
     assert guest.output(context) == b"gr"
+    assert guest.metadata(context)["error"]["name"] == "ContextFull"
     long = guest.set_input(context, b"much too long") or guest.compute(context)
     assert long == 102
+    metadata = guest.metadata(context)
+    assert metadata["stop_reason"] == metadata["error"]["name"] == "PromptTooLong"
+    assert metadata["stop_detail"] == metadata["error"]["message"] and metadata["error"]["hint"]
+    assert metadata["error"]["data"] == {"prompt_tokens": 15, "ctx_size": 9}
 
 
 def test_an_output_larger_than_the_buffer_is_7(guest: WasmEdge) -> None:

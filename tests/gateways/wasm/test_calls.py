@@ -160,6 +160,60 @@ def test_stream_stdout_writes_the_answer_piece_by_piece(place: str, client: Clie
         assert guest.call("compute", context) == 0 and written == []
 
 
+# Errors.
+
+
+@pytest.mark.parametrize("call", ["compute", "compute_single"])
+@pytest.mark.parametrize("printed", [False, True])
+def test_a_failed_turn_is_described_at_index_1(call: str, printed: bool, client: Client) -> None:
+    config = {"ctx-size": 16, "stream-stdout": printed}
+    with Driver(client, write_text=lambda text: None) as guest:
+        context = guest.context(config=config)
+        guest.set_input(context, b"much too long for it")
+        assert guest.call(call, context) == 102
+        [(_, error)] = guest.errors
+        assert isinstance(error, PromptTooLong)
+        for single in (False, True):
+            metadata = json.loads(guest.output(context, 1, single=single))
+            assert metadata["error"] == error.to_wire()
+            assert metadata["stop_reason"] == "PromptTooLong"
+            assert metadata["stop_detail"] == error.message
+        guest.set_input(context, b"short")
+        assert "error" not in guest.metadata(context)
+        assert guest.call(call, context) == 0 and "error" not in guest.metadata(context)
+
+
+@pytest.mark.parametrize("printed", [False, True])
+def test_a_full_context_is_described_at_index_1(printed: bool, client: Client) -> None:
+    with Driver(client, write_text=lambda text: None) as guest:
+        context = guest.context(config={"ctx-size": 9, "stream-stdout": printed})
+        guest.set_input(context, b"grand")
+        assert guest.call("compute", context) == 101
+        metadata = guest.metadata(context)
+        error = metadata["error"]
+        assert (metadata["stop_reason"], error["name"]) == ("context_full", "ContextFull")
+        assert error["message"] and error["hint"]
+
+
+def test_the_end_of_a_pulled_turn_is_no_error_at_index_1(client: Client) -> None:
+    with Driver(client) as guest:
+        context = guest.context()
+        guest.set_input(context, b"a")
+        guest.pull(context, 1)
+        assert guest.call("compute_single", context) == 100
+        assert "error" not in guest.metadata(context)
+
+
+def test_a_failed_turn_is_described_after_its_graph_was_unloaded(client: Client) -> None:
+    with Driver(client) as guest:
+        graph = guest.load(config={"ctx-size": 9})
+        context = guest.init(graph)
+        guest.set_input(context, b"much too long")
+        assert guest.call("compute", context) == 102
+        assert guest.call("unload", graph) == 0
+        assert guest.metadata(context)["error"]["name"] == "PromptTooLong"
+
+
 # Graphs and handles.
 
 

@@ -171,10 +171,12 @@ export interface Metadata {
   prompt_ms?: number | undefined;
   /** time from the end of the prompt to the end of the turn */
   predicted_ms?: number | undefined;
-  /** nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it; `detached` in a reopened session whose last turn was interrupted. A reopened session has the metadata of its last turn's end, for `resume` */
+  /** nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it, or that refused it if there is no other turn; `detached` in a reopened session whose last turn was interrupted. A reopened session has the metadata of its last turn's end, for `resume` */
   stop_reason?: string | null | undefined;
-  /** the token, text, pattern or limit that ended it, or the measured value; the pooling of an embedding; `operator` if an operator cancelled it */
+  /** the token, text, pattern or limit that ended it, or the measured value; the pooling of an embedding; the message of the error that ended it; `operator` if an operator cancelled it */
   stop_detail?: string | undefined;
+  /** the error that ended the turn, or with which the last `compute`, `compute_single`, `prompt_compute` or `run_inference` failed: `name`, `number`, `message`, `hint`, `retryable` and `data` as in an error. Absent without an error, and after `EndOfSequence` or `SessionBusy`; input, turns and `fini_single` remove it */
+  error?: Fields | undefined;
   /** context shifts in this turn */
   shifts?: number | undefined;
   /** whether the KV state was approximate because of a shift in this turn or earlier */
