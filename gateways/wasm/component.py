@@ -3,6 +3,9 @@
 A context's inputs have names. An input of type U8 with one of `PARAMETER_NAMES` has parameters as
 JSON; any other input is the prompt, of which there can be only one. The outputs are `output`, the
 text, and `metadata`. wasmtime converts lists of bytes slowly, byte by byte.
+
+`wasi:nn/prompt`, which the working group has sketched, has texts instead: a context of it keeps
+prompts and answers, and its errors are texts.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...backends.errors import ContextFull, InferdError, InvalidArgument, InvalidEncoding, TooLarge
 from ...ipc.messages import METADATA_INDEX
-from ..guests import TARGETS, Preload
-from .dialects import component_code
+from ..guests import CONTEXTS_MAX, TARGETS, Preload
+from .dialects import component_code, component_text
 from .guest import Guest
 from .host_functions import ErrorSink, new_guest
 
@@ -28,11 +31,27 @@ VERSION = "0.2.0-rc-2024-10-28"
 RESOURCES_MAX, TENSORS_BYTES_MAX = 10_000, 64 << 20
 """Resources of all kinds, and bytes of all tensors, that a guest may hold."""
 PARAMETER_NAMES = ("metadata", "options", "config", "1")
-TENSOR, ERROR, GRAPH, CONTEXT = KINDS = ("tensor", "error", "graph", "graph-execution-context")
-_INTERFACES = {TENSOR: "tensor", ERROR: "errors", GRAPH: "graph", CONTEXT: "inference"}
+TENSOR, ERROR, GRAPH, CONTEXT, PROMPTS = KINDS = (
+    "tensor", "error", "graph", "graph-execution-context", "context",
+)  # fmt: skip
+_INTERFACES = {
+    TENSOR: "tensor", ERROR: "errors", GRAPH: "graph", CONTEXT: "inference", PROMPTS: "prompt",
+}  # fmt: skip
+_FALLIBLE = {
+    "load": True,
+    "load-by-name": True,
+    "[method]graph.init-execution-context": True,
+    f"[method]{CONTEXT}.compute": False,
+    "init": False,
+    f"[method]{PROMPTS}.compute": True,
+}
+"""The functions whose type has an error case, and whether wasmtime needs a `Variant` for it because
+both cases have the same Python type.
+"""
+_TEXT_ERRORS = ("init", f"[method]{PROMPTS}.compute")
 Held = tuple[Any, ...]
 """The content of a resource: a tensor's dimensions, type and bytes; an error's code and text; the
-handle of a graph; or the handles of a context's graph and of the context.
+handle of a graph; or the handles of a context's graph and of the context, of either kind.
 """
 
 
@@ -44,6 +63,8 @@ def add_component_to_linker(
     preloads: Mapping[str, Preload] | None = None,
     priority: Priority = "normal",
     timeout: float | None = None,
+    contexts_max: int = CONTEXTS_MAX,
+    write_text: Callable[[bytes], object] | None = None,
     on_error: ErrorSink | None = None,
 ) -> Guest:
     """Define the interfaces of `wasi:nn` in a component's *linker*, for one guest.
@@ -54,7 +75,13 @@ def add_component_to_linker(
     from wasmtime.component import ResourceType
 
     guest = new_guest(
-        client, connect=connect, preloads=preloads, priority=priority, timeout=timeout
+        client,
+        connect=connect,
+        preloads=preloads,
+        priority=priority,
+        timeout=timeout,
+        contexts_max=contexts_max,
+        write_text=write_text,
     )
     host = ComponentHost(guest, on_error)
     with linker.root() as root:
@@ -84,6 +111,8 @@ class ComponentHost:
             return {"[method]error.code": _part(0), "[method]error.data": _part(1)}
         if kind == CONTEXT:
             return {f"[method]{CONTEXT}.compute": self._compute}
+        if kind == PROMPTS:
+            return {"init": self._prompt_init, f"[method]{PROMPTS}.compute": self._prompt_compute}
         init = "[method]graph.init-execution-context"
         return {init: self._init, "load": self._load, "load-by-name": self._load_by_name}
 
@@ -95,9 +124,6 @@ class ComponentHost:
         from wasmtime import WasmtimeError
         from wasmtime.component import Variant
 
-        fails = name.startswith("load") or name.endswith(("context", ".compute"))
-        tagged = fails and not name.endswith(".compute")  # as both cases are resources
-
         def call(store: Any, *values: Any) -> Any:
             self._guest.in_call = True
             try:
@@ -105,14 +131,15 @@ class ComponentHost:
                 try:
                     result, case = function(*arguments), "ok"
                 except InferdError as exc:
-                    if not fails:
+                    if name not in _FALLIBLE:
                         raise
                     result, case = self._error(name, exc), "err"
             except BaseException as exc:
+                self._guest.ended_by = exc
                 raise WasmtimeError(str(exc) or type(exc).__name__) from exc
             finally:
                 self._guest.in_call = False
-            return Variant(case, result) if tagged else result
+            return Variant(case, result) if _FALLIBLE.get(name) else result
 
         return call
 
@@ -120,7 +147,10 @@ class ComponentHost:
         self._guest.check_deadline()
         if self._on_error is not None:
             self._on_error(name, error)
-        return self._add_resource(ERROR, (component_code(error), f"{error.name}: {error}"))
+        text = component_text(error)
+        if name in _TEXT_ERRORS:
+            return text
+        return self._add_resource(ERROR, (component_code(error), text))
 
     def drop_resource(self, kind: str) -> Callable[[Any, int], None]:
         """Return the function that wasmtime calls when the guest drops a resource. It closes a
@@ -129,12 +159,12 @@ class ComponentHost:
         return lambda store, number: self._drop(kind, self._held[kind].pop(number, ()))
 
     def _drop(self, kind: str, held: Held) -> None:
-        if not held or kind not in (GRAPH, CONTEXT):
+        if not held or kind not in (GRAPH, CONTEXT, PROMPTS):
             return
         try:
-            if kind == CONTEXT:
+            if kind != GRAPH:
                 self._guest.finalize_execution_context(held[1])
-            others = *self._held[GRAPH].values(), *self._held[CONTEXT].values()
+            others = (other for k in (GRAPH, CONTEXT, PROMPTS) for other in self._held[k].values())
             if held[0] not in (other[0] for other in others):
                 self._guest.unload(held[0], keep=True)
         except InferdError as exc:
@@ -194,6 +224,17 @@ class ComponentHost:
         outputs = {"output": 0, "metadata": METADATA_INDEX}
         texts = {name: self._guest.get_output(context[1], i) for name, i in outputs.items()}
         return [(n, self._add_resource(TENSOR, ([len(t)], "U8", t))) for n, t in texts.items()]
+
+    def _prompt_init(self, graph: Held) -> Any:
+        try:
+            context = self._guest.init_execution_context(graph[0])
+        except InferdError:
+            self._drop(GRAPH, graph)  # the guest has given it away
+            raise
+        return self._add_resource(PROMPTS, (graph[0], context))
+
+    def _prompt_compute(self, context: Held, prompt: str) -> str:
+        return self._guest.prompt_compute(context[1], prompt)
 
 
 def _is_configuration(name: str, tensor: Held) -> bool:

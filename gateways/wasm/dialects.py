@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from ...backends.errors import InferdError, InvalidEncoding, PermissionDenied, Timeout
 
 Dialect: TypeAlias = Literal["wasmedge", "witx", "wamr"]
@@ -44,6 +46,11 @@ def check_encoding(dialect: Dialect, number: int) -> None:
 def error_number(dialect: Dialect, error: InferdError) -> int:
     """Return the number that a guest gets for *error*."""
     return _ERRORS[dialect].get(error.wasi_number, error.wasi_number)
+
+
+def component_text(error: InferdError) -> str:
+    """Return an error for a component, as a JSON object with its name, message, hint and data."""
+    return msgspec.json.encode(error.to_wire()).decode()
 
 
 def component_code(error: InferdError) -> str:

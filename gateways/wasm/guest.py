@@ -27,11 +27,13 @@ class Guest:
     """The graphs and contexts of one guest. Owned by the guest's thread.
 
     Each method raises the error whose number the guest gets. `in_call`: whether a call is under
-    way; only then may a signal's handler raise an exception.
+    way; only then may a signal's handler raise an exception. `ended_by` is an exception that has
+    ended a component, of which wasmtime passes on only the text.
     """
 
     def __init__(self, calls: guests.Guest):
         self.calls, self.in_call = calls, False
+        self.ended_by: BaseException | None = None
 
     load = _blocking(guests.Guest.load)
     load_by_name = _blocking(guests.Guest.load_by_name)
@@ -40,6 +42,7 @@ class Guest:
     finalize_execution_context = _blocking(guests.Guest.finalize_execution_context)
     set_input = _blocking(guests.Guest.set_input)
     compute = _blocking(guests.Guest.compute)
+    prompt_compute = _blocking(guests.Guest.prompt_compute)
     compute_single = _blocking(guests.Guest.compute_single)
     fini_single = _blocking(guests.Guest.fini_single)
     get_output = _blocking(guests.Guest.get_output)

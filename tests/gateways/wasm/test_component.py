@@ -19,10 +19,14 @@ from inferd.testing import RunningDaemon
 from inferd.wasm import Preload, add_component_to_linker
 from tests.echo import echo_model
 
-CONFIG = echo_model("slow", step_ms=20)
-DONE = 255
-"""The code of a call without an error; others count as in WIT."""
-INVALID_ARGUMENT, INVALID_ENCODING, NOT_FOUND = 0, 1, 6
+CONFIG = (
+    echo_model("slow", step_ms=20)
+    + echo_model("small", **{"ctx-size": 48})
+    + echo_model("deadly", abort_on="die")
+)
+DONE, TEXT_ERROR = 255, 254
+"""The codes of a call without an error, and of one whose error is a text; others are WIT's."""
+INVALID_ARGUMENT, INVALID_ENCODING, TOO_LARGE, NOT_FOUND = 0, 1, 5, 6
 TEXT = (Path(__file__).parent / "guests" / "component.wat").read_text()
 
 
@@ -86,6 +90,51 @@ def test_parameters_have_their_type_and_two_prompts_are_refused(guest: Guest) ->
         compute(context, [("a", ([1], "U8", b"x")), ("metadata", ([1], "FP32", b"x"))])
 
 
+def test_a_context_of_prompts_keeps_the_history(guest: Guest, client: Client) -> None:
+    assert guest.call("converse", "echo", "What is up?", " grüß dich", False) == (
+        DONE, " grüß dich".encode(),
+    )  # fmt: skip
+    assert guest.call("converse", "echo", "", "alone", False) == (DONE, b"alone")
+    tokens = sorted(session["tokens"] for session in client.sessions())
+    # Two tokens at the beginning; of each turn prompt and answer in bytes, and an end.
+    assert tokens == [2 + (0 + 1) + (2 * 5 + 1), 2 + (2 * 11 + 1) + (2 * 12 + 1)]
+
+
+def test_a_dropped_context_of_prompts_is_closed_with_its_graph(
+    guest: Guest, client: Client
+) -> None:
+    assert guest.call("converse", "echo", "one", "two", True) == (DONE, b"two")
+    assert client.sessions() == [] and sum(m["leases"] for m in client.models()) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "second", "error"),
+    [
+        ("small", "much too long for it, also without any history", "", "PromptTooLong"),
+        ("small", "not too long alone", "but so with the first", "PromptTooLong"),
+        ("deadly", "live", "die", "WorkerCrashed"),
+    ],
+)
+def test_errors_of_a_context_of_prompts_are_texts(
+    model: str, first: str, second: str, error: str, guest: Guest
+) -> None:
+    code, text = guest.call("converse", model, first, second, False)
+    found = json.loads(text)
+    assert (code, found["name"]) == (TEXT_ERROR, error) and found["message"] and found["hint"]
+    assert [name for name, _ in guest.errors] == ["[method]context.compute"]
+
+
+def test_a_graph_whose_context_of_prompts_is_refused_is_unloaded(
+    program: tuple[Engine, Component], client: Client
+) -> None:
+    guest = Guest(program, client, contexts_max=0)
+    code, text = guest.call("converse", "echo", "one", "two", False)
+    assert (code, json.loads(text)["name"]) == (TEXT_ERROR, "Busy")
+    assert sum(m["leases"] for m in client.models()) == 0
+    guest.guest.close()
+    assert guest.call("converse", "nothing", "", "", False)[0] == NOT_FOUND
+
+
 def test_a_full_context_is_no_error(guest: Guest) -> None:
     code, output = guest.ask("echo", b"x" * 2500)
     assert code == DONE and 0 < len(output) < 2500
@@ -110,11 +159,16 @@ def test_resources_that_a_component_leaves_are_closed_with_its_guest(
 
 def test_errors_have_codes_and_texts(guest: Guest, client: Client) -> None:
     code, text = guest.ask("nothing", b"x")
-    assert code == NOT_FOUND and text.startswith(b"ModelNotFound: there is no model 'nothing'")
+    error = json.loads(text)
+    assert code == NOT_FOUND and error["name"] == "ModelNotFound" and error["number"] == 103
+    assert error["message"].startswith("there is no model 'nothing'") and error["hint"]
     code, text = guest.ask("echo", b"x", {"temp": "hot"})
-    assert code == INVALID_ARGUMENT and b"temp: 'hot' is not a number" in text
+    assert code == INVALID_ARGUMENT
+    assert "temp: 'hot' is not a number" in json.loads(text)["message"]
+    code, text = guest.ask("echo", b"much too long", {"ctx-size": 9})
+    assert code == TOO_LARGE and json.loads(text)["data"] == {"prompt_tokens": 15, "ctx_size": 9}
     assert [name for name, _ in guest.errors] == [
-        "load-by-name", "[method]graph-execution-context.compute",
+        "load-by-name", *["[method]graph-execution-context.compute"] * 2,
     ]  # fmt: skip
     assert guest.ask("echo", b"hello") == (DONE, b"hello")
 
@@ -170,6 +224,22 @@ def test_a_component_does_not_notice_a_restart(
     daemon.kill()
     daemon.start_again()
     assert guest.ask("echo", b"after") == (DONE, b"after")
+
+
+def test_a_context_of_prompts_keeps_its_history_over_a_restart(
+    guest: Guest, daemon: RunningDaemon
+) -> None:
+    host = guest.guest
+    graph, tokens = host.load_by_name(b"echo"), []
+    for restarts in (False, True):
+        context = host.init_execution_context(graph)
+        assert host.prompt_compute(context, "before") == "before"
+        if restarts:
+            daemon.kill()
+            daemon.start_again()
+        assert host.prompt_compute(context, "after") == "after"
+        tokens.append(json.loads(host.get_output(context, 1))["input_tokens"])
+    assert tokens[0] == tokens[1] > len("before" * 2 + "after")
 
 
 def test_the_package_has_the_name_of_the_documentation() -> None:

@@ -1,5 +1,6 @@
 ;; A component of the world wasi:nn, as `wit-component` makes them: it loads a graph by name, computes
 ;; named tensors, and returns a code and bytes: 255 and the first output, or an error's code and text.
+;; `converse` sends two prompts to a context of wasi:nn/prompt; its errors are texts, with the code 254.
 (component
   (import "wasi:nn/errors@0.2.0-rc-2024-10-28" (instance $errors
     (export "error" (type $error (sub resource)))
@@ -47,6 +48,15 @@
     (export "load-by-name" (func (param "name" string)
       (result (result (own $graph) (error (own $error))))))))
   (alias export $graphs "graph" (type $graph))
+  (import "wasi:nn/prompt@0.2.0-rc-2024-10-28" (instance $prompts
+    (alias outer 1 $graph (type $outer-graph))
+    (export "graph" (type $graph (eq $outer-graph)))
+    (export "context" (type $conversation (sub resource)))
+    (export "init" (func (param "graph" (own $graph))
+      (result (result (own $conversation) (error string)))))
+    (export "[method]context.compute" (func (param "self" (borrow $conversation))
+      (param "prompt" string) (result (result string (error string)))))))
+  (alias export $prompts "context" (type $conversation))
 
   (core module $memory-module
     (memory (export "memory") 64)
@@ -78,6 +88,11 @@
   (core func $drop-tensor (canon resource.drop $tensor))
   (core func $drop-context (canon resource.drop $context))
   (core func $drop-graph (canon resource.drop $graph))
+  (core func $begin (canon lower (func $prompts "init")
+    (memory (core memory $memory "memory")) (realloc (core func $memory "realloc"))))
+  (core func $answer (canon lower (func $prompts "[method]context.compute")
+    (memory (core memory $memory "memory")) (realloc (core func $memory "realloc"))))
+  (core func $drop-conversation (canon resource.drop $conversation))
 
   (core module $guest
     (import "nn" "memory" (memory 1))
@@ -95,6 +110,9 @@
     (import "nn" "drop-tensor" (func $drop-tensor (param i32)))
     (import "nn" "drop-context" (func $drop-context (param i32)))
     (import "nn" "drop-graph" (func $drop-graph (param i32)))
+    (import "nn" "begin" (func $begin (param i32 i32)))
+    (import "nn" "answer" (func $answer (param i32 i32 i32 i32)))
+    (import "nn" "drop-conversation" (func $drop-conversation (param i32)))
     (data (i32.const 0) "metadata" "prompt")
     ;; The answer is at 64: a code, and the place of the bytes. A result is at 96, inputs at 128.
     (func $failed (result i32)
@@ -154,6 +172,27 @@
       (i32.store (i32.const 64) (i32.const 255))
       (i32.store (i32.const 72) (i32.const 0))
       (i32.const 64))
+    (func $refused (result i32)
+      (i32.store (i32.const 64) (i32.sub (i32.const 255) (i32.load8_u (i32.const 96))))
+      (i64.store (i32.const 68) (i64.load (i32.const 100)))
+      (i32.load8_u (i32.const 96)))
+    (func (export "converse") (param $model i32) (param $model-size i32) (param $first i32)
+      (param $first-size i32) (param $second i32) (param $second-size i32) (param $tidy i32)
+      (result i32)
+      (local $conversation i32)
+      (call $load-by-name (local.get $model) (local.get $model-size) (i32.const 96))
+      (if (call $failed) (then (return (i32.const 64))))
+      (call $begin (i32.load (i32.const 100)) (i32.const 96))
+      (if (call $refused) (then (return (i32.const 64))))
+      (local.set $conversation (i32.load (i32.const 100)))
+      (call $answer (local.get $conversation) (local.get $first) (local.get $first-size)
+        (i32.const 96))
+      (if (call $refused) (then (return (i32.const 64))))
+      (call $answer (local.get $conversation) (local.get $second) (local.get $second-size)
+        (i32.const 96))
+      (if (call $refused) (then (return (i32.const 64))))
+      (if (local.get $tidy) (then (call $drop-conversation (local.get $conversation))))
+      (i32.const 64))
     (func (export "hoard") (param $tensors i32)
       (loop $again
         (drop (call $new-tensor (i32.const 0) (i32.const 0) (i32.const 4) (i32.const 0)
@@ -174,7 +213,10 @@
     (export "drop-error" (func $drop-error))
     (export "drop-tensor" (func $drop-tensor))
     (export "drop-context" (func $drop-context))
-    (export "drop-graph" (func $drop-graph))))))
+    (export "drop-graph" (func $drop-graph))
+    (export "begin" (func $begin))
+    (export "answer" (func $answer))
+    (export "drop-conversation" (func $drop-conversation))))))
   (func (export "ask") (param "model" string) (param "prompt" (list u8))
     (param "options" (list u8)) (param "tidy" bool) (result (tuple u32 (list u8)))
     (canon lift (core func $core "ask") (memory (core memory $memory "memory"))
@@ -182,5 +224,9 @@
   (func (export "load") (param "builder" (list u8)) (param "encoding" u32) (param "target" u32)
     (result (tuple u32 (list u8)))
     (canon lift (core func $core "load") (memory (core memory $memory "memory"))
+      (realloc (core func $memory "realloc"))))
+  (func (export "converse") (param "model" string) (param "first" string)
+    (param "second" string) (param "tidy" bool) (result (tuple u32 (list u8)))
+    (canon lift (core func $core "converse") (memory (core memory $memory "memory"))
       (realloc (core func $memory "realloc"))))
   (func (export "hoard") (param "tensors" u32) (canon lift (core func $core "hoard"))))
