@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
 
 HISTORY_BYTES_MAX = 1 << 20
-"""The bytes of prompts and answers that a context of the prompt interface keeps: the latest ones."""
+"""The latest bytes of prompts and answers that a context of the prompt interface keeps."""
 SETTINGS_MAX = 64
 """The number of parameter texts that a context keeps: the latest ones, without repeats."""
 

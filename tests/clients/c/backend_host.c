@@ -240,6 +240,20 @@ SCENARIO(set_input_compute_and_get_output_compute) {
 
 /* ---- Sessions ---- */
 
+SCENARIO(a_failed_turn_is_described_at_index_1) {
+    char answer[64];
+    uint32_t size = sizeof answer;
+    begin(NULL);
+    load(NULL);
+    graph_execution_context context = open_session("a");
+    run(context, "hi", NULL);
+    CHECK(!strstr(metadata(context), "\"error\""));
+    CHECK_EQUAL(try_run(context, "hi", "{\"grammar\": \"root ::= (\"}", answer, &size), invalid_argument);
+    CHECK(strstr(metadata(context), "\"error\":{\"name\":\"InvalidArgument\""));
+    run(context, "hi", NULL);
+    CHECK(!strstr(metadata(context), "\"error\""));
+}
+
 SCENARIO(a_session_remembers_its_turns) {
     graph_execution_context context = 0, same = 0;
     begin("{\"max_sessions\":10,\"idle_timeout_ms\":600000,\"auto_cleanup\":true}");
@@ -526,6 +540,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(wasi_nn_backends_defaults_hold_where_the_host_sets_none),
     ENTRY(an_answer_beyond_the_buffer_is_too_large_and_not_lost),
     ENTRY(set_input_compute_and_get_output_compute),
+    ENTRY(a_failed_turn_is_described_at_index_1),
     ENTRY(a_session_remembers_its_turns),
     ENTRY(the_session_that_was_idle_for_longest_makes_room),
     ENTRY(without_cleanup_the_maximum_of_sessions_is_an_error),

@@ -5,7 +5,8 @@
 
 /* WAMR's wasi_nn_types.h, as far as backends use it. */
 typedef enum { success, invalid_argument, invalid_encoding, missing_memory, busy, runtime_error,
-               unsupported_operation, too_large, not_found, context_full = 101, model_not_found = 103 } wasi_nn_error;
+               unsupported_operation, too_large, not_found, context_full = 101, prompt_too_long,
+               model_not_found } wasi_nn_error;
 typedef struct { uint32_t *buf; uint32_t size; } tensor_dimensions;
 typedef struct { uint8_t *buf; uint32_t size; } tensor_data;
 typedef struct { tensor_dimensions *dimensions; uint8_t type; uint8_t pad[3]; tensor_data data; } tensor;
@@ -206,6 +207,20 @@ SCENARIO(wrong_arguments_have_wasmedges_numbers) {
     CHECK_EQUAL(api.get_output(backend, context, 2, &output, &length), not_found);
 }
 
+SCENARIO(a_failed_turn_is_described_at_index_1) {
+    char metadata[4096];
+    graph_execution_context context = open_context("echo", "{\"ctx-size\": 9}");
+    CHECK_EQUAL(set_input(context, 0, "much too long"), success);
+    CHECK_EQUAL(api.compute(backend, context), prompt_too_long);
+    CHECK_EQUAL(get_output(context, 1, metadata, sizeof metadata), success);
+    CHECK(strstr(metadata, "\"stop_reason\":\"PromptTooLong\",\"stop_detail\":\"the prompt "));
+    CHECK(strstr(metadata, "\"error\":{\"name\":\"PromptTooLong\",\"number\":102,\"message\":\"the prompt "));
+    CHECK(strstr(metadata, "\"hint\":\"") && strstr(metadata, "\"data\":{\"prompt_tokens\":15,\"ctx_size\":9}"));
+    check_answer(context, "ok", "ok");
+    CHECK_EQUAL(get_output(context, 1, metadata, sizeof metadata), success);
+    CHECK(!strstr(metadata, "\"error\""));
+}
+
 SCENARIO(the_graphs_of_a_backend_are_bounded) {
     graph g = 0;
     for (int i = 0; i < 1000; i++)
@@ -381,6 +396,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(contexts_and_graphs_are_independent),
     ENTRY(a_small_buffer_gets_nothing_but_the_size),
     ENTRY(wrong_arguments_have_wasmedges_numbers),
+    ENTRY(a_failed_turn_is_described_at_index_1),
     ENTRY(the_graphs_of_a_backend_are_bounded),
     ENTRY(threads_share_a_backend),
     ENTRY(stream_stdout_prints_the_answers),
