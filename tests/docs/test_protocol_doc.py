@@ -338,14 +338,14 @@ def new_session() -> Session:
 
 
 def test_maps_have_the_keys_of_the_page() -> None:
-    assert keys("metadata") - {"parks", "completion_probabilities"} == set(
+    assert keys("metadata") - {"parks", "completion_probabilities", "error"} == set(
         new_session().outputs.metadata()
     )
     config = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 50'
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
         context = client.context("slow")
         client.call("chat", context=context, prompt="x", options={"n-probs": 1})
-        assert set(client.metadata(context)) == keys("metadata")
+        assert set(client.metadata(context)) == keys("metadata") - {"error"}
         client.start_request("stream", context=context, prompt="slowly", credit=1)
         assert client.read_message()[0] == w.Kind.EVENT
         [task] = client.call("queue")["tasks"]
