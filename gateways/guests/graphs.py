@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,13 +78,18 @@ class GuestContext:
         if len(self.settings) > SETTINGS_MAX:
             del self.settings[next(iter(self.settings))]
 
-    def described(self, metadata: bytes) -> bytes:
+    def described(self, metadata: bytes, followed: Iterable[str] = ()) -> bytes:
         """Return the daemon's *metadata*, with the error of the last turn if that is not in it,
-        because the daemon has opened the context again or did not get the call.
+        because the daemon has opened the context again or did not get the call. Keys that are
+        *followed* here are not ignored, although the daemon has no use for them.
         """
-        if not self.failure:
+        here = [key for key in followed if isinstance(self._last_value(key), bool)]
+        if not self.failure and not here:
             return metadata
         found = json.loads(metadata)
+        found["ignored"] = [k for k in found["ignored"] if k.replace("_", "-") not in here]
+        if not self.failure:
+            return msgspec.json.encode(found)
         if found["stop_reason"] is None:
             found["stop_reason"] = self.failure["name"]
             found["stop_detail"] = self.failure["message"]
@@ -92,8 +97,11 @@ class GuestContext:
 
     def wants(self, key: str) -> bool:
         """Return whether *key* was last set to true."""
+        return self._last_value(key) is True
+
+    def _last_value(self, key: str) -> Any:
         values = [read_key(text, key) for text in (self.graph.config, *self.settings)]
-        return next((value is True for value in reversed(values) if value is not None), False)
+        return next((value for value in reversed(values) if value is not None), None)
 
 
 def read_key(data: bytes, key: str) -> Any:

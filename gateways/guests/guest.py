@@ -252,7 +252,7 @@ class Guest:
             metadata = context.metadata
             if metadata is None:
                 metadata = await self.remote.read_output(context, METADATA_INDEX)
-            return context.described(metadata)
+            return context.described(metadata, ("stream-stdout",) if self._write_text else ())
         if index:
             raise NotFound(f"output {index} does not exist", hint="0 is the text, 1 the metadata")
         if context.text is None:

@@ -32,6 +32,11 @@ def test_an_image_in_a_prompt_is_unsupported(guest: WasmEdge) -> None:
     assert guest.set_input(context, b'<img src="data:image/png;base64,...">') == 0
 
 
+def test_stream_stdout_is_ignored_without_an_output_to_print_to(guest: WasmEdge) -> None:
+    context = guest.context(config='{"stream-stdout":true}')
+    assert guest.metadata(context)["ignored"] == ["stream-stdout"]
+
+
 def test_tokens_are_pulled_until_100(guest: WasmEdge) -> None:
     context = guest.context(config="{}")
     guest.set_input(context, b"abc")

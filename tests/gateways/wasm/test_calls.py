@@ -155,9 +155,32 @@ def test_stream_stdout_writes_the_answer_piece_by_piece(place: str, client: Clie
         assert guest.call("compute", context) == 0
         assert b"".join(written).decode() == "grüß dich" and len(written) > 1
         assert guest.output(context).decode() == "grüß dich"
+        assert guest.metadata(context)["ignored"] == []
         written.clear()
         guest.set_input(context, {"stream-stdout": False})
         assert guest.call("compute", context) == 0 and written == []
+        assert guest.metadata(context)["ignored"] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "ignored"),
+    [
+        ({"stream_stdout": False, "enable-log": True}, ["enable-log"]),
+        ({"stream-stdout": "yes"}, ["stream-stdout"]),
+        ({"stream-stdout": True, "strict": False, "n_print": 1}, ["n_print"]),
+    ],
+)
+def test_a_key_that_the_host_follows_is_not_ignored(
+    config: dict[str, object], ignored: list[str], client: Client
+) -> None:
+    with Driver(client, write_text=lambda text: None) as guest:
+        context = guest.context(config=config)
+        assert guest.metadata(context)["ignored"] == ignored
+        guest.set_input(context, b"text")
+        assert guest.call("compute", context) == 0
+        assert guest.metadata(context)["ignored"] == ignored
+        guest.set_input(context, config)
+        assert guest.metadata(context)["ignored"] == ignored
 
 
 # Errors.
