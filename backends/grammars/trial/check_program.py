@@ -32,6 +32,7 @@ from ..forced_text import (
 )
 from ..json_schema.document import Schema, read_schema
 from ..json_schema.lenient import leave_out_constraints
+from ..json_schema.malformed import check_keywords
 from ..json_schema.refused_keyword import refusal_of
 from ..json_schema.schema_grammar import grammars_of_schema
 from ..languages.gbnf import parse_gbnf, refusal
@@ -117,7 +118,8 @@ def _compile(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
         grammar = grammar_of_tags(request, partial(_content, request, inner))
         grammar = with_bounded_texts(grammar, together(inner))
         return _compiled(grammar, request, _tags_refusal)
-    return _compile_schema(request)
+    reply, matcher, _ = _compile_schema(request)
+    return reply, matcher
 
 
 def _vocabulary(request: CheckRequest) -> Vocabulary:
@@ -162,8 +164,8 @@ def _inner_schema(request: CheckRequest, schema: str, inner: list[ForcedText]) -
     """Return llguidance's form of a schema within a grammar, after compiling the schema alone. The
     text that the schema forces is added to *inner*.
     """
-    reply, _ = _compile_schema(msgspec.structs.replace(request, schema=schema))
-    inner.append(forced_by_schema(read_schema(schema)))
+    reply, _, document = _compile_schema(msgspec.structs.replace(request, schema=schema))
+    inner.append(forced_by_schema(document))
     return json.loads(reply.grammar)["grammars"][-1]["json_schema"]
 
 
@@ -175,8 +177,10 @@ def _tags_refusal(cause: str) -> InvalidArgument:
     return InvalidArgument(f"structural-tag: {cause}", hint=FORMATS_HINT)
 
 
-def _compile_schema(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
+def _compile_schema(request: CheckRequest) -> tuple[CheckReply, LLMatcher, Schema]:
+    """Return the reply with a schema's grammar, the matcher, and the schema that it follows."""
     document = read_schema(request.schema)
+    check_keywords(document)
 
     def compiles(document: Schema) -> bool:
         return not isinstance(_try_schema(document, request.whitespace), str)
@@ -188,7 +192,7 @@ def _compile_schema(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
     if isinstance(trial, str):
         raise refusal_of(document, trial, compiles)
     matcher, grammar = trial
-    return CheckReply(grammar=grammar, dropped=dropped), matcher
+    return CheckReply(grammar=grammar, dropped=dropped), matcher, document
 
 
 def _try_schema(document: Schema, whitespace: str) -> tuple[LLMatcher, str] | str:

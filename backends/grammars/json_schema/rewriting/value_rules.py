@@ -29,6 +29,7 @@ _NARROWER_FORMATS = {"iri": "uri", "idn-email": "email"}
 FORMATS = dict.fromkeys((*_KEPT_FORMATS, *_FORMAT_PATTERNS, *_NARROWER_FORMATS), True)
 FORMATS |= dict.fromkeys(_REFUSED_FORMATS, False)
 """The formats that the standard defines, and whether they are kept; others are annotations."""
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
 _OLD_DRAFT = re.compile(r"draft-0([467])")
 _NEW_DRAFT = re.compile(r"draft/(2019-09|2020-12)")
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
@@ -47,6 +48,16 @@ def _format(place: Place) -> None:
     elif name in _FORMAT_PATTERNS:
         del schema["format"]
         add_schema(schema, {"pattern": _FORMAT_PATTERNS[name]})
+
+
+def _count(keyword: str) -> Rule:
+    def rewrite(place: Place) -> None:
+        """Write a whole number without a fraction; llguidance refuses 2.0."""
+        value = place.schema[keyword]
+        if isinstance(value, float) and value.is_integer():
+            place.schema[keyword] = int(value)
+
+    return rewrite
 
 
 def _schema_name(place: Place) -> None:
@@ -86,4 +97,5 @@ VALUE_RULES: dict[str, Rule] = {
     "const": _const,
     "enum": _enum,
     "format": _format,
+    **{keyword: _count(keyword) for keyword in _COUNTS},
 }
