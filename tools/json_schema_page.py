@@ -62,8 +62,8 @@ or `json_object` (any object):
 {json.dumps({"response_format": _RESPONSE_FORMAT})}
 ```
 
-A request has `json-schema` or `response_format`, not both. `strict` has no effect: `schema-lenient`
-decides.
+A request has `json-schema` or `response_format`, not both. `strict` has no effect here:
+`schema-lenient` decides. The HTTP gateway reads it, see below.
 
 The grammars are those of [llguidance](https://github.com/guidance-ai/llguidance).
 
@@ -75,7 +75,50 @@ The grammars are those of [llguidance](https://github.com/guidance-ai/llguidance
 - `schema-lenient`: false, the default: a schema with a constraint that no grammar can keep is
   refused, with the constraint's JSON path and a hint. true: such constraints are left out, and a
   `oneOf` becomes `anyOf`, so the answer may violate them. `adjusted` in the metadata has their
-  paths. At most {DROPPED_MAX} are left out.
+  paths. At most {DROPPED_MAX} are left out. Errors in the schema are refused all the same.
+- `schema-infer`: the keywords that are added where the schema leaves them out, so that a model does
+  not spend its tokens on values that nobody meant. `closed`, the default: types and closed objects;
+  `types`: only types; `none`: the schema means what the standard says.
+
+The HTTP gateway sets `schema-lenient` to false for a schema with `strict`, and for each one in
+Anthropic's form, and to true for others; so `strict` never allows more answers.
+
+## Keywords that a schema leaves out
+
+llama.cpp infers them too, and OpenAI's strict mode demands them. Each value that fits the schema
+with them fits the schema as it is, except that the alternatives of a `oneOf` are compared as closed
+objects.
+
+- **Types** (`closed` and `types`): a schema without `type` is an object if it has `properties`,
+  `patternProperties` or `additionalProperties`, an array if it has `items` or `prefixItems`, and a
+  string if it has `pattern`. It stays as it is beside `enum`, `const`, `$ref`, or alternatives that
+  say a type. The operands of `anyOf`, and everything in `oneOf`, `not`, `if`, `then`, `else`,
+  `contains`, `propertyNames` and `dependentSchemas`, stay as they are, and so does a definition to
+  which one of these refers.
+- **Closed objects** (`closed`): an object with `properties` or `patternProperties` and without
+  `additionalProperties` has only the properties that the schema names, in `required` too, as with
+  `additionalProperties: false`.
+  - `additionalProperties: true`, or a schema there, keeps it open, and so do
+    `unevaluatedProperties` except false, `propertyNames`, `enum` and `const`. An object that lists
+    no properties, such as `{{"type": "object"}}`, is open. Properties whose names match
+    `patternProperties` are allowed.
+  - In a combination (`allOf`, or `$ref`, `anyOf` and `oneOf` beside `properties`), the properties
+    of all its schemas are allowed, also those of other alternatives and of `then` and `else`. The
+    combination stays open if one of its schemas is open, has `patternProperties`, or is in another
+    document. Alone, the alternatives of an `anyOf` or `oneOf` are closed one by one.
+  - Where two schemas of a combination describe the same property, the objects in it stay open.
+  - Nothing in `not`, `if`, `contains` and `propertyNames` is closed.
+
+Nothing is inferred in a document whose parts have ids or anchors of their own (`$id`, `$anchor`).
+
+## Errors in schemas
+
+These are refused with their path, with and without `schema-lenient`: a keyword whose value has
+another form than the standard's, such as `"required": true` in a property, a negative `minLength`
+or a list in `properties`; an unknown `type`, such as `int`; a `$ref` to nothing in the document;
+and a `pattern` that is not a regular expression of ECMA-262. Annotations may have any value, and so
+may definitions that nothing refers to. A `$ref` to another document is a constraint that no grammar
+keeps.
 
 ## Keywords
 

@@ -66,6 +66,7 @@ def check_request(params: SamplingParams, vocabulary: VocabularyFacts) -> CheckR
             schema=params.json_schema,
             whitespace=params.json_whitespace,
             lenient=params.schema_lenient,
+            infer=params.schema_infer,
         )
     tags = _read_tags(params.structural_tag)
     found = [tag.grammar for tag in tags.tags if tag.grammar] if tags else []
@@ -73,6 +74,7 @@ def check_request(params: SamplingParams, vocabulary: VocabularyFacts) -> CheckR
     names = dict(vocabulary.names_in(grammar))
     return CheckRequest(
         whitespace=params.json_whitespace,
+        infer=params.schema_infer,
         gbnf=params.grammar,
         lark=params.lark,
         regex=params.regex,

@@ -1,7 +1,6 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
 from .chat_options import ToolChoice, tool_choice_of
-from .closed_schemas import close_schema
 from .fitting import Fitting, as_whole, with_whole_numbers
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .other_runtimes.lenient_values import SEEDS
@@ -56,7 +55,6 @@ __all__ = (
     "StructuralTags",
     "ToolChoice",
     "as_whole",
-    "close_schema",
     "differing_values",
     "flat_keys",
     "nearest",

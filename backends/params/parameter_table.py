@@ -56,6 +56,7 @@ FORMATS = ("json-schema", "grammar", "lark", "regex", "structural-tag")
 PARAMETERS_HINT = "correct it; docs/parameters.md lists the parameters and their ranges"
 SAMPLERS_DEFAULT = tuple(SAMPLERS)[:9]
 JSON_LAYOUTS = ("any", "compact", "spaced")
+SCHEMA_INFERENCES = ("closed", "types", "none")
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _COUNT_MAX = 1 << 24
 N_PROBS_MAX = 100
@@ -162,6 +163,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("grammar", "text", "request", "", "GBNF grammar of the answer, which may end where the grammar is complete"),
     Parameter("json-schema", "schema", "request", "", "JSON schema of the answer, compiled to a grammar; unsupported keywords are rejected with their path; {}: any object; see json-schema.md"),
     Parameter("json-whitespace", "choice", "request", "spaced", "white space in the JSON of a `json-schema`: spaced, `, ` and `: `; compact, none; any, at most 64 characters between two symbols", choices=JSON_LAYOUTS),
+    Parameter("schema-infer", "choice", "request", "closed", "keywords that are added where a JSON schema leaves them out; closed: a schema with `properties` is an object, one with `items` an array, and objects have only the properties that the schema names, unless it allows for others; types: only the types; none: as the standard says; see json-schema.md", choices=SCHEMA_INFERENCES),
     Parameter("schema-lenient", "bool", "request", False, "leave out the constraints of `json-schema` that no grammar can keep, and list them in the metadata (`adjusted`); false: refuse the schema"),
     Parameter("lark", "text", "request", "", "Lark grammar of the answer, in llguidance's dialect; see grammars.md"),
     Parameter("regex", "text", "request", "", "regular expression that the whole answer matches; see grammars.md"),

@@ -27,7 +27,10 @@ _NOT_A_BRACKET = re.compile(r"[^()]")
 """Brackets in quotes are counted too, which at worst refuses a grammar with very many."""
 FORMAT_FIELDS = tuple(name.replace("-", "_") for name in FORMATS)
 """The fields of `SamplingParams` that `FORMATS` names."""
-GRAMMAR_FIELDS = (*FORMAT_FIELDS, "grammar_triggers", "json_whitespace", "schema_lenient")
+GRAMMAR_FIELDS = (
+    *FORMAT_FIELDS,
+    *("grammar_triggers", "json_whitespace", "schema_infer", "schema_lenient"),
+)
 """The fields of `SamplingParams` that determine the grammar of an answer."""
 Bias = tuple[int | str, float | bool]
 """A token or a text, and a number to add to its logits; False if it must never be sampled."""
@@ -70,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of (kind, value) that start the grammar; without any it applies from the beginning."""
     json_schema: str = ""
     json_whitespace: str = "spaced"
+    schema_infer: str = "closed"
     schema_lenient: bool = False
     lark: str = ""
     regex: str = ""
@@ -179,6 +183,10 @@ def _report_unused(a: Adjustment) -> None:
     for name in ("json-whitespace", "schema-lenient"):
         if a.value_of(name) != BY_NAME[name].default and not a.value_of("json-schema"):
             a.reasons[name] = "it needs a json-schema"
+    if a.value_of("schema-infer") != BY_NAME["schema-infer"].default and not any(
+        map(a.value_of, ("json-schema", "lark", "structural-tag"))
+    ):
+        a.reasons["schema-infer"] = "it needs a format with a schema"
     if a.value_of("adaptive-target") >= 0 and "adaptive-p" not in a.value_of("samplers"):
         a.reasons["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
     if a.value_of("xtc-probability") > 0 and a.value_of("xtc-threshold") > 0.5:

@@ -8,13 +8,7 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import InvalidArgument
-from ...backends.params import (
-    StructuralTag,
-    StructuralTags,
-    ToolChoice,
-    close_schema,
-    structural_tag_text,
-)
+from ...backends.params import StructuralTag, StructuralTags, ToolChoice, structural_tag_text
 from ...backends.tool_formats import ToolFormat
 from .calls import json_text
 
@@ -65,7 +59,7 @@ def constraint_of(
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    return close_schema({**_ANY_OBJECT, **(function.get("parameters") or {})})
+    return {**_ANY_OBJECT, **(function.get("parameters") or {})}
 
 
 def _json_schema(calls: Mapping[str, Mapping[str, Any]], key: str) -> str:

@@ -45,7 +45,9 @@ def compiler_of(vocab: Vocab) -> Iterator[GrammarCompiler]:
 
 
 class Walker:
-    """Walks through grammars by the tokens of one vocabulary."""
+    """Walks through grammars by the tokens of one vocabulary. Schemas mean what the standard says,
+    unless the options of a call have another `schema_infer`.
+    """
 
     def __init__(self, vocab: Vocab, compiler: GrammarCompiler):
         self._vocab, self._compiler = vocab, compiler
@@ -74,9 +76,9 @@ class Walker:
             grammar.accept(token)
         return grammar.complete
 
-    def walk(self, schema: Any, seed: int) -> str | None:
+    def walk(self, schema: Any, seed: int, **options: Any) -> str | None:
         """Return a random text that the grammar of *schema* allows; None if it did not end."""
-        grammar, random_source, text = self._grammar(schema), random.Random(seed), b""
+        grammar, random_source, text = self._grammar(schema, **options), random.Random(seed), b""
         for step in range(STEPS_MAX):
             found = self._allowed(grammar, random_source)
             assert found, f"nothing can follow {text!r}"
@@ -89,6 +91,7 @@ class Walker:
         return None
 
     def _grammar(self, schema: Any, **options: Any) -> GrammarState:
+        options = {"schema_infer": "none"} | options
         params = SamplingParams(json_schema=json.dumps(schema), **options)
         return self._compiler.compile(params, owner=1)
 

@@ -31,6 +31,7 @@ from ..forced_text import (
     with_bounded_texts,
 )
 from ..json_schema.document import Schema, read_schema
+from ..json_schema.inference import infer_keywords
 from ..json_schema.lenient import leave_out_constraints
 from ..json_schema.malformed import check_keywords
 from ..json_schema.refused_keyword import refusal_of
@@ -181,6 +182,7 @@ def _compile_schema(request: CheckRequest) -> tuple[CheckReply, LLMatcher, Schem
     """Return the reply with a schema's grammar, the matcher, and the schema that it follows."""
     document = read_schema(request.schema)
     check_keywords(document)
+    infer_keywords(document, request.infer)
 
     def compiles(document: Schema) -> bool:
         return not isinstance(_try_schema(document, request.whitespace), str)

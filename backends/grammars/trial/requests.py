@@ -28,14 +28,16 @@ class CheckRequest(msgspec.Struct, omit_defaults=True):
     """A grammar to compile: *gbnf*, *lark*, *regex*, the JSON text of a *schema*, or *tags*.
 
     *whitespace* is that of the answers to a schema (`json-whitespace`); *lenient* leaves out the
-    constraints that cannot be kept. *at_least_one*, *stop_after_first* and *opened* are those of
-    `StructuralTags`. The fields from *vocab_size* on describe the vocabulary; see `Vocabulary`.
+    constraints that cannot be kept; *infer* is the value of `schema-infer`. *at_least_one*,
+    *stop_after_first* and *opened* are those of `StructuralTags`. The fields from
+    *vocab_size* on describe the vocabulary; see `Vocabulary`.
     """
 
     gbnf: str = ""
     schema: str = ""
     whitespace: str = "spaced"
     lenient: bool = False
+    infer: str = "closed"
     lark: str = ""
     regex: str = ""
     tags: tuple[TagRequest, ...] = ()

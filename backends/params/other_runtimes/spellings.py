@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...texts.shorten import shorten
-from ..closed_schemas import close_schema
 from ..fitting import as_whole
 from ..json_texts import decode_json
 
@@ -163,11 +162,10 @@ def _schema_of(value: Mapping[str, Any], default: Any = None) -> Any:
 
 
 def _guided_json(value: Any) -> dict[str, Any]:
-    """Return a schema whose objects have only the properties that they list, as in vLLM."""
     schema = decode_json(value) if isinstance(value, str) else value
     if not isinstance(schema, dict | bool):
         raise ValueError(f"{shorten(value)} is not a schema: send an object, or its JSON text")
-    return {"json-schema": close_schema(schema) if isinstance(schema, dict) else schema}
+    return {"json-schema": schema}
 
 
 def _guided_json_object(value: Any) -> dict[str, Any]:

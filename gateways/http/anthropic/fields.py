@@ -93,7 +93,11 @@ _PROMPT: tuple[Field, ...] = (
     honoured("tools", "the caller's own; Anthropic's tools are refused"),
     honoured("tool_choice"),
     honoured("thinking", "`enable_thinking` of the chat template; `budget_tokens` has no effect"),
-    honoured("output_config", "`format` is a JSON schema; `effort` is passed to the chat template"),
+    honoured(
+        "output_config",
+        "`format` is a JSON schema, as OpenAI's with `strict`; `effort` is passed to the chat"
+        " template",
+    ),
     honoured("output_format", "the beta's `output_config.format`"),
     *THINKING,
     ignored("cache_control", "equal beginnings are always found"),

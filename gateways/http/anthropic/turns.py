@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ....backends.errors import InferdError
 from ..exchange import Exchange, stream_turn
 from ..fields.table import field_error
 from ..openai.chat_fields import thinking_arguments
-from ..turns import TurnRequest
+from ..turns import TurnRequest, schema_options
 from .fields import COUNT_TOKENS, MESSAGES, JsonFormat, PromptFields, ToolChoice
 from .forms import MessageStream, whole_message
 from .messages import read_prompt, read_tools
@@ -71,8 +69,7 @@ def _options_of(fields: PromptFields) -> dict[str, Any]:
     if arguments:
         options["chat-template-kwargs"] = arguments
     if (form := _format_of(fields)) is not None:
-        # Sent as text, so that its nesting does not count towards the frame's limit.
-        options["json-schema"] = msgspec.json.encode(form.schema_).decode()
+        options |= schema_options(form.schema_, strict=True)
     return options
 
 

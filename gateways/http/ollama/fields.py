@@ -78,7 +78,7 @@ _OPERATOR = "the operator sets it for the model (docs/configuration.md)"
 _TURN: tuple[Field, ...] = (
     honoured("model", "a tag `:latest` is left out"),
     honoured("stream", "the default is true"),
-    honoured("format", "`json`, or a JSON schema, whose objects have only the listed properties"),
+    honoured("format", "`json`, or a JSON schema, as `response_format` of OpenAI without `strict`"),
     honoured("think", "passed to the chat template as `enable_thinking` and `reasoning_effort`"),
     honoured("options", "see the table of options"),
     honoured(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ....backends.errors import InferdError
-from ....backends.params import close_schema
 from ..exchange import Exchange, stream_turn
 from ..fields import FieldTable
 from ..openai.chat_fields import thinking_arguments
-from ..turns import TurnRequest
+from ..turns import TurnRequest, schema_options
 from .fields import CHAT, GENERATE, OPTIONS, TurnFields
 from .lines import Lines, LineStream, chat_form, generate_form
 from .messages import read_messages
@@ -80,9 +77,7 @@ def _turn_of(
     if fields.format == "json":
         options["json-schema"] = {"type": "object"}
     elif isinstance(fields.format, dict):
-        # Sent as text, so that its nesting does not count towards the frame's limit.
-        options["json-schema"] = msgspec.json.encode(close_schema(fields.format)).decode()
-        options["schema-lenient"] = True
+        options |= schema_options(fields.format, strict=False)
     if fields.think is not None:
         options["chat-template-kwargs"] = thinking_arguments(fields.think)
     return TurnRequest(

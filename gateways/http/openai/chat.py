@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import InferdError
-from ....backends.params import close_schema
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.priorities import Priority
 from ..callers.caller import Caller
 from ..exchange import Exchange, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
-from ..turns import Answer, TurnRequest, WholeCalls
+from ..turns import Answer, TurnRequest, WholeCalls, schema_options
 from .chat_fields import (
     CHAT,
     ChatRequest,
@@ -106,15 +105,6 @@ def format_options(form: ResponseFormat) -> dict[str, Any]:
     if form.json_schema is None:
         raise field_error("response_format.json_schema", "response_format.json_schema is missing")
     return schema_options(form.json_schema.schema_, strict=bool(form.json_schema.strict))
-
-
-def schema_options(schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    """Return the parameters of an answer's schema. A schema that is not *strict* is closed, so that
-    answers have only the properties that it lists.
-    """
-    # Sent as text, so that its nesting does not count towards the frame's limit.
-    text = _encode(schema if strict else close_schema(schema)).decode()
-    return {"json-schema": text, "schema-lenient": not strict}
 
 
 def effort_arguments(effort: Effort | None) -> dict[str, Any]:

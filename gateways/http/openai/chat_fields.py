@@ -116,8 +116,9 @@ CHAT = FieldTable(
         honoured("max_tokens", "if `max_completion_tokens` is absent"),
         honoured(
             "response_format",
-            "`text`, `json_object`, `json_schema`, in which without `strict` objects have only the"
-            " properties that they list",
+            "`text`, `json_object`, `json_schema`, whose objects have only the properties that they"
+            " list, unless the schema allows for others; constraints that no grammar keeps are left"
+            " out, or refused with `strict`",
             sets="json-schema",
         ),
         honoured("logprobs", sets="n-probs"),

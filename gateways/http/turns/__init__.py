@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .answers import Answer, FinishReason, TurnReader
+from .formats import schema_options
 from .pool import ConnectionPool
 from .request import TurnRequest
 from .runner import Embedded, TurnRunner, no_previous
@@ -18,4 +19,5 @@ __all__ = (
     "TurnRunner",
     "WholeCalls",
     "no_previous",
+    "schema_options",
 )

@@ -10,8 +10,7 @@ import pytest
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params import adjust_parameters, read_options
 
-OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
-CLOSED = {**OPEN, "additionalProperties": False}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TAGS = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
 GBNF, LARK = 'root ::= "a"+', 'start: "a"+'
 
@@ -27,8 +26,8 @@ def read(**options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("json", OPEN, {"json-schema": CLOSED}),
-        ("json", json.dumps(OPEN), {"json-schema": CLOSED}),
+        ("json", SCHEMA, {"json-schema": SCHEMA}),
+        ("json", json.dumps(SCHEMA), {"json-schema": SCHEMA}),
         ("json", True, {"json-schema": True}),
         ("json_object", True, {"json-schema": {"type": "object"}}),
         ("regex", "[a-c]+", {"regex": "[a-c]+"}),
@@ -54,14 +53,19 @@ def test_a_structural_tag_may_be_a_text() -> None:
     [("", "compact"), (r"[\n\t ]*", "spaced"), (r"\s{0,2}", "spaced"), ("\n?", "compact")],
 )
 def test_the_white_space_of_an_answer_matches_the_pattern(pattern: str, layout: str) -> None:
-    expected = {"json-schema": CLOSED, "json-whitespace": layout}
-    assert read(guided_json=OPEN, guided_whitespace_pattern=pattern) == expected
-    assert read(structured_outputs={"json": OPEN, "whitespace_pattern": pattern}) == expected
+    expected = {"json-schema": SCHEMA, "json-whitespace": layout}
+    assert read(guided_json=SCHEMA, guided_whitespace_pattern=pattern) == expected
+    assert read(structured_outputs={"json": SCHEMA, "whitespace_pattern": pattern}) == expected
 
 
 def test_options_of_vllms_engines_have_no_effect() -> None:
-    form = {"json": OPEN, "regex": None, "disable_any_whitespace": True, "disable_fallback": False}
-    assert read(structured_outputs=form) == {"json-schema": CLOSED}
+    form = {
+        "json": SCHEMA,
+        "regex": None,
+        "disable_any_whitespace": True,
+        "disable_fallback": False,
+    }
+    assert read(structured_outputs=form) == {"json-schema": SCHEMA}
     assert read(guided_json_object=False) == {}
     options = read_options({"guided_decoding_backend": "xgrammar"})
     assert options.ignored == ["guided_decoding_backend"] and not options.values

@@ -229,10 +229,11 @@ def test_an_answer_is_any_object(api: openai.OpenAI) -> None:
     assert (done.choices[0].message.content or "").startswith("{")
 
 
-def test_a_wrong_schema_names_the_field(api: openai.OpenAI) -> None:
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_a_wrong_schema_names_the_field(api: openai.OpenAI, strict: bool | None) -> None:
     form: Any = {
         "type": "json_schema",
-        "json_schema": {"name": "x", "schema": {"type": "strin"}, "strict": True},
+        "json_schema": {"name": "x", "schema": {"type": "strin"}, "strict": strict},
     }
     with pytest.raises(openai.BadRequestError) as caught:
         api.chat.completions.create(**GREEDY, messages=MESSAGES, response_format=form)
@@ -373,8 +374,8 @@ def test_a_branch_and_a_rewound_session_answer_like_an_unbranched_one(
         assert found["tokens"] == history
 
 
-@pytest.mark.parametrize("strict", [None, False])
-def test_a_schema_that_is_not_strict_is_closed(api: openai.OpenAI, strict: bool | None) -> None:
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_a_schema_is_closed_whether_strict_or_not(api: openai.OpenAI, strict: bool | None) -> None:
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     form: Any = {
         "type": "json_schema",

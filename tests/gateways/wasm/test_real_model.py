@@ -81,6 +81,22 @@ def test_a_guest_reads_the_text_that_the_client_reads(
         assert (number, pulled.decode()) == (100, expected)
 
 
+def test_a_guest_whose_schema_has_items_and_no_type_gets_an_array(
+    daemon: RunningDaemon, client: Client
+) -> None:
+    """As with llama.cpp in WasmEdge; by the standard alone, any object would do."""
+    properties = {"id": {"type": "integer", "maximum": 99}, "name": {"enum": ["pen", "cup"]}}
+    items = {"type": "object", "properties": properties, "required": ["id", "name"]}
+    schema = json.dumps({"items": items, "minItems": 2, "maxItems": 3})
+    with Driver(client) as guest:
+        context = guest.context("smollm2", {"json-schema": schema, "temp": 0.1})
+        guest.set_input(context, b"Some products:")
+        assert guest.call("compute", context) == 0
+        products, _ = json.JSONDecoder().raw_decode(guest.output(context).decode())
+    assert isinstance(products, list) and 2 <= len(products) <= 3
+    assert {"id", "name"} <= products[0].keys()
+
+
 def test_a_pulled_turn_continues_over_a_restart(daemon: RunningDaemon, client: Client) -> None:
     options = {"n-predict": 12, "temp": 0}
     with Driver(client) as guest:

@@ -55,8 +55,7 @@ def test_a_required_call_is_one_that_the_parser_reads(form: ToolFormat) -> None:
 def test_a_named_function_and_a_single_call_narrow_the_choice(form: ToolFormat) -> None:
     assert len(tags(form, NAMED)["tags"]) == 1
     own: Any = ADD["parameters"]
-    schema = {"type": "object", **own, "additionalProperties": False}
-    assert tags(form, NAMED)["tags"][0]["schema"] == schema
+    assert tags(form, NAMED)["tags"][0]["schema"] == {"type": "object", **own}
     assert tags(form, "required", parallel=False)["stop_after_first"]
     assert "stop_after_first" not in tags(form, "required", opened=False)
 
@@ -95,28 +94,6 @@ def test_a_form_without_a_mark_is_a_schema(form: ToolFormat) -> None:
                 validator = jsonschema.Draft202012Validator(schema)
                 valid = validator.is_valid({"name": name, key: arguments})
                 assert valid == (fits and name in names)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "closed"),
-    [
-        ({"properties": {}}, True),
-        ({"properties": {"a": {}}, "required": ["a"], "title": "A"}, True),
-        ({}, False),
-        ({"properties": {"a": {}}, "additionalProperties": True}, False),
-        ({"properties": {"a": {}}, "patternProperties": {"^b": {}}}, False),
-        ({"properties": {"a": {}}, "allOf": [{"required": ["b"]}]}, False),
-        ({"properties": {"a": {}}, "required": ["b"]}, False),
-        ({"properties": {"a": {}}, "required": "a"}, False),
-        ({"properties": ["a"]}, False),
-    ],
-)
-def test_a_call_has_no_arguments_beside_those_of_its_function(
-    parameters: dict[str, Any], closed: bool
-) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    [tag] = tags(ToolFormat.HERMES, "required", [tool])["tags"]
-    assert (tag["schema"].get("additionalProperties") is False) == closed
 
 
 @pytest.mark.parametrize("form", ToolFormat)

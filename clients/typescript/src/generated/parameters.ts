@@ -169,6 +169,8 @@ export interface ModelParameters {
   "json-schema"?: object | boolean | string | undefined;
   /** white space in the JSON of a `json-schema`: spaced, `, ` and `: `; compact, none; any, at most 64 characters between two symbols (default: "spaced") */
   "json-whitespace"?: "any" | "compact" | "spaced" | undefined;
+  /** keywords that are added where a JSON schema leaves them out; closed: a schema with `properties` is an object, one with `items` an array, and objects have only the properties that the schema names, unless it allows for others; types: only the types; none: as the standard says; see json-schema.md (default: "closed") */
+  "schema-infer"?: "closed" | "types" | "none" | undefined;
   /** leave out the constraints of `json-schema` that no grammar can keep, and list them in the metadata (`adjusted`); false: refuse the schema (default: false) */
   "schema-lenient"?: boolean | undefined;
   /** Lark grammar of the answer, in llguidance's dialect; see grammars.md (default: "") */

@@ -11,8 +11,8 @@ from .....backends.errors import InferdError, InvalidArgument
 from ...callers.caller import Caller
 from ...exchange import Exchange, stream_turn
 from ...fields.table import field_error
-from ...turns import Answer, TurnRequest, no_previous
-from ..chat import effort_arguments, priority_of, schema_options
+from ...turns import Answer, TurnRequest, no_previous, schema_options
+from ..chat import effort_arguments, priority_of
 from ..chat_fields import thinking_arguments
 from .fields import (
     INPUT_TOKENS,
