@@ -13,9 +13,11 @@ from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs
 from ..history.answer_splitter import AnswerSplitter
+from ..history.history import History
 from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
 from ..journal.entries import Replay, TurnEnd, encode
 from ..table import SessionCall, step
+from ..tool_calls.parser import ToolCallParser
 from ..turn import Turn
 from .core import SessionCore
 
@@ -72,7 +74,14 @@ class SessionOutputs:
         history = self._core.conversation.history_state.now
         on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
         reasoning = ReasoningSplitter(on=on, opened=history.opens_reasoning)
-        return AnswerSplitter(reasoning, history.new_parser(turn.seed))
+        return AnswerSplitter(reasoning, self._parser(history, turn.seed, options))
+
+    def _parser(
+        self, history: History, seed: int, options: Mapping[str, Any]
+    ) -> ToolCallParser | None:
+        """Return the parser of a turn with *options*, if its reader gets calls apart from text."""
+        parses = self._core.settings.parameters.in_turn("parse-tool-calls", options)
+        return history.new_parser(seed) if parses else None
 
     def resume_splitter(self, received: AnswerParts, raw: bytes) -> tuple[bytes, AnswerSplitter]:
         """Return the resumable turn's text that its reader has, and the splitter of the rest. If
@@ -87,7 +96,7 @@ class SessionOutputs:
         options, history = last.begin.options, history_state.before
         on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
         opened = history.opens_reasoning
-        parser = history.new_parser(last.seed)
+        parser = self._parser(history, last.seed, options)
         if parser is not None:
             splitter = AnswerSplitter(ReasoningSplitter(on=on, opened=opened), parser)
             text = raw or received.text

@@ -73,7 +73,7 @@ _REASONS: dict[str, str] = {
         preserved-tokens""",
     "not supported (yet): the answer is generated without it": """
         reasoning-budget-tokens reasoning-budget-message reasoning-control
-        generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
+        generation-prompt chat-format chat-parser continue-final-message""",
 }
 
 _REFUSALS: dict[str, str] = {

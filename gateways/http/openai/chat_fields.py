@@ -141,6 +141,7 @@ CHAT = FieldTable(
             "`auto`, `none`, `required`, a function, or `allowed_tools`",
         ),
         parameter("parallel_tool_calls", "parallel-tool-calls"),
+        parameter("parse_tool_calls", "parse-tool-calls", "llama-server's"),
         honoured(
             "chat_template_kwargs",
             "extension: arguments of the chat template",

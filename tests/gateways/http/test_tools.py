@@ -26,12 +26,15 @@ LOOK, MOVE = '{"at": "é"}', '{"by": [1, 2]}'
 CALLS = f"Well: {call('look', LOOK)}\n{call('move', MOVE)}"
 
 
-def answer(api: openai.OpenAI, text: str, stream: bool) -> tuple[str, list[Any], str | None]:
+def answer(
+    api: openai.OpenAI, text: str, stream: bool, **extra: Any
+) -> tuple[str, list[Any], str | None]:
     """Return the text, the calls and the finish reason of an answer."""
     keywords: Any = {
         "model": "echo",
         "messages": [{"role": "user", "content": text}],
         "tools": TOOLS,
+        "extra_body": extra,
     }
     if not stream:
         choice = api.chat.completions.create(**keywords).choices[0]
@@ -53,6 +56,26 @@ def test_calls_are_parsed(api: openai.OpenAI, stream: bool) -> None:
     assert [each.function.name for each in calls] == ["look", "move"]
     assert [each.function.arguments for each in calls] == [LOOK, MOVE]
     assert len({each.id for each in calls}) == 2 and all(e.type == "function" for e in calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_stay_in_the_text_if_they_are_not_to_be_parsed(
+    api: openai.OpenAI, stream: bool
+) -> None:
+    assert answer(api, CALLS, stream, parse_tool_calls=False) == (CALLS, [], "stop")
+    for parsed in ({"parse_tool_calls": True}, {"parse_tool_calls": None}):
+        assert len(answer(api, CALLS, stream, **parsed)[1]) == 2
+    with pytest.raises(openai.BadRequestError, match="parse"):
+        answer(api, CALLS, stream, parse_tool_calls="no")
+
+
+def test_several_answers_keep_their_calls_in_the_text(api: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": CALLS}]
+    extra = {"parse_tool_calls": False}
+    done = api.chat.completions.create(
+        model="echo", messages=messages, tools=TOOLS, n=2, extra_body=extra
+    )
+    assert [choice.message.content for choice in done.choices] == [CALLS, CALLS]
 
 
 @pytest.mark.parametrize("stream", [False, True])
