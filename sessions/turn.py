@@ -34,7 +34,7 @@ PROBABILITIES_MAX = 20_000
 LOGPROB_BYTES = 200
 
 TokensSink = Callable[[m.Tokens], None]
-PositionSink = Callable[[m.Position], None]
+ProgressSink = Callable[[m.Position | m.PromptProgress], None]
 Event = Callable[[SessionCall], None]
 
 
@@ -43,9 +43,9 @@ class Turn:
 
     `tokens` and `text` are the output sent to the reader. `stats` is set when the turn has
     finished, `error` when it has failed. `shifts` are its context shifts (tokens kept, then
-    dropped). *on_call* moves the session's state, *on_tokens* forwards a stream. *on_position*
-    forwards changes of the position in the queue before the first token. *comparer* compares
-    sentences with the text of `stop-similarity`.
+    dropped). *on_call* moves the session's state, *on_tokens* forwards a stream. *on_progress*
+    forwards the position in the queue and the progress of the prompt before the first token.
+    *comparer* compares sentences with the text of `stop-similarity`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Turn:
         spec: m.TaskSpec,
         on_call: Event,
         on_tokens: TokensSink | None = None,
-        on_position: PositionSink | None = None,
+        on_progress: ProgressSink | None = None,
         comparer: Comparer = compare_nothing,
     ):
         self.spec = spec
@@ -85,8 +85,8 @@ class Turn:
         """It continues an interrupted turn."""
         self.client = client
         """The client of the present or last worker."""
-        self._on_call, self._on_tokens, self._on_position = on_call, on_tokens, on_position
-        self._position = -1
+        self._on_call, self._on_tokens, self._on_progress = on_call, on_tokens, on_progress
+        self._position = self._prompt_processed = -1
         self._shifted: list[int] | None = None
         """Prompt and output without the dropped tokens, from the first context shift on."""
         self._credit = spec.credit
@@ -211,9 +211,13 @@ class Turn:
                     self._on_call(SessionCall.RUN if state == "running" else SessionCall.PARK)
             case m.Position(_, position):
                 changed = position != self._position and not self.tokens
-                if self._on_position is not None and changed:
+                if self._on_progress is not None and changed:
                     self._position = position
-                    self._on_position(report)
+                    self._on_progress(report)
+            case m.PromptProgress(_, _, _, processed):
+                if self._on_progress is not None and processed > self._prompt_processed:
+                    self._prompt_processed = processed
+                    self._on_progress(report)
             case m.Shifted(_, keep, discard):
                 self._shifted = self.history()
                 del self._shifted[keep : keep + discard]

@@ -12,19 +12,21 @@ from ...backends.errors import Cancelled, InvalidArgument, error_from_wire
 from ...ipc import messages as w
 from ...ipc.chat_messages import checked_messages
 from ...ipc.server.request import Request
-from ...scheduler.messages import Position, Tokens
+from ...scheduler.messages import Position, PromptProgress, Tokens
 from ...scheduler.output.logprobs import describe_logprobs
 from ...sessions import Session, Turn, TurnOptions
 from ...sessions.history.answer_splitter import AnswerSplitter
 from ...sessions.history.reasoning import AnswerParts
 from ...sessions.session.core import BeforeInput
 from ...sessions.tool_calls.calls import ToolCallPart, merge_parts
-from ...sessions.turn import PositionSink
+from ...sessions.turn import ProgressSink
 from ..core import Daemon
 from .arguments import turn_options
 
 QUEUE_EVENTS_MAX = 256
 """Events per turn about its position in the queue; they use no credit."""
+PROMPT_EVENTS_MAX = 256
+"""Parts of a prompt whose end is reported, after an event for its beginning; they use no credit."""
 
 
 async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
@@ -51,12 +53,18 @@ async def _start_turn(
     session = daemon.session(request)
     async with session.input.for_turn(lambda: add_input(daemon, session, p)):
         credit = p.credit if streams else -1
-        own = TurnOptions(options=p.options, credit=credit, special=False, watch=p.queue_events)
+        own = TurnOptions(
+            options=p.options,
+            credit=credit,
+            special=False,
+            watch=p.queue_events,
+            watch_prompt=p.prompt_progress and streams,
+        )
         sender = _TokensSender(daemon, request, session)
         turn = await session.runner.start_turn(
             turn_options(p, own),
             sender.send_tokens if streams else None,
-            _position_sender(daemon, request),
+            _progress_sender(daemon, request),
         )
         splitter = sender.splitter = session.outputs.new_splitter(p.options, turn)
     return session, turn, splitter
@@ -81,11 +89,14 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
                 raise error_from_wire(ended.whole.error)
         return turn_result(session, splitter, b"")
     turn = await session.runner.resume_turn(
-        turn_options(p, TurnOptions(credit=p.credit, watch=p.queue_events)),
+        turn_options(
+            p,
+            TurnOptions(credit=p.credit, watch=p.queue_events, watch_prompt=p.prompt_progress),
+        ),
         p.tokens,
         text,
         sender.send_tokens,
-        _position_sender(daemon, request),
+        _progress_sender(daemon, request),
     )
     request.pass_credit_to(turn.add_credit)
     await finish_turn(request, session, turn)
@@ -182,20 +193,40 @@ class _TokensSender:
         self._offset += len(report.tokens)
 
 
-def _position_sender(daemon: Daemon, request: Request) -> PositionSink:
-    """Return a function that sends the queue position at most QUEUE_EVENTS_MAX times."""
+def _progress_sender(daemon: Daemon, request: Request) -> ProgressSink:
+    """Return a function that sends the queue position and the progress of the prompt, each at most
+    so many times as its constant says, and the end of the prompt in any case.
+    """
     remaining = QUEUE_EVENTS_MAX
+    reported = -1
 
-    def send_position(report: Position) -> None:
-        nonlocal remaining
-        if remaining:
+    def send_progress(report: Position | PromptProgress) -> None:
+        nonlocal remaining, reported
+        if isinstance(report, PromptProgress):
+            share = PROMPT_EVENTS_MAX * report.processed // max(1, report.total)
+            if share > reported:
+                reported = share
+                daemon.emit(request, _prompt_event(report))
+        elif remaining:
             remaining -= 1
             event = w.QueueEvent(
                 position=report.position, waiting=report.waiting, starts_in_s=report.starts_in_s
             )
             daemon.emit(request, event)
 
-    return send_position
+    return send_progress
+
+
+def _prompt_event(report: PromptProgress) -> w.TokensEvent:
+    """Return the progress of a prompt in llama-server's form."""
+    return w.TokensEvent(
+        prompt_progress={
+            "total": report.total,
+            "cache": report.cached,
+            "processed": report.processed,
+            "time_ms": report.ms,
+        }
+    )
 
 
 async def add_input(

@@ -19,6 +19,7 @@ TaskReport = (
     | m.ConstraintsDropped
     | m.StateChanged
     | m.Position
+    | m.PromptProgress
     | m.Shifted
     | m.Embedded
     | m.Finished

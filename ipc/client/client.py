@@ -20,6 +20,7 @@ from .streams.async_stream import AsyncStream
 from .streams.texts import Reply, reply_of
 from .streams.turn import StreamedTurn
 from .turn_settings import (
+    PromptCallback,
     QueueCallback,
     SchedulingKeywords,
     TurnKeywords,
@@ -129,14 +130,16 @@ class AsyncClient(AsyncEmbedding):
         prompt: Prompt | None = None,
         *,
         on_queue: QueueCallback | None = None,
+        on_prompt: PromptCallback | None = None,
         **keywords: Unpack[TurnKeywords],
     ) -> AsyncStream:
         """Stream one turn of a context, of its present input or of *prompt*.
 
         The chat template adds *prompt* to the history; with *raw* it is added unchanged. *on_queue*
-        is called with the turn's place in the queue while the turn waits.
+        is called with the turn's place in the queue while the turn waits, and *on_prompt* with the
+        progress of its prompt: a map of `total`, `cache`, `processed` and `time_ms`.
         """
-        settings = self._turn_settings(keywords, on_queue)
+        settings = self._turn_settings(keywords, on_queue, on_prompt)
         return self._stream(settings.stream_params(context, prompt), settings)
 
     @takes(SchedulingKeywords)
@@ -188,9 +191,12 @@ class AsyncClient(AsyncEmbedding):
         return reply_of(result)
 
     def _turn_settings(
-        self, keywords: SchedulingKeywords | TurnKeywords, on_queue: QueueCallback | None
+        self,
+        keywords: SchedulingKeywords | TurnKeywords,
+        on_queue: QueueCallback | None,
+        on_prompt: PromptCallback | None = None,
     ) -> TurnSettings:
-        return read_settings(self._seconds(None), keywords, on_queue)
+        return read_settings(self._seconds(None), keywords, on_queue, on_prompt)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
@@ -211,5 +217,6 @@ class AsyncClient(AsyncEmbedding):
             timeout_s=settings.timeout_s,
             retries=self._retries,
             on_queue=settings.on_queue,
+            on_prompt=settings.on_prompt,
         )
         return AsyncStream(turn)

@@ -14,6 +14,8 @@ from ..payloads import Prompt, traceparent_of, turn_input
 from ..priorities import Priority
 
 QueueCallback = Callable[[w.QueueEvent], None]
+PromptCallback = Callable[[dict[str, Any]], None]
+"""It gets `total`, `cache`, `processed` and `time_ms` of the prompt's progress."""
 F = TypeVar("F", bound=Callable[..., object])
 M = TypeVar("M", bound=w.ScheduledParams)
 
@@ -63,6 +65,7 @@ class TurnSettings:
     timeout: float | None = None
     queue_timeout: float | None = None
     on_queue: QueueCallback | None = None
+    on_prompt: PromptCallback | None = None
     traceparent: str | None = None
 
     @property
@@ -77,6 +80,7 @@ class TurnSettings:
                 context=context,
                 **self._input_fields(prompt),
                 queue_events=self.on_queue is not None,
+                prompt_progress=self.on_prompt is not None,
             )
         )
 
@@ -106,6 +110,7 @@ class TurnSettings:
                 reasoning=reasoning.encode(),
                 raw_text=raw_text.encode(),
                 queue_events=self.on_queue is not None,
+                prompt_progress=self.on_prompt is not None,
             )
         )
 
@@ -129,7 +134,10 @@ def stream_call(params: w.StreamedParams) -> str:
 
 
 def read_settings(
-    default_timeout_s: float, keywords: Mapping[str, Any], on_queue: QueueCallback | None = None
+    default_timeout_s: float,
+    keywords: Mapping[str, Any],
+    on_queue: QueueCallback | None = None,
+    on_prompt: PromptCallback | None = None,
 ) -> TurnSettings:
     """Return the settings of a call with *keywords*.
 
@@ -141,4 +149,6 @@ def read_settings(
                 f"unexpected keyword argument {name!r}; a parameter of the computation is a key of"
                 f" *options*: options={{{name.replace('_', '-')!r}: …}}"
             )
-    return TurnSettings(default_timeout_s=default_timeout_s, on_queue=on_queue, **keywords)
+    return TurnSettings(
+        default_timeout_s=default_timeout_s, on_queue=on_queue, on_prompt=on_prompt, **keywords
+    )

@@ -38,10 +38,13 @@ class RunInferenceParams(Map):
 
 
 class StreamedParams(ScheduledParams, kw_only=True):
-    """Params of a streamed call: its first credit, and whether it gets `QueueEvent`s."""
+    """Params of a streamed call: its first credit, and whether it gets `QueueEvent`s, and events
+    with the progress of the prompt.
+    """
 
     credit: int = CREDIT_DEFAULT
     queue_events: bool = False
+    prompt_progress: bool = False
 
 
 class StreamParams(StreamedParams):
@@ -101,6 +104,10 @@ class TokensEvent(Map):
     `offset` is the number of the answer's tokens before them. With `n-probs`,
     `completion_probabilities` has their logprobs, in llama-server's form. `raw_text` is the text
     with tool calls as the model wrote them, where it differs from `text`.
+
+    An event with `prompt_progress` has nothing else, precedes the first token and uses no credit.
+    It has `total`, `cache` and `processed`, numbers of the prompt's tokens, and `time_ms`, since
+    the first slot, as in llama-server.
     """
 
     tokens: list[int] = []
@@ -110,6 +117,7 @@ class TokensEvent(Map):
     raw_text: bytes = b""
     offset: int = 0
     completion_probabilities: list[dict[str, Any]] = []
+    prompt_progress: dict[str, Any] = {}
 
 
 class TurnResult(Map):

@@ -102,6 +102,7 @@ class SlotAssignment:
         if task.sampler is None:
             task.sampler = self._answers.make_sampler(task, task.spec.sampling)
         self._reporter.report_started(task)
+        self._reporter.report_prompt(task, now)
 
     def _plan_checkpoints(self, task: Task) -> None:
         """Plan where a prompt's state is saved on a model that can only use whole states: where it

@@ -141,9 +141,10 @@ class Steps:
         self._unlearned = _ComputedStep(batch, chunks, kind, seconds, [*candidates, *passed_over])
         for task in self._skipping:
             task.quantum += 1
+        now = self._clock.now
         for part in batch:
             self._count_tokens(part)
-        now = self._clock.now
+            self._tasks.reporter.report_prompt(part.task, now)
         with_logits = [p.task for p in batch if p.task.has_logits]
         for task in with_logits:
             task.last_logits_at = now

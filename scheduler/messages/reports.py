@@ -144,6 +144,17 @@ class Position(TaskMessage):
     starts_in_s: float | None
 
 
+class PromptProgress(TaskMessage):
+    """The progress of a task's prompt of *total* tokens, *ms* after its first slot: *processed*
+    tokens are in the KV state, of which *cached* were not computed.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    ms: float
+
+
 class Shifted(TaskMessage):
     """A full context dropped *discard* tokens after the first *keep*, and so must the history."""
 
@@ -216,6 +227,7 @@ Report = (
     | ConstraintsDropped
     | StateChanged
     | Position
+    | PromptProgress
     | LogEvent
     | Shifted
     | KvFileWritten

@@ -116,6 +116,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Return an embedding of the tokens (`Embedded`) instead of generating text."""
     watch: bool = False
     """Report the place in the queue when it changes (`Position`)."""
+    watch_prompt: bool = False
+    """Report the progress of the prompt after each step (`PromptProgress`)."""
     resume_point: ResumePoint | None = None
     """The progress of a turn resumed from another worker."""
     trial_tokens: int = 0

@@ -47,6 +47,15 @@ class Reporter:
         self.send(m.StateChanged(task.spec.id, task.state.value))
         self._log_task("task.started", task, slot=task.slot, cached_tokens=task.cached)
 
+    def report_prompt(self, task: Task, now: float) -> None:
+        """Report the progress of a task's prompt, if that was requested and it has not ended."""
+        if not task.spec.watch_prompt or task.started_at is None or task.generated:
+            return
+        processed = min(task.computed + task.dropped, task.prompt_size)
+        ms = 1000 * (now - task.started_at)
+        counts = task.prompt_size, task.cached, processed
+        self.send(m.PromptProgress(task.spec.id, *counts, ms))
+
     def report_parked(self, task: Task) -> None:
         """Report a task that lost its slot."""
         self.send(m.StateChanged(task.spec.id, task.state.value))

@@ -11,7 +11,7 @@ from ...scheduler import messages as m
 from ..admission.kept_bytes import memory_bytes
 from ..journal.entries import Replay, TurnPiece
 from ..table import SessionCall, SessionState, step
-from ..turn import PositionSink, TokensSink, Turn
+from ..turn import ProgressSink, TokensSink, Turn
 from ..turns.start import begin_of, resumed, scales_by_name, task_of, ticket_of
 from ..turns.turn_options import TurnOptions
 from ..worker_client import WorkerClient
@@ -30,7 +30,7 @@ class TurnRunner:
         self,
         call: TurnOptions,
         on_tokens: TokensSink | None = None,
-        on_position: PositionSink | None = None,
+        on_progress: ProgressSink | None = None,
     ) -> Turn:
         """Queue a turn on the present prompt.
 
@@ -38,7 +38,7 @@ class TurnRunner:
         """
         async with self._link.exclusive():
             client = await self._ready_client(embeds=call.embeds)
-            turn = self._begin_turn(client, call, on_tokens, on_position)
+            turn = self._begin_turn(client, call, on_tokens, on_progress)
             await self._write_beginning()
             if not turn.ended.is_set():
                 turn.submit()
@@ -50,7 +50,7 @@ class TurnRunner:
         tokens: Sequence[int],
         text: bytes,
         on_tokens: TokensSink | None = None,
-        on_position: PositionSink | None = None,
+        on_progress: ProgressSink | None = None,
     ) -> Turn:
         """Continue the interrupted turn with its own options and seed. Its reader has *tokens* and
         *text* of it; the rest of its output is sent first.
@@ -64,7 +64,7 @@ class TurnRunner:
             before = self._core.before_input()
             history_state.now = history_state.before
             try:
-                turn = self._begin_turn(client, options, on_tokens, on_position, so_far)
+                turn = self._begin_turn(client, options, on_tokens, on_progress, so_far)
             except BaseException:
                 history_state.now = before.conversation.history_state.now
                 raise
@@ -107,7 +107,7 @@ class TurnRunner:
         client: WorkerClient,
         call: TurnOptions,
         on_tokens: TokensSink | None,
-        on_position: PositionSink | None,
+        on_progress: ProgressSink | None,
         resumes: Replay | None = None,
     ) -> Turn:
         """Return a new turn on the present history, not yet submitted to the worker. It may
@@ -136,7 +136,7 @@ class TurnRunner:
         core.ticket = ticket
         core.move_state(SessionCall.COMPUTE_SINGLE if call.pull else SessionCall.COMPUTE)
         sink, compare = core.recording.watch_tokens(on_tokens), core.model.compare
-        turn = Turn(client, spec, self._engine_event, sink, on_position, compare)
+        turn = Turn(client, spec, self._engine_event, sink, on_progress, compare)
         ticket.output = turn.tokens
         core.turns_begun += 1
         core.turn_at = ledger.seconds()

@@ -51,6 +51,7 @@ def task_of(
         persist=session.settings.persist and session.session_id is not None,
         shared_kv=_shared_kv(session, tokens),
         watch=call.watch,
+        watch_prompt=call.watch_prompt,
         request=str(get_contextvars().get("request", "")),
     )
     history = session.conversation.history_state.now

@@ -62,6 +62,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The caller accepts an embedding, if the parameters request one."""
     watch: bool = False
     """Report changes of the position in the queue."""
+    watch_prompt: bool = False
+    """Report the progress of the prompt."""
     quota_checked: bool = False
     """The token quota was checked already, for the first turn of the same call."""
 

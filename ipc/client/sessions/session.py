@@ -19,6 +19,7 @@ from ..streams.async_stream import AsyncStream
 from ..streams.texts import Answer, Reply, answers_of, reply_of
 from ..streams.turn import StreamedTurn
 from ..turn_settings import (
+    PromptCallback,
     QueueCallback,
     SchedulingKeywords,
     TurnKeywords,
@@ -130,28 +131,33 @@ class AsyncSession(SessionProperties):
         prompt: Prompt | None = None,
         *,
         on_queue: QueueCallback | None = None,
+        on_prompt: PromptCallback | None = None,
         **keywords: Unpack[TurnKeywords],
     ) -> AsyncStream:
         """Stream a turn that answers *prompt*, or without a prompt the present history.
 
         The chat template adds *prompt*, the user's text or messages with role and content, to the
         history; with *raw* it is added unchanged. *on_queue* is called with the turn's place in the
-        queue while it waits. *traceparent* is the turn's parent span (W3C Trace Context); the
+        queue while it waits, and *on_prompt* with its prompt's progress: a map of `total`, `cache`,
+        `processed` and `time_ms`. *traceparent* is the turn's parent span (W3C Trace Context); the
         default is OpenTelemetry's current span, if the program uses OpenTelemetry.
         """
-        settings = self._turn_settings(keywords, on_queue)
+        settings = self._turn_settings(keywords, on_queue, on_prompt)
         context = require_open(self._attachment.context)
         return self._stream(settings.stream_params(context, prompt), settings)
 
     def _turn_settings(
-        self, keywords: TurnKeywords, on_queue: QueueCallback | None = None
+        self,
+        keywords: TurnKeywords,
+        on_queue: QueueCallback | None = None,
+        on_prompt: PromptCallback | None = None,
     ) -> TurnSettings:
         """Return a turn's settings, with the session's defaults."""
         if keywords.get("raw") is None:
             keywords["raw"] = self._settings.raw
         keywords["priority"] = keywords.get("priority") or self._settings.priority
         timeout_s = self._client._seconds(None)
-        return read_settings(timeout_s, keywords, on_queue)
+        return read_settings(timeout_s, keywords, on_queue, on_prompt)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
@@ -163,6 +169,7 @@ class AsyncSession(SessionProperties):
             timeout_s=settings.timeout_s,
             retries=self._client._retries,
             on_queue=settings.on_queue,
+            on_prompt=settings.on_prompt,
             recovery=request.recover if self._settings.resume else None,
         )
         return AsyncStream(turn)

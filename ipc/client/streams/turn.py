@@ -15,7 +15,7 @@ from ..connection.driver import Driver
 from ..connection.inflight import InFlight
 from ..failures import is_loss, retrying, with_progress
 from ..results import Metadata
-from ..turn_settings import QueueCallback
+from ..turn_settings import PromptCallback, QueueCallback
 from .texts import Piece, ToolCall, ToolCalls, tool_call_parts
 
 SETTLE_S_MAX = 5.0
@@ -54,6 +54,7 @@ class StreamedTurn:
         timeout_s: float,
         retries: int,
         on_queue: QueueCallback | None = None,
+        on_prompt: PromptCallback | None = None,
         recovery: TurnRecovery | None = None,
         credit: int = CREDIT_DEFAULT,
     ):
@@ -68,7 +69,7 @@ class StreamedTurn:
         self.probabilities: list[dict[str, Any]] = []
         self._start, self._driver = start, driver
         self._timeout_s, self._retries = timeout_s, retries
-        self._on_queue, self._recovery = on_queue, recovery
+        self._on_queue, self._on_prompt, self._recovery = on_queue, on_prompt, recovery
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grant_at = max(1, credit // 2)
         self._events_read = 0
@@ -128,10 +129,13 @@ class StreamedTurn:
     def read_event(self, event: dict[str, Any]) -> tuple[Piece, int]:
         """Return an event's piece, and the credit to grant now (mostly 0).
 
-        An event with a place in the queue has no text and uses no credit.
+        Events with a place in the queue or the prompt's progress have no text and use no credit.
         """
         if self._on_queue is not None and "waiting" in event:
             self._on_queue(as_event(event, QueueEvent))
+            return Piece(""), 0
+        if self._on_prompt is not None and (progress := event.get("prompt_progress")):
+            self._on_prompt(progress)
             return Piece(""), 0
         self.probabilities += event.get("completion_probabilities", ())
         tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")

@@ -280,7 +280,7 @@ async def test_a_place_in_the_queue_is_reported_when_it_changes() -> None:
     session = opened(harness)
     await session.input.set_input(b"x")
     sent: list[m.Position] = []
-    turn = await session.runner.start_turn(TurnOptions(watch=True), on_position=sent.append)
+    turn = await session.runner.start_turn(TurnOptions(watch=True), on_progress=sent.append)
 
     for position in (3, 3, 2, 2, 1):
         turn.report(m.Position(turn.spec.id, position, 4, 1.5))

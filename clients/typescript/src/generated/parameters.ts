@@ -191,6 +191,8 @@ export interface ModelParameters {
   "tool-choice"?: string | object | undefined;
   /** the answer may have several calls; false: one (default: true) */
   "parallel-tool-calls"?: boolean | undefined;
+  /** return the calls of `tools` apart from the text; false: they stay in the text, as the model writes them (default: true) */
+  "parse-tool-calls"?: boolean | undefined;
   /** arguments of the chat template, such as enable_thinking: a map, or its JSON text; up to 64, of 64 KiB (default: {}) */
   "chat-template-kwargs"?: string | object | undefined;
   /** deepseek (or auto): text between `<think>` and `</think>` before the answer is returned as reasoning; none: as text (default: "none") */

@@ -735,6 +735,8 @@ export interface StreamParams {
   credit?: number | undefined;
   /** send the turn's position in the queue */
   queue_events?: boolean | undefined;
+  /** send the progress of the prompt; ignored by `chat` */
+  prompt_progress?: boolean | undefined;
 }
 
 export interface StreamResult {
@@ -767,10 +769,12 @@ export interface StreamEvent {
   offset: number;
   /** with `n-probs`: the tokens' logprobs, see metadata */
   completion_probabilities: Fields[];
+  /** with the param `prompt_progress`, in events of their own: `total`, `cache` (not computed), and `processed` tokens of the prompt, and `time_ms` since the first slot */
+  prompt_progress: Fields;
 }
 
 export function readStreamEvent(fields: Fields): StreamEvent {
-  return { tokens: [], text: new Uint8Array(), reasoning: new Uint8Array(), raw_text: new Uint8Array(), offset: 0, completion_probabilities: [], ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as StreamEvent;
+  return { tokens: [], text: new Uint8Array(), reasoning: new Uint8Array(), raw_text: new Uint8Array(), offset: 0, completion_probabilities: [], prompt_progress: {}, ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as StreamEvent;
 }
 
 export interface QueueEvent {
@@ -847,6 +851,8 @@ export interface ResumeParams {
   credit?: number | undefined;
   /** send the turn's position in the queue */
   queue_events?: boolean | undefined;
+  /** send the progress of the prompt */
+  prompt_progress?: boolean | undefined;
 }
 
 export interface AnswersParams {
