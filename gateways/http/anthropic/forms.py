@@ -10,7 +10,7 @@ import msgspec
 from ....backends.errors import InferdError
 from ....ipc.client import Metadata, Piece, QueueEvent, ToolCall
 from ..exchange.streaming import EVENT_STREAM
-from ..turns import Answer, FinishReason, WholeCalls
+from ..turns import Answer, FinishReason, TurnProgress, WholeCalls
 from .errors import error_body
 
 _REASONS = {
@@ -100,6 +100,10 @@ class MessageStream:
         if place is None:
             return _event("ping")
         return _event("ping", position=place.position, waiting=place.waiting)
+
+    def progress(self, answer: int, progress: TurnProgress) -> bytes:
+        """Return nothing, because the API has no form for it."""
+        return b""
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the events of a piece."""

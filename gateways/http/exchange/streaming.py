@@ -11,7 +11,7 @@ import anyio
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent
 from ..limits import PLACE_PAUSE_S, WAITING_PAUSE_S
-from ..turns import Answer, TurnRequest
+from ..turns import Answer, TurnProgress, TurnRequest
 from .exchange import Exchange
 from .statuses import status_of, without_frames
 
@@ -38,6 +38,9 @@ class StreamForm(Protocol):
         """Return the form of a place in the queue; None means that it is not known, because the
         model is being loaded.
         """
+
+    def progress(self, answer: int, progress: TurnProgress) -> bytes:
+        """Return the progress of an answer's prompt, before its first piece."""
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the next piece of an answer."""
@@ -103,6 +106,10 @@ class _NumberedReader:
         if not self._first:
             self.writer.note_place(place)
 
+    def add_progress(self, answer: int, progress: TurnProgress) -> None:
+        """Add the progress of an answer's prompt."""
+        self.writer.add_progress(self._first + answer, progress)
+
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
         """Add a piece."""
         self.writer.add_piece(self._first + answer, piece, probabilities)
@@ -153,6 +160,12 @@ class _StreamWriter:
     def note_place(self, place: QueueEvent) -> None:
         """Note a place in the queue."""
         self._place, self._show_at = place, 0.0
+
+    def add_progress(self, answer: int, progress: TurnProgress) -> None:
+        """Add the progress of an answer's prompt."""
+        if data := self._form.progress(answer, progress):
+            self._begin()
+            self._added += data
 
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
         """Add a piece."""

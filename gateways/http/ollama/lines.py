@@ -12,7 +12,7 @@ import msgspec
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ..openai.logprobs import chat_logprobs
-from ..turns import Answer, FinishReason, WholeCalls
+from ..turns import Answer, FinishReason, TurnProgress, WholeCalls
 from .errors import error_body
 from .fields import TurnFields
 
@@ -100,6 +100,10 @@ class LineStream:
 
     def waiting(self, place: QueueEvent | None) -> bytes:
         """Return nothing, because Ollama's clients do not know places in a queue."""
+        return b""
+
+    def progress(self, answer: int, progress: TurnProgress) -> bytes:
+        """Return nothing, because the API has no form for it."""
         return b""
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:

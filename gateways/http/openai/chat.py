@@ -15,7 +15,7 @@ from ..callers.caller import Caller
 from ..exchange import Exchange, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
-from ..turns import Answer, TurnRequest, WholeCalls, schema_options
+from ..turns import Answer, TurnProgress, TurnRequest, WholeCalls, schema_options
 from .chat_fields import (
     CHAT,
     ChatRequest,
@@ -27,6 +27,7 @@ from .chat_fields import (
 from .errors import error_body
 from .logprobs import chat_logprobs
 from .messages import read_messages
+from .timings import Timings, with_fields
 from .usage import usage_of
 
 _encode = msgspec.json.encode
@@ -79,6 +80,7 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
         answers=chat.n,
         priority=priority_of(chat.priority, chat.service_tier, caller),
         session_id=chat.session_id,
+        progress=chat.stream and (chat.return_progress or chat.timings_per_token),
     )
 
 
@@ -132,6 +134,7 @@ class ChatFrame:
 
     def __init__(self, chat: ChatRequest, request: TurnRequest):
         self.chat = chat
+        self.timings = Timings(per_token=chat.timings_per_token, progress=chat.return_progress)
         self.common: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -147,6 +150,7 @@ class ChatFrame:
             "system_fingerprint": answers[0].metadata.get("fingerprint"),
             "choices": [self._choice(number, answer) for number, answer in enumerate(answers)],
             "usage": usage_of(answers),
+            **self.timings.of_end(answers[0]),
         }
 
     def _choice(self, number: int, answer: Answer) -> dict[str, Any]:
@@ -189,6 +193,7 @@ class ChatStream:
             for number in range(frame.chat.n)
         ]
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+        self._timings = frame.timings
         self._calls = [WholeCalls() for _ in range(frame.chat.n)]
         self._ended: list[Answer] = []
 
@@ -201,9 +206,16 @@ class ChatStream:
         """Return a comment with the place in the queue."""
         return waiting_comment(place)
 
+    def progress(self, answer: int, progress: TurnProgress) -> bytes:
+        """Return the chunk of a prompt's progress, if it is wanted."""
+        more = self._timings.of_prompt(answer, progress)
+        delta = {"role": "assistant", "content": None}
+        return self._chunk(answer, delta, more=more) if more else b""
+
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the chunk of a piece."""
-        if piece and not (piece.reasoning or piece.tool_calls or probabilities):
+        more = self._timings.of_piece(answer)
+        if piece and not (piece.reasoning or piece.tool_calls or probabilities or more):
             return self._text_heads[answer] + _encode(str(piece)) + self._text_tail
         delta: dict[str, Any] = {}
         if piece:
@@ -212,7 +224,9 @@ class ChatStream:
             delta["reasoning_content"] = piece.reasoning
         if piece.tool_calls:
             self._add_calls(delta, answer, self._calls[answer].add_parts(piece.tool_calls))
-        return self._chunk(answer, delta, probabilities) if delta or probabilities else b""
+        return (
+            self._chunk(answer, delta, probabilities, more=more) if delta or probabilities else b""
+        )
 
     def _add_calls(self, delta: dict[str, Any], answer: int, calls: list[ToolCall]) -> None:
         if calls:
@@ -227,7 +241,8 @@ class ChatStream:
         delta: dict[str, Any] = {}
         self._add_calls(delta, answer, self._calls[answer].finish())
         rest = self._chunk(answer, delta, end.probabilities) if delta or end.probabilities else b""
-        return rest + self._chunk(answer, {}, finish_reason=end.finish_reason)
+        more = self._timings.of_end(end)
+        return rest + self._chunk(answer, {}, finish_reason=end.finish_reason, more=more)
 
     def _chunk(
         self,
@@ -235,6 +250,7 @@ class ChatStream:
         delta: dict[str, Any],
         probabilities: list[dict[str, Any]] | None = None,
         finish_reason: str | None = None,
+        more: dict[str, Any] | None = None,
     ) -> bytes:
         logprobs = None
         if probabilities:
@@ -245,7 +261,7 @@ class ChatStream:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        return self._head + _encode(choice) + self._tail
+        return self._head + _encode(choice) + with_fields(self._tail, more or {})
 
     def error(self, error: InferdError, status: int) -> bytes:
         """Return an error, which OpenAI's clients raise."""
@@ -255,8 +271,8 @@ class ChatStream:
         """Return the usage, if it is wanted, and the end of the stream."""
         if not self._chat.stream_options.include_usage:
             return DONE
-        usage = b'],"usage":' + _encode(usage_of(self._ended)) + b"}\n\n"
-        return self._head + usage + DONE
+        usage = {"usage": usage_of(self._ended), **self._timings.of_end(self._ended[0])}
+        return self._head + with_fields(b"]}\n\n", usage) + DONE
 
 
 def waiting_comment(place: QueueEvent | None) -> bytes:

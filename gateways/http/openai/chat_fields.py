@@ -85,6 +85,8 @@ class ChatRequest(Struct, kw_only=True):
     enable_thinking: bool | None = None
     think: Think | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    timings_per_token: bool = False
+    return_progress: bool = False
     service_tier: ServiceTier = "auto"
     priority: Priority | None = None
     session_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -103,6 +105,11 @@ STRUCTURED_OUTPUTS: tuple[Field, ...] = (
     ignored("guided_decoding_backend", "one engine compiles all grammars"),
 )
 """vLLM's fields for the format of an answer, which all paths have whose models generate text."""
+
+PROGRESS: tuple[Field, ...] = (
+    honoured("timings_per_token", "llama-server's: `timings` in the answer and in each chunk"),
+    honoured("return_progress", "llama-server's: chunks with `prompt_progress` in a stream"),
+)
 
 CHAT = FieldTable(
     "/v1/chat/completions",
@@ -149,6 +156,7 @@ CHAT = FieldTable(
         ),
         *STRUCTURED_OUTPUTS,
         *THINKING,
+        *PROGRESS,
         PRIORITY_FIELD,
         honoured(
             "session_id",

@@ -18,6 +18,7 @@ from ..fields import (
     refused,
 )
 from .chat_fields import (
+    PROGRESS,
     SEED_NOTE,
     STRUCTURED_OUTPUTS,
     THINKING,
@@ -42,6 +43,8 @@ class CompletionRequest(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     max_tokens: int = TOKENS_DEFAULT
     echo: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     logit_bias: dict[str, float] = {}
     service_tier: ServiceTier = "auto"
@@ -68,6 +71,7 @@ COMPLETIONS = FieldTable(
         parameter("stop"),
         parameter("seed", note=SEED_NOTE),
         *STRUCTURED_OUTPUTS,
+        *PROGRESS,
         PRIORITY_FIELD,
         refused("suffix", "the models do not fill in text between two others", ""),
         refused("best_of", "use n, and choose", 1),

@@ -14,11 +14,12 @@ from ..callers.caller import Caller
 from ..exchange import Exchange, collect_turns, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
-from ..turns import Answer, TurnRequest
+from ..turns import Answer, TurnProgress, TurnRequest
 from .chat import DONE, bias_pairs, priority_of, waiting_comment
 from .completion_fields import ANSWERS_MAX, COMPLETIONS, CompletionRequest
 from .errors import error_body
 from .logprobs import CompletionLogprobs
+from .timings import Timings, with_fields
 from .usage import add_usage, usage_of
 
 _encode = msgspec.json.encode
@@ -44,6 +45,9 @@ class _Frame:
 
     def __init__(self, request: CompletionRequest):
         self.request = request
+        self.timings = Timings(
+            per_token=request.timings_per_token, progress=request.return_progress
+        )
         prompt = request.prompt
         self.prompts = [prompt] if isinstance(prompt, str) else prompt
         self.common: dict[str, Any] = {
@@ -74,6 +78,7 @@ class _Frame:
                 raw=True,
                 options=options,
                 answers=request.n,
+                progress=request.stream and (request.return_progress or request.timings_per_token),
                 priority=priority_of(request.priority, request.service_tier, caller),
             )
             for prompt in self.prompts
@@ -91,6 +96,7 @@ class _Frame:
             "system_fingerprint": answers[0].metadata.get("fingerprint"),
             "choices": [self._choice(number, answer) for number, answer in enumerate(answers)],
             "usage": add_usage([usage_of(answers) for answers in by_prompt]),
+            **self.timings.of_end(answers[0]),
         }
 
     def _choice(self, number: int, answer: Answer) -> dict[str, Any]:
@@ -115,7 +121,7 @@ class _Stream:
     shows_waiting = True
 
     def __init__(self, frame: _Frame):
-        self._frame, self._request = frame, frame.request
+        self._frame, self._request, self._timings = frame, frame.request, frame.timings
         self._usage = frame.request.stream_options.include_usage
         self._head = b"data: " + _encode(frame.common)[:-1] + b',"choices":['
         self._tail = b"]" + (b',"usage":null' if self._usage else b"") + b"}\n\n"
@@ -145,16 +151,23 @@ class _Stream:
         """Return a comment with the place in the queue."""
         return waiting_comment(place)
 
+    def progress(self, answer: int, progress: TurnProgress) -> bytes:
+        """Return the chunk of a prompt's progress, if it is wanted."""
+        more = self._timings.of_prompt(answer, progress)
+        return self._chunk(answer, "", more=more) if more else b""
+
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the chunk of a piece."""
-        if not probabilities:
+        more = self._timings.of_piece(answer)
+        if not (probabilities or more):
             return self._text_heads[answer] + _encode(str(piece)) + self._text_tail
-        return self._chunk(answer, str(piece), probabilities)
+        return self._chunk(answer, str(piece), probabilities, more=more)
 
     def end(self, answer: int, end: Answer) -> bytes:
         """Return the last chunk of an answer."""
         self._ended[answer] = end
-        return self._chunk(answer, "", end.probabilities, end.finish_reason)
+        more = self._timings.of_end(end)
+        return self._chunk(answer, "", end.probabilities, end.finish_reason, more=more)
 
     def _chunk(
         self,
@@ -162,6 +175,7 @@ class _Stream:
         text: str,
         probabilities: list[dict[str, Any]] | None = None,
         finish_reason: str | None = None,
+        more: dict[str, Any] | None = None,
     ) -> bytes:
         logprobs = self._logprobs[answer].add(probabilities) if probabilities else None
         choice = {
@@ -170,7 +184,7 @@ class _Stream:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        return self._head + _encode(choice) + self._tail
+        return self._head + _encode(choice) + with_fields(self._tail, more or {})
 
     def error(self, error: InferdError, status: int) -> bytes:
         """Return an error, which OpenAI's clients raise."""
@@ -186,4 +200,5 @@ class _Stream:
             for first in range(0, self._answers, n)
         ]
         usage = add_usage([usage_of(answers) for answers in by_prompt])
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n" + DONE
+        fields = {"usage": usage, **self._timings.of_end(self._ended[0])}
+        return self._head + with_fields(b"]}\n\n", fields) + DONE

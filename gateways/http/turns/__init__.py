@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .answers import Answer, FinishReason, TurnReader
+from .answers import Answer, FinishReason, TurnProgress, TurnReader
 from .formats import schema_options
 from .pool import ConnectionPool
 from .request import TurnRequest
@@ -14,6 +14,7 @@ __all__ = (
     "ConnectionPool",
     "Embedded",
     "FinishReason",
+    "TurnProgress",
     "TurnReader",
     "TurnRequest",
     "TurnRunner",

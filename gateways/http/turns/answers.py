@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -60,11 +62,37 @@ class Answer:
         return self.metadata.get("cached_tokens", 0)
 
 
+class TurnProgress:
+    """The progress of a streamed answer, whose turn updates it: numbers of the prompt's tokens, the
+    time for these, and the tokens of the answer so far.
+    """
+
+    def __init__(self) -> None:
+        self.total = self.cached = self.processed = self.output_tokens = 0
+        self.prompt_ms = self.predicted_ms = 0.0
+        self._prompt_at = 0.0
+
+    def note_prompt(self, progress: Mapping[str, Any]) -> None:
+        """Note the progress of the prompt, as the daemon reports it."""
+        self.total, self.cached = progress["total"], progress["cache"]
+        self.processed, self.prompt_ms = progress["processed"], progress["time_ms"]
+        self._prompt_at = time.monotonic()
+
+    def note_tokens(self, count: int) -> None:
+        """Note the number of the answer's tokens."""
+        if count > self.output_tokens:
+            self.output_tokens = count
+            self.predicted_ms = 1000 * (time.monotonic() - self._prompt_at)
+
+
 class TurnReader(Protocol):
     """The reader of streamed answers. The methods of several answers run side by side."""
 
     def note_place(self, place: QueueEvent) -> None:
         """Note the turn's place in the queue, before its first piece."""
+
+    def add_progress(self, answer: int, progress: TurnProgress) -> None:
+        """Add the progress of an answer's prompt, if the request has `progress`."""
 
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
         """Add the next piece of an answer."""

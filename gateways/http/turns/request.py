@@ -31,3 +31,5 @@ class TurnRequest:
     session_id: str | None = None
     branch_of: str | None = None
     note: Callable[[Answer], bytes] | None = None
+    progress: bool = False
+    """Pass the progress of a streamed answer's prompt to its reader."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from ....ipc.priorities import Priority
 from ..callers.caller import Caller
 from ..callers.quotas import Quotas
 from ..limits import CLOSE_S_MAX, Limits
-from .answers import Answer, TurnReader, finish_reason_of
+from .answers import Answer, TurnProgress, TurnReader, finish_reason_of
 from .health import DaemonHealth
 from .pool import ConnectionPool
 from .request import TurnRequest
@@ -98,16 +98,18 @@ class TurnRunner:
         async with self._open(caller, request, requests=request.answers) as session:
             load_s = time.monotonic() - began
             branches = await session.fork(request.answers - 1) if request.answers > 1 else []
-            streams = [
-                each.stream(
+            streams = []
+            for number, each in enumerate([session, *branches]):
+                progress = _ReportedProgress(reader, number) if request.progress else None
+                stream = each.stream(
                     request.prompt,
                     on_queue=reader.note_place,
+                    on_prompt=None if progress is None else progress.note_prompt,
                     **self._turn_keywords(request, deadline, number),
                 )
-                for number, each in enumerate([session, *branches])
-            ]
+                streams.append((stream, progress))
             if len(streams) == 1:
-                end = await self._read_stream(caller, streams[0], 0, reader, load_s)
+                end = await self._read_stream(caller, *streams[0], 0, reader, load_s)
                 await self._store_note(session, request, end)
                 if request.session_id is None:
                     await reader.write_end(0, end)
@@ -115,19 +117,33 @@ class TurnRunner:
                     end_of_session = end  # written once the session is dormant
             else:
                 async with anyio.create_task_group() as group:
-                    for number, stream in enumerate(streams):
-                        group.start_soon(self._read_to_end, caller, stream, number, reader, load_s)
+                    for number, (stream, progress) in enumerate(streams):
+                        group.start_soon(
+                            self._read_to_end, caller, stream, progress, number, reader, load_s
+                        )
         if end_of_session is not None:
             await reader.write_end(0, end_of_session)
 
     async def _read_to_end(
-        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader, load_s: float
+        self,
+        caller: Caller,
+        stream: AsyncStream,
+        progress: TurnProgress | None,
+        number: int,
+        reader: TurnReader,
+        load_s: float,
     ) -> None:
-        end = await self._read_stream(caller, stream, number, reader, load_s)
+        end = await self._read_stream(caller, stream, progress, number, reader, load_s)
         await reader.write_end(number, end)
 
     async def _read_stream(
-        self, caller: Caller, stream: AsyncStream, number: int, reader: TurnReader, load_s: float
+        self,
+        caller: Caller,
+        stream: AsyncStream,
+        progress: TurnProgress | None,
+        number: int,
+        reader: TurnReader,
+        load_s: float,
     ) -> Answer:
         """Write the pieces of a stream to *reader*, and return its end."""
         written = 0
@@ -138,6 +154,8 @@ class TurnRunner:
             for piece in pieces:
                 probabilities = stream.probabilities[written:]
                 written += len(probabilities)
+                if progress is not None:
+                    progress.note_tokens(len(stream.tokens))
                 reader.add_piece(number, piece, probabilities)
             return reader.write_now()
 
@@ -349,6 +367,19 @@ def no_previous(response_id: str) -> InvalidArgument:
         hint="send the whole history as input",
         data={"param": "previous_response_id"},
     )
+
+
+class _ReportedProgress(TurnProgress):
+    """The progress of the answer *number*, whose *reader* gets that of its prompt."""
+
+    def __init__(self, reader: TurnReader, number: int):
+        super().__init__()
+        self._reader, self._number = reader, number
+
+    def note_prompt(self, progress: Mapping[str, Any]) -> None:
+        """Note the progress of the prompt, and pass it on."""
+        super().note_prompt(progress)
+        self._reader.add_progress(self._number, self)
 
 
 def _whole_answer(reply: Reply, load_s: float) -> Answer:

@@ -30,8 +30,7 @@ def test_each_step_of_a_prompt_is_reported_before_the_first_token(client: inferd
             seen.append(progress)
 
         stream = session.stream("x" * 98, raw=True, on_prompt=note, options={"n-predict": 3})
-        for _ in stream:
-            order.append("text")
+        order.extend("text" for _ in stream)
         total = stream.metadata["input_tokens"]
         assert order == ["prompt"] * len(seen) + ["text"] * 3
         assert [each["processed"] for each in seen] == [*range(0, total, STEP), total]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -231,9 +232,13 @@ def test_words_are_read_in_any_case_and_by_other_programs_spellings(
     tmp_path: Path, key: str, value: str, read: object
 ) -> None:
     field = key.replace("-", "_")
-    sources = ({key: value}, {}), ({}, {f"INFERD_{field.upper()}": value})
-    file = {"config": write(tmp_path, f'[daemon]\n{key} = "{value}"')}, {}
-    for source in (*sources, file):
+    file = write(tmp_path, f'[daemon]\n{key} = "{value}"')
+    sources: list[tuple[dict[str, Any], dict[str, str]]] = [
+        ({key: value}, {}),
+        ({}, {f"INFERD_{field.upper()}": value}),
+        ({"config": file}, {}),
+    ]
+    for source in sources:
         assert getattr(load_config(*source), field) == read
 
 

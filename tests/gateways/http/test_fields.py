@@ -119,7 +119,7 @@ def test_a_null_counts_as_absent_at_each_depth(table: FieldTable[Any]) -> None:
 
 def test_the_fuzz_of_nulls_reaches_the_inner_fields() -> None:
     chat = list(with_nulls(inspect.type_info(TABLES["/v1/chat/completions"].kind)))
-    places = [
+    places: list[dict[str, Any]] = [
         {"stream_options": {"include_usage": None}},
         {"response_format": {"type": "json_object", "json_schema": {"description": None}}},
         {"top_logprobs": None},

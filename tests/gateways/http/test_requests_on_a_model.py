@@ -104,7 +104,7 @@ def test_fields_of_other_servers_that_turn_reasoning_on_are_arguments_of_the_tem
         assert "inferd-ignored" not in found.headers
         usage = found.json().get("usage", found.json())
         read = usage.get("prompt_tokens", usage.get("input_tokens"))
-        return int(read) + usage.get("cache_read_input_tokens", 0)
+        return int(read + usage.get("cache_read_input_tokens", 0))
 
     for path, body in (
         ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}),

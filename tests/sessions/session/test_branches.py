@@ -279,11 +279,26 @@ async def test_a_place_in_the_queue_is_reported_when_it_changes() -> None:
     harness = Harness()
     session = opened(harness)
     await session.input.set_input(b"x")
-    sent: list[m.Position] = []
+    sent: list[m.Position | m.PromptProgress] = []
     turn = await session.runner.start_turn(TurnOptions(watch=True), on_progress=sent.append)
 
     for position in (3, 3, 2, 2, 1):
         turn.report(m.Position(turn.spec.id, position, 4, 1.5))
 
-    assert turn.spec.watch
-    assert [p.position for p in sent] == [3, 2, 1]
+    assert turn.spec.watch and not turn.spec.watch_prompt
+    assert [p.position for p in sent if isinstance(p, m.Position)] == [3, 2, 1]
+
+
+async def test_the_progress_of_a_prompt_is_reported_when_it_has_grown() -> None:
+    harness = Harness()
+    session = opened(harness)
+    await session.input.set_input(b"x")
+    sent: list[m.Position | m.PromptProgress] = []
+    options = TurnOptions(watch_prompt=True)
+    turn = await session.runner.start_turn(options, on_progress=sent.append)
+
+    for processed in (0, 4, 2, 4, 7):  # less than before, after a loss of its KV state
+        turn.report(m.PromptProgress(turn.spec.id, 7, 0, processed, 1.5))
+
+    assert turn.spec.watch_prompt
+    assert [p.processed for p in sent if isinstance(p, m.PromptProgress)] == [0, 4, 7]

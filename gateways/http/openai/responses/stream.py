@@ -9,7 +9,7 @@ import msgspec
 from .....backends.errors import InferdError
 from .....ipc.client import Piece, QueueEvent, ToolCall
 from ...exchange.streaming import EVENT_STREAM
-from ...turns import Answer, WholeCalls
+from ...turns import Answer, TurnProgress, WholeCalls
 from ..chat import waiting_comment
 from .fields import RESPONSES
 from .frame import (
@@ -69,6 +69,10 @@ class ResponseStream:
     def waiting(self, place: QueueEvent | None) -> bytes:
         """Return a comment with the place in the queue."""
         return waiting_comment(place)
+
+    def progress(self, answer: int, progress: TurnProgress) -> bytes:
+        """Return nothing, because the API has no form for it."""
+        return b""
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the events of a piece."""
