@@ -88,6 +88,9 @@ class StateDirectory:
         path = self._path / STARTS_FILE
         number = int(path.read_text()) + 1 if path.exists() else 1
         temporary = path.with_suffix(".new")
-        temporary.write_text(f"{number}\n")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)  # a daemon that was killed may have left it
+            file.write(f"{number}\n")
         temporary.replace(path)
         return number & 0x7FFF_FFFF

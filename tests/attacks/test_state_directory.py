@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,6 +14,7 @@ from inferd.backends.errors import Busy
 from inferd.daemon.components import Components
 from inferd.daemon.state_lock import LOCK_FILE, STARTS_FILE, StateDirectory
 from inferd.testing import RunningDaemon, running_daemon
+from tests.tiny_gguf import write_tiny
 
 ECHO = "[models.echo]\nbackend = 'echo'\n"
 
@@ -67,6 +69,49 @@ def test_the_lock_of_a_killed_daemon_is_free() -> None:
             assert is_durable(client)
             [state] = [c for c in client.stats()["components"] if c["component"] == "state"]
             assert state["up"]
+
+
+class _WithUmask(RunningDaemon):
+    """A daemon that is started with a umask, on a state directory that exists and all may read."""
+
+    umask = ""
+    _start_process: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
+
+    def _command(self) -> list[str]:
+        (self.directory / "state").mkdir(mode=0o755, exist_ok=True)
+        return ["sh", "-c", f'umask {self.umask}; exec "$0" "$@"', *super()._command()]
+
+
+@pytest.mark.parametrize("umask", ["000", "022", "077", "007"])
+def test_only_the_daemons_user_reads_its_files_whatever_the_umask(
+    umask: str, tmp_path: Path
+) -> None:
+    model = write_tiny("llama", tmp_path)
+    daemon = _WithUmask(f"{ECHO}[models.tiny]\nfile = '{model}'\nctx-size = 256\n")
+    daemon.umask = umask
+    with daemon:
+        with Client(daemon.socket) as client, client.session("tiny", session_id="kept") as session:
+            session.chat("hello", options={"n-predict": 2})
+            client.save_state(session.context, "named")
+            client.pin("echo")
+        assert daemon.stop() == 0
+        found = {path: path.stat().st_mode & 0o777 for path in daemon.directory.glob("state/**/*")}
+        names = {path.name for path in found}
+        assert {LOCK_FILE, STARTS_FILE, "sessions.db", "states.db", "models.json", "kv"} <= names
+        assert any(path.is_file() and "kv" in path.parts for path in found)
+        wrong = {str(p): oct(m) for p, m in found.items() if m != (0o700 if p.is_dir() else 0o600)}
+        assert not wrong
+
+
+def test_the_mode_of_a_file_that_was_left_does_not_stay(tmp_path: Path) -> None:
+    left = tmp_path / f"{STARTS_FILE}.new"
+    left.write_text("garbage that is long")
+    left.chmod(0o666)
+    directory = StateDirectory(tmp_path)
+    assert directory.open("/run/a.sock", Components()) == 1
+    directory.close()
+    assert (tmp_path / STARTS_FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / STARTS_FILE).read_text() == "1\n" and not left.exists()
 
 
 def test_a_lock_names_its_holder_until_it_is_closed(tmp_path: Path) -> None:
