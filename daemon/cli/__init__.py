@@ -10,6 +10,8 @@ import os
 import sys
 
 from .app import app
+from .options import EXIT_READER_CLOSED, EXIT_REFUSED
+from .output import OutputFailed, checked_output, discard_output, fail
 
 __all__ = ("app", "main")
 
@@ -19,7 +21,17 @@ def main() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process: `>&-`
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - to the process's end
-    for stream in (sys.stdout, sys.stderr):
-        # A model may write characters that the terminal's encoding lacks.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    app(prog_name="inferd")
+    # A model may write characters that the terminal's encoding lacks.
+    sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.stdout = checked_output(sys.stdout)
+    try:
+        try:
+            app(prog_name="inferd")
+        finally:
+            sys.stdout.flush()
+    except OutputFailed as exc:
+        discard_output()
+        if exc.reader_closed:  # as `| head` does
+            sys.exit(EXIT_READER_CLOSED)
+        fail(f"standard output cannot be written: {exc}", "free space there, or write it elsewhere")
+        sys.exit(EXIT_REFUSED)

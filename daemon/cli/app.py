@@ -21,7 +21,7 @@ from .options import (
     JsonOutput,
     SocketPath,
 )
-from .output import fail, write_json
+from .output import OutputFailed, fail, write_json
 
 STATUSES = {
     0: "success",
@@ -64,16 +64,14 @@ class ErrorsAsSentences(LazyCommands):
             sys.stdout.flush()
             return result
         except InferdError as exc:
+            fail(exc.message, exc.hint)
             if ctx.meta.get("inferd.json"):
                 write_json({"error": exc.to_wire()})
-            fail(exc.message, exc.hint)
             raise typer.Exit(exit_code(exc)) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader has closed the pipe (`| head`); at exit Python flushes stdout to /dev/null.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_READER_CLOSED) from None
+        except OutputFailed:
+            raise
         except Exception as exc:  # the only broad handler of this process
             by_typer = isinstance(exc, typer.Exit | typer.Abort) or hasattr(exc, "exit_code")
             if by_typer or os.environ.get("INFERD_DEBUG"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -19,6 +20,53 @@ Report = Callable[[str, float, float | None], None]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], object]]
 
 _NOT_ON_TERMINALS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
+
+
+class OutputFailed(Exception):
+    """Standard output cannot be written: its disk is full, or its reader has closed the pipe. It is
+    not an OSError, because those of other files are handled elsewhere.
+    """
+
+    def __init__(self, error: OSError):
+        super().__init__(error.strerror or str(error))
+        self.reader_closed = isinstance(error, BrokenPipeError)
+
+
+class StandardOutput(io.TextIOWrapper):
+    """Standard output, whose methods raise `OutputFailed`."""
+
+    def write(self, text: str) -> int:
+        """Write *text*."""
+        with _output_failures():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Write the buffered text."""
+        with _output_failures():
+            super().flush()
+
+
+def checked_output(stream: TextIO) -> StandardOutput:
+    """Return standard output in place of *stream*, which then has no file."""
+    assert isinstance(stream, io.TextIOWrapper), "Python has opened it"
+    encoding, by_lines = stream.encoding, stream.line_buffering
+    # A model may write characters that the terminal's encoding lacks.
+    return StandardOutput(
+        stream.detach(), encoding=encoding, errors="replace", line_buffering=bool(by_lines)
+    )
+
+
+@contextmanager
+def _output_failures() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise OutputFailed(exc) from None
+
+
+def discard_output() -> None:
+    """Discard further standard output, which Python would otherwise write again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write(text: str, end: str = "\n") -> None:

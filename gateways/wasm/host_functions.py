@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...backends.errors import BackendError, InferdError, TooLarge
@@ -93,10 +92,20 @@ def new_guest(
 
 
 def write_to_stdout(data: bytes) -> None:
-    """Write to the standard output of this process, unless its reader has closed it."""
-    with suppress(OSError):
+    """Write to the standard output of this process, unless its reader has closed it.
+
+    :raises BackendError: standard output cannot be written, such as to a full disk.
+    """
+    try:
         while data:
             data = data[os.write(1, data) :]
+    except BrokenPipeError:
+        return
+    except OSError as exc:
+        raise BackendError(
+            f"standard output cannot be written: {exc.strerror}",
+            hint="free space there, or write it elsewhere",
+        ) from None
 
 
 class HostFunctions:

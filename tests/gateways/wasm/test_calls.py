@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,22 @@ def test_a_failed_turn_is_described_after_its_graph_was_unloaded(client: Client)
         assert guest.call("compute", context) == 102
         assert guest.call("unload", graph) == 0
         assert guest.metadata(context)["error"]["name"] == "PromptTooLong"
+
+
+def test_an_output_that_cannot_be_written_fails_the_turn(client: Client) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    before = os.dup(1)
+    os.dup2(full, 1)
+    try:
+        with Driver(client) as guest:
+            context = guest.context(config={"stream-stdout": True})
+            guest.set_input(context, b"hello")
+            assert guest.call("compute", context) != 0
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(full)
+    assert "standard output cannot be written" in str(guest.errors[0][1])
 
 
 # Graphs and handles.
