@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import msgspec
 
 from ....backends.errors import InvalidArgument, ProtocolError
+from ....backends.params import as_whole
 from ....ipc.messages import Kind
 from ....wire.frames import pack_frame
 from .routes import SESSION
@@ -23,11 +24,14 @@ Fields: TypeAlias = dict[str, msgspec.Raw]
 HandleMap: TypeAlias = Callable[[int], int]
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+_BEFORE_ANSWER = frozenset({"position", "prompt_progress"})
+"""Fields of events that precede an answer."""
 _LENGTH = struct.Struct("<I")
 _Items = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MESSAGE_ITEMS_MAX)]
 _items = msgspec.msgpack.Decoder(_Items)
 _fields = msgspec.msgpack.Decoder(Fields)
 _integer = msgspec.msgpack.Decoder(int)
+_number = msgspec.msgpack.Decoder(int | float)
 _integers = msgspec.msgpack.Decoder(list[int])
 _text = msgspec.msgpack.Decoder(str)
 _map = msgspec.msgpack.Decoder(dict[str, Any])
@@ -100,8 +104,10 @@ def fields_of(raw: msgspec.Raw) -> Fields:
 
 
 def is_part_of_answer(event: OpenFrame) -> bool:
-    """Return whether an event has a part of an answer; others say where a turn is in the queue."""
-    return "position" not in fields_of(event.items[2])
+    """Return whether an event has a part of an answer; others have a turn's place in the queue or
+    the progress of its prompt.
+    """
+    return not fields_of(event.items[2]).keys() & _BEFORE_ANSWER
 
 
 def values_of(raw: msgspec.Raw) -> dict[str, Any]:
@@ -116,16 +122,19 @@ def values_of(raw: msgspec.Raw) -> dict[str, Any]:
 
 
 def integer_in(fields: Fields, name: str) -> int:
-    """Return an integer among params.
+    """Return an integer among params, which may be sent as a float.
 
     :raises InvalidArgument: it is missing, or has another type.
     """
     if name not in fields:
         raise InvalidArgument(f"the params lack the field `{name}`")
     try:
-        return _integer.decode(fields[name])
+        number = as_whole(_number.decode(fields[name]))
     except UNREADABLE:
-        raise InvalidArgument(f"`{name}` is not an int") from None
+        number = None
+    if not isinstance(number, int):
+        raise InvalidArgument(f"`{name}` is not an int")
+    return number
 
 
 def integers_in(fields: Fields, name: str) -> list[int]:

@@ -17,16 +17,10 @@ from ..fields import (
     parameter,
     refused,
 )
-from ..openai.chat_fields import THINKING, Think
+from ..openai.chat_fields import THINKING, Think, Thinking
 
 Name = Annotated[str, Meta(min_length=1)]
 Block = dict[str, Any]
-
-
-class Thinking(Struct, kw_only=True):
-    """Whether the model thinks before it answers."""
-
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class Tool(Struct, kw_only=True):

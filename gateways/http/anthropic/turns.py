@@ -61,11 +61,9 @@ def _options_of(fields: PromptFields) -> dict[str, Any]:
         if fields.tool_choice is not None:
             options.update(_choice_of(fields.tool_choice))
     arguments: dict[str, Any] = {}
-    if fields.thinking is not None:
-        arguments["enable_thinking"] = fields.thinking.type != "disabled"
     if fields.output_config.effort is not None:
         arguments["reasoning_effort"] = fields.output_config.effort
-    arguments |= thinking_arguments(fields.think, fields.enable_thinking)
+    arguments |= thinking_arguments(fields.think, fields.enable_thinking, fields.thinking)
     if arguments:
         options["chat-template-kwargs"] = arguments
     if (form := _format_of(fields)) is not None:

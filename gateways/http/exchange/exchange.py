@@ -99,7 +99,9 @@ class Exchange:
         self.api, self.turns, self.limits, self.waiting = api, turns, limits, waiting
         self._unknown_fields = unknown_fields
         self.ignored: list[str] = []
-        """The fields of the request that have no effect, by their places."""
+        """The first fields of the request that have no effect, by their places, shortened and with
+        other characters than those of names escaped.
+        """
         self.method, self.path = str(scope["method"]), str(scope["path"])
         self.params: Mapping[str, str] = scope.get("path_params", {})
         self.scheme, self.query = (
@@ -154,8 +156,9 @@ class Exchange:
         body = self.body if value is None else value
         own, options, ignored = table.read(body, self._unknown_fields, place)
         if ignored:
-            self.ignored += ignored
-            log.debug("fields.ignored path=%s fields=%s", self.path, ",".join(ignored))
+            shown = [quote(n[:_IGNORED_CHARACTERS_MAX], "") for n in ignored[:_IGNORED_MAX]]
+            self.ignored = [*self.ignored, *shown][:_IGNORED_MAX]
+            log.debug("fields.ignored path=%s fields=%s", self.path, ",".join(shown))
         return own, options
 
     def _check_size(self, size: int) -> None:
@@ -192,8 +195,7 @@ class Exchange:
         self.started = True
         fields = [(b"content-type", content_type), *self.cors, *(headers or ())]
         if self.ignored:
-            shown = [quote(n[:_IGNORED_CHARACTERS_MAX], "") for n in self.ignored[:_IGNORED_MAX]]
-            fields.append((IGNORED_HEADER, ", ".join(shown).encode()))
+            fields.append((IGNORED_HEADER, ", ".join(self.ignored).encode()))
         await self._write({"type": "http.response.start", "status": status, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:

@@ -70,7 +70,7 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
     if chat.response_format is not None:
         options.update(format_options(chat.response_format))
     effort = effort_arguments(chat.reasoning_effort)
-    thinking = thinking_arguments(chat.think, chat.enable_thinking)
+    thinking = thinking_arguments(chat.think, chat.enable_thinking, chat.thinking)
     if kwargs := {**effort, **thinking, **chat.chat_template_kwargs}:
         options["chat-template-kwargs"] = kwargs
     return TurnRequest(

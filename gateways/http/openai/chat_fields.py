@@ -51,9 +51,23 @@ class ResponseFormat(Struct):
     json_schema: JsonSchemaFormat | None = None
 
 
-def thinking_arguments(think: Think | None, enable: bool | None = None) -> dict[str, Any]:
-    """Return the arguments of the chat template for the fields `think` and `enable_thinking`."""
-    found: dict[str, Any] = {} if think is None else {"enable_thinking": bool(think)}
+class Thinking(Struct, kw_only=True):
+    """Whether the model thinks before it answers, in Anthropic's form."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+
+
+def thinking_arguments(
+    think: Think | None, enable: bool | None = None, thinking: Thinking | None = None
+) -> dict[str, Any]:
+    """Return the arguments of the chat template for the fields `think`, `enable_thinking` and
+    `thinking`.
+    """
+    found: dict[str, Any] = {}
+    if thinking is not None:
+        found["enable_thinking"] = thinking.type != "disabled"
+    if think is not None:
+        found["enable_thinking"] = bool(think)
     if isinstance(think, str):
         found["reasoning_effort"] = think
     if enable is not None:
@@ -84,6 +98,7 @@ class ChatRequest(Struct, kw_only=True):
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
     think: Think | None = None
+    thinking: Thinking | None = None
     chat_template_kwargs: dict[str, Any] = {}
     timings_per_token: bool = False
     return_progress: bool = False
@@ -156,6 +171,7 @@ CHAT = FieldTable(
         ),
         *STRUCTURED_OUTPUTS,
         *THINKING,
+        honoured("thinking", "extension: `enable_thinking`, in Anthropic's form"),
         *PROGRESS,
         PRIORITY_FIELD,
         honoured(

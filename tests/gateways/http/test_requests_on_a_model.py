@@ -106,6 +106,11 @@ def test_fields_of_other_servers_that_turn_reasoning_on_are_arguments_of_the_tem
         read = usage.get("prompt_tokens", usage.get("input_tokens"))
         return int(read + usage.get("cache_read_input_tokens", 0))
 
+    if "think" not in fields and fields.get("enable_thinking") is not None:
+        kind = {"type": "enabled" if fields["enable_thinking"] else "disabled"}
+        chat: dict[str, Any] = {"messages": HELLO, "max_tokens": 1}
+        plain = tokens("/v1/chat/completions", **chat)
+        assert tokens("/v1/chat/completions", **chat, thinking=kind) - plain == more
     for path, body in (
         ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}),
         ("/v1/responses", {"input": "hello", "max_output_tokens": 1, "store": False}),

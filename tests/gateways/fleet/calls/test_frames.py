@@ -15,6 +15,7 @@ from inferd.gateways.fleet.calls.frames import (
     frame_of,
     integer_in,
     is_given,
+    is_part_of_answer,
     open_message,
     raw_of,
     request_frame,
@@ -96,8 +97,29 @@ def test_params_of_other_types_are_refused() -> None:
     for read, name in ((integer_in, "context"), (text_in, "name"), (integer_in, "missing")):
         with pytest.raises(InvalidArgument, match=name):
             read(fields, name)
+    for value, found in ((7.0, 7), (7.5, None), (float("inf"), None), (True, None)):
+        fields["context"] = raw_of(value)
+        if found is not None:
+            assert integer_in(fields, "context") == found
+            continue
+        with pytest.raises(InvalidArgument, match="context"):
+            integer_in(fields, "context")
     assert (text_in(fields, "none"), text_in(fields, "missing")) == ("", "")
     assert not is_given(fields, "none") and is_given(fields, "name")
+
+
+@pytest.mark.parametrize(
+    ("event", "answers"),
+    [
+        ({"tokens": [1], "text": b"a"}, True),
+        ({"position": 1, "waiting": 1, "starts_in_s": None}, False),
+        ({"prompt_progress": {"total": 5, "cache": 0, "processed": 0, "time_ms": 0.0}}, False),
+    ],
+)
+def test_places_in_the_queue_and_progress_of_a_prompt_are_no_part_of_an_answer(
+    event: dict[str, Any], answers: bool
+) -> None:
+    assert is_part_of_answer(open_message(pack([4, 1, event]))) is answers
 
 
 def test_a_body_becomes_a_frame() -> None:
