@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
     (models / "smollm2.gguf").symlink_to(short_smollm2())
     config = ONE_THREAD + MODELS + echo_model("echo", tool_format="hermes")
+    config += echo_model("slow", step_ms=100)
     with running_daemon(config, models_dir=models) as running:
         yield running
 
@@ -406,8 +408,25 @@ def test_a_response_that_is_too_long_to_store_is_still_answered(api: openai.Open
         model="echo", input="hello", instructions="x" * (300 << 10), max_output_tokens=5
     )
     assert done.output_text == "hello"
-    with pytest.raises(openai.NotFoundError, match="too long to store"):
+    with pytest.raises(openai.NotFoundError, match="is not stored whole"):
         api.responses.retrieve(done.id)
+
+
+def test_a_response_under_way_cannot_be_read_before_its_end(api: openai.OpenAI) -> None:
+    events = api.responses.create(model="slow", input="hello there", stream=True)
+    created: Any = next(iter(events))
+    with pytest.raises(openai.NotFoundError, match="is not stored whole"):
+        api.responses.retrieve(created.response.id)
+    last: Any = [*events][-1]
+    assert api.responses.retrieve(created.response.id) == last.response
+
+
+def test_responses_at_once_are_stored_each(api: openai.OpenAI) -> None:
+    texts = [f"number {number}" for number in range(40)]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        done = list(pool.map(lambda text: api.responses.create(model="echo", input=text), texts))
+        read = list(pool.map(lambda each: api.responses.retrieve(each.id), done))
+    assert read == done and [each.output_text for each in read] == texts
 
 
 def web_get(running: RunningGateway, path: str) -> httpx.Response:

@@ -36,9 +36,11 @@ async def answer_stored(exchange: Exchange) -> None:
     RETRIEVE.read_query(exchange.query)
     found = await _find(exchange)
     if not found.note:
+        response_id = exchange.params["response"]
         raise HttpRefusal(
             404,
-            f"the response {exchange.params['response']!r} has not ended, or was too long to store",
+            f"the response {response_id!r} is not stored whole: it has not ended, was interrupted,"
+            " or is too long",
             hint="previous_response_id continues it once it has ended",
             param="response_id",
         )
