@@ -44,7 +44,8 @@ class Turn:
     `tokens` and `text` are the output sent to the reader. `stats` is set when the turn has
     finished, `error` when it has failed. `shifts` are its context shifts (tokens kept, then
     dropped). *on_call* moves the session's state, *on_tokens* forwards a stream. *on_progress*
-    forwards the position in the queue and the progress of the prompt before the first token.
+    forwards the position in the queue, which is 0 at the first slot, and the progress of the prompt
+    before the first token.
     *comparer* compares sentences with the text of `stop-similarity`.
     """
 
@@ -208,6 +209,8 @@ class Turn:
                 if state != "waiting":
                     if self.started_at is None:
                         self.started_at = time.monotonic()
+                        if self._on_progress is not None:
+                            self._on_progress(m.Position(self.spec.id, 0, 0, 0.0))
                     self._on_call(SessionCall.RUN if state == "running" else SessionCall.PARK)
             case m.Position(_, position):
                 changed = position != self._position and not self.tokens

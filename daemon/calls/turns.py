@@ -64,7 +64,7 @@ async def _start_turn(
         turn = await session.runner.start_turn(
             turn_options(p, own),
             sender.send_tokens if streams else None,
-            _progress_sender(daemon, request),
+            _progress_sender(daemon, request, p),
         )
         splitter = sender.splitter = session.outputs.new_splitter(p.options, turn)
     return session, turn, splitter
@@ -96,7 +96,7 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
         p.tokens,
         text,
         sender.send_tokens,
-        _progress_sender(daemon, request),
+        _progress_sender(daemon, request, p),
     )
     request.pass_credit_to(turn.add_credit)
     await finish_turn(request, session, turn)
@@ -193,9 +193,10 @@ class _TokensSender:
         self._offset += len(report.tokens)
 
 
-def _progress_sender(daemon: Daemon, request: Request) -> ProgressSink:
+def _progress_sender(daemon: Daemon, request: Request, params: w.StreamedParams) -> ProgressSink:
     """Return a function that sends the queue position and the progress of the prompt, each at most
-    so many times as its constant says, and the end of the prompt in any case.
+    so many times as its constant says, and the end of the prompt in any case. It sends the start of
+    the turn if the *params* request it.
     """
     remaining = QUEUE_EVENTS_MAX
     reported = -1
@@ -207,8 +208,10 @@ def _progress_sender(daemon: Daemon, request: Request) -> ProgressSink:
             if share > reported:
                 reported = share
                 daemon.emit(request, _prompt_event(report))
-        elif remaining:
-            remaining -= 1
+            return
+        starts = report.position == 0
+        if params.start_event if starts else remaining:
+            remaining -= not starts
             event = w.QueueEvent(
                 position=report.position, waiting=report.waiting, starts_in_s=report.starts_in_s
             )

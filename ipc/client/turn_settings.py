@@ -16,6 +16,7 @@ from ..priorities import Priority
 QueueCallback = Callable[[w.QueueEvent], None]
 PromptCallback = Callable[[dict[str, Any]], None]
 """It gets `total`, `cache`, `processed` and `time_ms` of the prompt's progress."""
+StartCallback = Callable[[], None]
 F = TypeVar("F", bound=Callable[..., object])
 M = TypeVar("M", bound=w.ScheduledParams)
 
@@ -66,6 +67,7 @@ class TurnSettings:
     queue_timeout: float | None = None
     on_queue: QueueCallback | None = None
     on_prompt: PromptCallback | None = None
+    on_start: StartCallback | None = None
     traceparent: str | None = None
 
     @property
@@ -81,6 +83,7 @@ class TurnSettings:
                 **self._input_fields(prompt),
                 queue_events=self.on_queue is not None,
                 prompt_progress=self.on_prompt is not None,
+                start_event=self.on_start is not None,
             )
         )
 
@@ -111,6 +114,7 @@ class TurnSettings:
                 raw_text=raw_text.encode(),
                 queue_events=self.on_queue is not None,
                 prompt_progress=self.on_prompt is not None,
+                start_event=self.on_start is not None,
             )
         )
 
@@ -138,6 +142,7 @@ def read_settings(
     keywords: Mapping[str, Any],
     on_queue: QueueCallback | None = None,
     on_prompt: PromptCallback | None = None,
+    on_start: StartCallback | None = None,
 ) -> TurnSettings:
     """Return the settings of a call with *keywords*.
 
@@ -150,5 +155,9 @@ def read_settings(
                 f" *options*: options={{{name.replace('_', '-')!r}: …}}"
             )
     return TurnSettings(
-        default_timeout_s=default_timeout_s, on_queue=on_queue, on_prompt=on_prompt, **keywords
+        default_timeout_s=default_timeout_s,
+        on_queue=on_queue,
+        on_prompt=on_prompt,
+        on_start=on_start,
+        **keywords,
     )

@@ -39,12 +39,14 @@ class RunInferenceParams(Map):
 
 class StreamedParams(ScheduledParams, kw_only=True):
     """Params of a streamed call: its first credit, and whether it gets `QueueEvent`s, and events
-    with the progress of the prompt.
+    with the progress of the prompt. With `start_event`, a `QueueEvent` with the position 0 says
+    that the turn has got its slot.
     """
 
     credit: int = CREDIT_DEFAULT
     queue_events: bool = False
     prompt_progress: bool = False
+    start_event: bool = False
 
 
 class StreamParams(StreamedParams):
@@ -74,9 +76,9 @@ class ResumeParams(StreamedParams):
 class QueueEvent(Map):
     """A turn's position in the queue, sent with `queue_events` before its first token.
 
-    Position 1 gets the next slot. `waiting` is the number of waiting turns. `starts_in_s` is the
-    estimated time until the turn gets a slot, or None if that is unknown. These events use no
-    credit.
+    Position 1 gets the next slot; 0 has one. `waiting` is the number of waiting turns.
+    `starts_in_s` is the estimated time until the turn gets a slot, or None if that is unknown.
+    These events use no credit.
     """
 
     position: int

@@ -86,11 +86,13 @@ class QueueView:
         )
 
     def changed_positions(self) -> Iterator[m.Position]:
-        """Yield the places that have changed since the last report, of tasks that subscribed."""
+        """Yield the places that have changed since the last report, of tasks that subscribed. Tasks
+        whose grammar is not compiled yet are left out, because they may still be refused.
+        """
         changed = {
             i: t
             for i, t in enumerate(self._waiting)
-            if t.spec.watch and t.reported_position != i + 1
+            if t.spec.watch and not t.preparing and t.reported_position != i + 1
         }
         starts = self._starts() if changed else []
         for i, task in changed.items():

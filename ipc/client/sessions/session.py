@@ -22,6 +22,7 @@ from ..turn_settings import (
     PromptCallback,
     QueueCallback,
     SchedulingKeywords,
+    StartCallback,
     TurnKeywords,
     TurnSettings,
     read_settings,
@@ -132,17 +133,19 @@ class AsyncSession(SessionProperties):
         *,
         on_queue: QueueCallback | None = None,
         on_prompt: PromptCallback | None = None,
+        on_start: StartCallback | None = None,
         **keywords: Unpack[TurnKeywords],
     ) -> AsyncStream:
         """Stream a turn that answers *prompt*, or without a prompt the present history.
 
         The chat template adds *prompt*, the user's text or messages with role and content, to the
         history; with *raw* it is added unchanged. *on_queue* is called with the turn's place in the
-        queue while it waits, and *on_prompt* with its prompt's progress: a map of `total`, `cache`,
-        `processed` and `time_ms`. *traceparent* is the turn's parent span (W3C Trace Context); the
-        default is OpenTelemetry's current span, if the program uses OpenTelemetry.
+        queue while it waits, *on_start* when it gets a slot, and *on_prompt* with its prompt's
+        progress: a map of `total`, `cache`, `processed` and `time_ms`. *traceparent* is the turn's
+        parent span (W3C Trace Context); the default is OpenTelemetry's current span, if the program
+        uses OpenTelemetry.
         """
-        settings = self._turn_settings(keywords, on_queue, on_prompt)
+        settings = self._turn_settings(keywords, on_queue, on_prompt, on_start)
         context = require_open(self._attachment.context)
         return self._stream(settings.stream_params(context, prompt), settings)
 
@@ -151,13 +154,14 @@ class AsyncSession(SessionProperties):
         keywords: TurnKeywords,
         on_queue: QueueCallback | None = None,
         on_prompt: PromptCallback | None = None,
+        on_start: StartCallback | None = None,
     ) -> TurnSettings:
         """Return a turn's settings, with the session's defaults."""
         if keywords.get("raw") is None:
             keywords["raw"] = self._settings.raw
         keywords["priority"] = keywords.get("priority") or self._settings.priority
         timeout_s = self._client._seconds(None)
-        return read_settings(timeout_s, keywords, on_queue, on_prompt)
+        return read_settings(timeout_s, keywords, on_queue, on_prompt, on_start)
 
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
@@ -170,6 +174,7 @@ class AsyncSession(SessionProperties):
             retries=self._client._retries,
             on_queue=settings.on_queue,
             on_prompt=settings.on_prompt,
+            on_start=settings.on_start,
             recovery=request.recover if self._settings.resume else None,
         )
         return AsyncStream(turn)

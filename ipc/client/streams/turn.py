@@ -15,7 +15,7 @@ from ..connection.driver import Driver
 from ..connection.inflight import InFlight
 from ..failures import is_loss, retrying, with_progress
 from ..results import Metadata
-from ..turn_settings import PromptCallback, QueueCallback
+from ..turn_settings import PromptCallback, QueueCallback, StartCallback
 from .texts import Piece, ToolCall, ToolCalls, tool_call_parts
 
 SETTLE_S_MAX = 5.0
@@ -55,6 +55,7 @@ class StreamedTurn:
         retries: int,
         on_queue: QueueCallback | None = None,
         on_prompt: PromptCallback | None = None,
+        on_start: StartCallback | None = None,
         recovery: TurnRecovery | None = None,
         credit: int = CREDIT_DEFAULT,
     ):
@@ -69,7 +70,8 @@ class StreamedTurn:
         self.probabilities: list[dict[str, Any]] = []
         self._start, self._driver = start, driver
         self._timeout_s, self._retries = timeout_s, retries
-        self._on_queue, self._on_prompt, self._recovery = on_queue, on_prompt, recovery
+        self._on_queue, self._on_prompt, self._on_start = on_queue, on_prompt, on_start
+        self._recovery = recovery
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grant_at = max(1, credit // 2)
         self._events_read = 0
@@ -131,8 +133,8 @@ class StreamedTurn:
 
         Events with a place in the queue or the prompt's progress have no text and use no credit.
         """
-        if self._on_queue is not None and "waiting" in event:
-            self._on_queue(as_event(event, QueueEvent))
+        if "waiting" in event:
+            self._note_place(as_event(event, QueueEvent))
             return Piece(""), 0
         if self._on_prompt is not None and (progress := event.get("prompt_progress")):
             self._on_prompt(progress)
@@ -149,6 +151,12 @@ class StreamedTurn:
             return piece, 0
         self._events_read = 0
         return piece, self._grant_at
+
+    def _note_place(self, place: QueueEvent) -> None:
+        if place.position and self._on_queue is not None:
+            self._on_queue(place)
+        elif not place.position and self._on_start is not None:
+            self._on_start()
 
     def _decode_piece(
         self, text: bytes, reasoning: bytes, calls: list[ToolCallPart], *, final: bool = False

@@ -738,6 +738,8 @@ export interface StreamParams {
   queue_events?: boolean | undefined;
   /** send the progress of the prompt; ignored by `chat` */
   prompt_progress?: boolean | undefined;
+  /** send an event when the turn gets its slot */
+  start_event?: boolean | undefined;
 }
 
 export interface StreamResult {
@@ -779,9 +781,9 @@ export function readStreamEvent(fields: Fields): StreamEvent {
 }
 
 export interface QueueEvent {
-  /** 1: the next turn to get a slot */
+  /** 1: the next turn to get a slot; 0: it has one */
   position: number;
-  /** turns of all users that wait for the model */
+  /** turns of all users that wait for the model; with position 0 it is 0 */
   waiting: number;
   /** seconds until the turn is expected to get a slot; nil: it cannot be estimated */
   starts_in_s: number | null;
@@ -854,6 +856,8 @@ export interface ResumeParams {
   queue_events?: boolean | undefined;
   /** send the progress of the prompt */
   prompt_progress?: boolean | undefined;
+  /** send an event when the turn gets its slot */
+  start_event?: boolean | undefined;
 }
 
 export interface AnswersParams {
