@@ -327,3 +327,17 @@ _ITEM_READERS: dict[Kind, Callable[[Any, Clamp | None], Any]] = {
     "shares": read_shares,
     "scales": read_scales,
 }
+
+
+def check_turn_level(values: Mapping[str, Any]) -> None:
+    """Refuse parameters that cannot apply to a single turn; a smaller context can.
+
+    :raises InvalidArgument: there are some.
+    """
+    others = [n for n in values if BY_NAME[n].level != "request" and n != "ctx-size"]
+    if others:
+        raise InvalidArgument(
+            "; ".join(f"{n}: applies to a {BY_NAME[n].level}, not to a turn" for n in others),
+            hint="set_options sets a context's, the daemon's configuration a model's",
+            data={"errors": others},
+        )

@@ -69,6 +69,7 @@ class Gateway:
             await send({"type": "lifespan.startup.complete"})
             await receive()
             group.cancel_scope.cancel()
+        self._turns.precheck.close()
         await self._turns.pool.close()
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -186,7 +187,7 @@ class Gateway:
             await endpoint.answer(exchange)
         except InferdError:
             raise
-        except Exception:  # the only broad handler of this process
+        except Exception:  # the only broad handler of a request
             log.exception("request failed")
             raise BackendError("the gateway failed", hint="its log has the cause") from None
 

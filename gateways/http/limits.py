@@ -12,6 +12,10 @@ REQUESTS_PER_CONNECTION_MAX = 240
 """Requests of one connection to the daemon, which allows 256; the others are for cancelling."""
 WAITING_PAUSE_S = 10.0
 """The pause between two comments while a turn waits and its place does not change."""
+CHECK_AFTER_S = 0.02
+"""The time after which a turn without a session is checked by the gateway, because its model is
+being loaded. A loaded model's session opens in less.
+"""
 PLACE_PAUSE_S = 0.5
 """The least pause between two reports of a place in the queue, which changes often beside many
 streams.

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from ...backends import EmbedSpec, Rendering, SamplingParams
-from ...backends.errors import InvalidArgument
 from ...backends.params import (
     BY_NAME,
     KEYS_MAX,
     PARAMETERS,
     Options,
     adjust_parameters,
+    check_turn_level,
     differing_values,
     read_options,
     sampling_params,
@@ -158,7 +158,7 @@ class Parameters:
             another one.
         """
         turn = self._read_turn(options)
-        _check_level(turn)
+        check_turn_level(turn)
         adjust_parameters(self.defaults | self.options | turn)
         self._turn = turn
         seed = self.get("seed")
@@ -274,15 +274,4 @@ class Parameters:
             n_discard=values.get("n-discard", 0),
             cache_reuse=values.get("cache-reuse", 0),
             embed=embed,
-        )
-
-
-def _check_level(turn: Mapping[str, Any]) -> None:
-    """Refuse parameters that cannot apply to a single turn; a smaller context can."""
-    others = [n for n in turn if BY_NAME[n].level != "request" and n != "ctx-size"]
-    if others:
-        raise InvalidArgument(
-            "; ".join(f"{n}: applies to a {BY_NAME[n].level}, not to a turn" for n in others),
-            hint="set_options sets a context's, the daemon's configuration a model's",
-            data={"errors": others},
         )

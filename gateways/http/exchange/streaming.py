@@ -10,7 +10,7 @@ import anyio
 
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent
-from ..limits import PLACE_PAUSE_S, WAITING_PAUSE_S
+from ..limits import CHECK_AFTER_S, PLACE_PAUSE_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnProgress, TurnRequest
 from .exchange import Exchange
 from .statuses import status_of, without_frames
@@ -61,14 +61,18 @@ async def stream_turn(
     """Stream a turn as the response, or several turns at the same time. The answers of all turns
     are numbered consecutively.
 
+    The response begins once all turns are accepted: only their computation can then fail. While a
+    turn waits for its model, an earlier check by the gateway counts instead.
+
     :raises InferdError: a turn failed before the response began.
     """
     requests = [request] if isinstance(request, TurnRequest) else request
-    writer = _StreamWriter(exchange, form)
+    writer = _StreamWriter(exchange, form, sum(each.answers for each in requests))
     if form.shows_waiting:
         exchange.waiting.add(writer, exchange.limits.hold_s)
     try:
-        await _stream_all(exchange, requests, writer)
+        with writer.scope:
+            await _stream_all(exchange, requests, writer)
     finally:
         writer.waits = False
     await writer.finish()
@@ -77,20 +81,22 @@ async def stream_turn(
 async def _stream_all(
     exchange: Exchange, requests: Sequence[TurnRequest], writer: _StreamWriter
 ) -> None:
-    first, *others = requests
-    if not others:  # the usual case, without a further task and group
-        await _stream_one(exchange, first, _NumberedReader(writer, 0))
+    readers, number = [], 0
+    for request in requests:
+        readers.append(_NumberedReader(writer, request, number))
+        number += request.answers
+    writer.readers = readers
+    if len(readers) == 1:  # the usual case, without a further task and group
+        await _stream_one(exchange, readers[0])
         return
     async with anyio.create_task_group() as group:
-        number = 0
-        for each in requests:
-            group.start_soon(_stream_one, exchange, each, _NumberedReader(writer, number))
-            number += each.answers
+        for reader in readers:
+            group.start_soon(_stream_one, exchange, reader)
 
 
-async def _stream_one(exchange: Exchange, request: TurnRequest, reader: _NumberedReader) -> None:
+async def _stream_one(exchange: Exchange, reader: _NumberedReader) -> None:
     try:
-        await exchange.turns.stream(exchange.caller, request, reader)
+        await exchange.turns.stream(exchange.caller, reader.request, reader)
     except InferdError as exc:
         reader.writer.note_error(exc)
 
@@ -98,17 +104,33 @@ async def _stream_one(exchange: Exchange, request: TurnRequest, reader: _Numbere
 class _NumberedReader:
     """The reader of one of several turns, whose answers are numbered from *first* on."""
 
-    def __init__(self, writer: _StreamWriter, first: int):
-        self.writer, self._first = writer, first
+    def __init__(self, writer: _StreamWriter, request: TurnRequest, first: int):
+        self.writer, self.request, self._first = writer, request, first
+        self.opened = False
+        """Whether the session is open, so that the daemon checks the turn."""
 
-    def note_place(self, place: QueueEvent) -> None:
+    def note_opened(self) -> None:
+        """Note that the session is open."""
+        self.opened = True
+
+    def note_place(self, answer: int, place: QueueEvent) -> None:
         """Note a place in the queue; only that of the first turn is shown."""
+        self.note_accepted(answer)
         if not self._first:
             self.writer.note_place(place)
 
     def add_progress(self, answer: int, progress: TurnProgress) -> None:
         """Add the progress of an answer's prompt."""
         self.writer.add_progress(self._first + answer, progress)
+
+    def note_accepted(self, answer: int) -> None:
+        """Note that the turn of an answer was accepted."""
+        self.writer.note_accepted(self._first + answer)
+
+    def note_all_accepted(self) -> None:
+        """Note that the request was accepted, with all its answers."""
+        for answer in range(self.request.answers):
+            self.note_accepted(answer)
 
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
         """Add a piece."""
@@ -133,8 +155,17 @@ class _NumberedReader:
 class _StreamWriter:
     """The reader of a turn's answers that writes them to the client."""
 
-    def __init__(self, exchange: Exchange, form: StreamForm):
+    def __init__(self, exchange: Exchange, form: StreamForm, answers: int):
         self._exchange, self._form = exchange, form
+        self.scope = anyio.CancelScope()
+        """The scope of all turns."""
+        self.readers: Sequence[_NumberedReader] = ()
+        """The readers of the turns, which may be checked while they wait for their model."""
+        self._unaccepted = set(range(answers))
+        """The answers whose turns may still be refused. Until there are none, nothing is sent."""
+        self._accepted = anyio.Event()
+        self._check_at = time.monotonic() + CHECK_AFTER_S
+        """The time at which turns without a session are checked, or 0 once that has begun."""
         self.waits = True
         """Whether the body has not begun, and may begin with the place in the queue."""
         self._place: QueueEvent | None = None
@@ -151,11 +182,45 @@ class _StreamWriter:
         """Send the headers and the place in the queue; see `WaitingStream`."""
         if not self.waits:
             return 0.0
+        if not self._unaccepted:
+            await self._show_place()
+            return PLACE_PAUSE_S
+        now = time.monotonic()
+        if now < self._check_at:
+            return self._check_at - now
+        if self._check_at:
+            self._check_at = 0.0
+            self._exchange.waiting.start(self._check_unopened)
+        return PLACE_PAUSE_S
+
+    async def _show_place(self) -> None:
         now = time.monotonic()
         if now >= self._show_at and not self._exchange.link.blocked:
             self._show_at = now + WAITING_PAUSE_S
             await self._write_part(self._form.waiting(self._place))
-        return PLACE_PAUSE_S
+
+    async def _check_unopened(self) -> None:
+        """Check the turns that wait for their model, and accept them, or end the stream."""
+        exchange = self._exchange
+        for reader in self.readers:
+            if not self.waits or reader.opened:
+                continue
+            try:
+                await exchange.turns.precheck.check(exchange.caller, reader.request)
+            except InferdError as exc:
+                if self.waits and not reader.opened:
+                    self.note_error(exc)
+                    return
+            else:
+                reader.note_all_accepted()
+        if self.waits and not self._unaccepted:
+            await self._show_place()
+
+    def note_accepted(self, answer: int) -> None:
+        """Note that the turn of an answer was accepted."""
+        self._unaccepted.discard(answer)
+        if not self._unaccepted:
+            self._accepted.set()
 
     def note_place(self, place: QueueEvent) -> None:
         """Note a place in the queue."""
@@ -169,6 +234,7 @@ class _StreamWriter:
 
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
         """Add a piece."""
+        self.note_accepted(answer)
         self._begin()
         self._added += self._form.piece(answer, piece, probabilities)
 
@@ -181,12 +247,17 @@ class _StreamWriter:
 
     def write_now(self) -> bool:
         """Write the added pieces if that needs no waiting; return whether they are written."""
-        if self._added and not self._writing and self._exchange.link.write_now(self._added):
-            self._added = b""
-        return not self._added
+        if not self._added:
+            return True
+        if self._unaccepted or self._writing or not self._exchange.link.write_now(self._added):
+            return False
+        self._added = b""
+        return True
 
     async def write_added(self) -> None:
-        """Write the added pieces; wait while the client does not read."""
+        """Write the added pieces; wait for the other turns, and while the client does not read."""
+        if self._unaccepted:
+            await self._accepted.wait()
         data, self._added = self._added, b""
         await self._write_part(data)
 
@@ -202,13 +273,16 @@ class _StreamWriter:
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer."""
+        self.note_accepted(answer)
         self._begin()
         self._added += self._form.end(answer, end)
         await self.write_added()
 
     def note_error(self, error: InferdError) -> None:
-        """Note an error; the first one ends the stream."""
+        """Note an error; the first one ends the stream, and all turns if nothing was sent."""
         self._error = self._error or without_frames(error)
+        if self._unaccepted:
+            self.scope.cancel()
 
     async def finish(self) -> None:
         """Write the end of the stream.

@@ -7,11 +7,16 @@ memory.
 from __future__ import annotations
 
 import heapq
+import logging
 import time
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Protocol
 
 import anyio
+import anyio.abc
+
+log = logging.getLogger(__name__)
 
 
 class WaitingStream(Protocol):
@@ -21,6 +26,13 @@ class WaitingStream(Protocol):
         """Show the client that its turn waits, unless the client does not read. Return the seconds
         until the next call, or 0 if the turn has begun.
         """
+
+
+async def _run_check(check: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await check()
+    except Exception:  # all streams share this group; the daemon checks the turn too
+        log.exception("the check of a waiting stream failed")
 
 
 class WaitingStreams:
@@ -33,6 +45,7 @@ class WaitingStreams:
         self._numbers = count()
         self._earlier = anyio.Event()
         """Set when the first stream is due earlier than the task knows."""
+        self._group: anyio.abc.TaskGroup | None = None
 
     def add(self, stream: WaitingStream, seconds: float) -> None:
         """Show *stream* after *seconds* if it still waits then."""
@@ -41,8 +54,17 @@ class WaitingStreams:
         if self._due[0] is due:
             self._earlier.set()
 
+    def start(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Run *check* beside the streams. Only a stream that is being shown calls it."""
+        assert self._group is not None, "`run` shows the streams"
+        self._group.start_soon(_run_check, check)
+
     async def run(self) -> None:
         """Show the streams when they are due, until cancelled."""
+        async with anyio.create_task_group() as self._group:
+            await self._show_streams()
+
+    async def _show_streams(self) -> None:
         while True:
             self._earlier = anyio.Event()
             seconds = self._due[0][0] - time.monotonic() if self._due else float("inf")

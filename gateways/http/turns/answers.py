@@ -88,8 +88,16 @@ class TurnProgress:
 class TurnReader(Protocol):
     """The reader of streamed answers. The methods of several answers run side by side."""
 
-    def note_place(self, place: QueueEvent) -> None:
-        """Note the turn's place in the queue, before its first piece."""
+    def note_opened(self) -> None:
+        """Note that the session is open: the daemon now checks the turn."""
+
+    def note_place(self, answer: int, place: QueueEvent) -> None:
+        """Note an answer's place in the queue, before its first piece. Its turn was accepted."""
+
+    def note_accepted(self, answer: int) -> None:
+        """Note that the turn of an answer is checked, tokenized and queued, so that only the
+        computation can still fail.
+        """
 
     def add_progress(self, answer: int, progress: TurnProgress) -> None:
         """Add the progress of an answer's prompt, if the request has `progress`."""

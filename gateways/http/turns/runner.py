@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -29,6 +30,7 @@ from ..limits import CLOSE_S_MAX, Limits
 from .answers import Answer, TurnProgress, TurnReader, finish_reason_of
 from .health import DaemonHealth
 from .pool import ConnectionPool
+from .precheck import TurnPrecheck
 from .request import TurnRequest
 from .reservations import SessionReservations
 from .snapshots import Snapshots
@@ -58,6 +60,7 @@ class TurnRunner:
         self.reservations = SessionReservations()
         self.snapshots = Snapshots(pool)
         self.health = DaemonHealth(pool)
+        self.precheck = TurnPrecheck(pool)
         self.stopping = False
         """Whether the server stops accepting requests; streams without an end of their own then
         end.
@@ -97,13 +100,15 @@ class TurnRunner:
         end_of_session: Answer | None = None
         async with self._open(caller, request, requests=request.answers) as session:
             load_s = time.monotonic() - began
+            reader.note_opened()
             branches = await session.fork(request.answers - 1) if request.answers > 1 else []
             streams = []
             for number, each in enumerate([session, *branches]):
                 progress = _ReportedProgress(reader, number) if request.progress else None
                 stream = each.stream(
                     request.prompt,
-                    on_queue=reader.note_place,
+                    on_queue=partial(reader.note_place, number),
+                    on_start=partial(reader.note_accepted, number),
                     on_prompt=None if progress is None else progress.note_prompt,
                     **self._turn_keywords(request, deadline, number),
                 )

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 import pytest
 
-from inferd import Client, QueueEvent
+from inferd import AsyncClient, Client, QueueEvent
 from inferd.backends.errors import (
     Busy,
     Cancelled,
@@ -278,6 +278,54 @@ def test_positions_use_no_credit_and_only_watching_clients_get_them(client: RawC
     assert "waiting" in events[0]
     assert sum("waiting" not in event for event in events) == 1, "the credit is for tokens"
     assert not any("waiting" in e[2] for e in client.events if e[1] == other)
+
+
+def test_a_turn_reports_its_start_after_its_places_and_before_its_tokens(
+    client: RawClient,
+) -> None:
+    """Also one that has not waited. The event uses no credit."""
+    contexts = [client.context("slow") for _ in range(2)]
+    turns = [
+        client.start_request(
+            "stream", context=c, prompt="x", credit=2, queue_events=True, start_event=True
+        )
+        for c in contexts
+    ]
+    for turn in turns:
+        client.wait_result(turn)
+    for number, turn in enumerate(turns):
+        events = [event[2] for event in client.events if event[1] == turn]
+        assert [event.get("position") for event in events] == [*[1] * number, 0, None]
+        assert events[number] == {"position": 0, "waiting": 0, "starts_in_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    "params", [{"prompt": "x" * 100}, {"prompt": "x", "options": {"regex": "(("}}]
+)
+def test_a_turn_that_is_refused_reports_neither_place_nor_start(
+    client: RawClient, params: dict[str, Any]
+) -> None:
+    first, second = client.context("slow"), client.context("slow")
+    busy = client.start_request("stream", context=first, prompt="a long story", credit=CREDIT_MAX)
+    queued(client, 1)
+    refused = client.start_request(
+        "stream", context=second, queue_events=True, start_event=True, **params
+    )
+    with pytest.raises((PromptTooLong, InvalidArgument)):
+        client.wait_result(refused)
+    assert not [event for event in client.events if event[1] == refused]
+    client.call("cancel", request=busy)
+
+
+def test_the_client_reports_the_start_of_a_turn(daemon: RunningDaemon) -> None:
+    async def read() -> list[str]:
+        found: list[str] = []
+        async with AsyncClient(daemon.socket) as client, client.session("slow") as session:
+            stream = session.stream("ab", on_start=lambda: found.append("start"))
+            pieces = [piece async for piece in stream]
+        return found + pieces
+
+    assert anyio.run(read) == ["start", "a", "b"]
 
 
 def test_the_client_reports_its_position(daemon: RunningDaemon) -> None:

@@ -1,0 +1,181 @@
+"""The check of turns by all that is known before their session is open.
+
+A stream that waits for its model begins before the daemon has seen its turn. Nothing may then be
+wrong with the request that can be known without the model: the parameters, the messages, the
+grammar, and the chat template's own checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from ....backends import Rendering
+from ....backends.echo.grammar import EchoGrammars
+from ....backends.errors import (
+    InferdError,
+    InvalidArgument,
+    PromptTooLong,
+    TooLarge,
+    UnsupportedOperation,
+)
+from ....backends.params import (
+    SamplingParams,
+    adjust_parameters,
+    check_turn_level,
+    read_options,
+    sampling_params,
+    tool_choice_of,
+)
+from ....backends.tool_formats import ToolFormat, tool_format_of
+from ....ipc.chat_messages import checked_messages
+from ....ipc.client import AsyncClient, ModelInfo
+from ..callers.caller import Caller
+from .pool import ConnectionPool
+from .request import TurnRequest
+
+_REFUSALS = (InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation)
+_UNMARKED = (ToolFormat.NONE, ToolFormat.JSON, ToolFormat.LLAMA)
+"""The forms in which `strict` alone makes no grammar."""
+_CALL_S_MAX = 10.0
+Values = Mapping[str, Any]
+
+
+class TurnPrecheck:
+    """Checks one turn at a time. Lives on the event loop."""
+
+    def __init__(self, pool: ConnectionPool):
+        self._pool = pool
+        self._lock = anyio.Lock()
+        self._grammars = EchoGrammars()
+
+    async def check(self, caller: Caller, request: TurnRequest) -> None:
+        """Check a turn. Other failures than refusals of the turn are ignored.
+
+        :raises InferdError: the daemon would refuse the turn.
+        """
+        async with self._lock:
+            try:
+                values = await anyio.to_thread.run_sync(self._check_alone, request)
+                async with self._pool.lease(caller) as client:
+                    info = await client.show(request.model, timeout=_CALL_S_MAX)
+                    if info.get("info"):
+                        await _check_size(client, request, values, info)
+                await anyio.to_thread.run_sync(self._check_template, request, values, info)
+            except _REFUSALS:
+                raise
+            except InferdError:
+                return
+
+    def _check_alone(self, request: TurnRequest) -> Values:
+        """Check a turn by itself, and return the values of its parameters."""
+        values = read_options(request.options, strict=True).values
+        check_turn_level(values)
+        adjusted, _ = adjust_parameters(values)
+        if not request.raw and not isinstance(request.prompt, str):
+            checked_messages([dict(message) for message in request.prompt])
+        self._grammars.check(sampling_params(adjusted, 0))
+        return values
+
+    def _check_template(self, request: TurnRequest, values: Values, info: ModelInfo) -> None:
+        """Check the functions of a turn and, if the model is not loaded, the rendering of its
+        messages.
+        """
+        source = _template_of(info)
+        self._check_functions(values, tool_format_of(source))
+        if not source or info.get("info") or request.raw or request.session_id is not None:
+            return
+        from ....backends.llama.text.renderer import Renderer
+        from ....backends.llama.text.template import ChatTemplate
+
+        template = ChatTemplate(Renderer(source), bos="", eos="", strip_bos=False)
+        try:
+            template.render(_messages_of(request), _rendering_of(values))
+        finally:
+            template.close()
+
+    def _check_functions(self, values: Values, form: ToolFormat) -> None:
+        """Check the schemas of functions that calls in an answer have to follow."""
+        choice = tool_choice_of(values.get("tool-choice", "auto"))
+        for function in (tool["function"] for tool in values.get("tools", ())):
+            if choice.mode == "none" or (choice.names and function["name"] not in choice.names):
+                continue
+            strict = function.get("strict") is True and form not in _UNMARKED
+            if strict or choice.mode == "required":
+                schema = {"type": "object", **(function.get("parameters") or {})}
+                text = msgspec.json.encode(schema).decode()
+                try:
+                    self._grammars.check(SamplingParams(json_schema=text))
+                except InferdError as exc:
+                    exc.data["param"] = "tools"
+                    raise
+
+    def close(self) -> None:
+        """End the process that compiles grammars."""
+        self._grammars.close()
+
+
+def _template_of(info: ModelInfo) -> str:
+    """Return the chat template of a model, or empty if it is not known."""
+    options, file = info.get("options") or {}, info.get("file_info") or {}
+    if options.get("chat-template-file"):
+        return ""
+    return str(options.get("chat-template") or file.get("chat_template") or "")
+
+
+def _messages_of(request: TurnRequest) -> list[dict[str, Any]]:
+    if isinstance(request.prompt, str):
+        return [{"role": "user", "content": request.prompt}]
+    return checked_messages([dict(message) for message in request.prompt])
+
+
+def _rendering_of(values: Values) -> Rendering:
+    return Rendering(
+        tools=list(values.get("tools", ())), arguments=dict(values.get("chat-template-kwargs", {}))
+    )
+
+
+async def _check_size(
+    client: AsyncClient, request: TurnRequest, values: Values, info: ModelInfo
+) -> None:
+    """Check that the context of a loaded model holds a prompt that begins a session.
+
+    :raises PromptTooLong: it does not.
+    """
+    ctx_size = (info.get("info") or {})["ctx_size"]
+    ctx_size = min(values.get("ctx-size") or ctx_size, ctx_size)
+    settings = {**(info.get("options") or {}), **values}
+    shortens = settings.get("ctx-shift") or settings.get("overflow", "error") != "error"
+    if request.session_id is not None or shortens:
+        return
+    graph = await client.load_by_name(request.model, timeout=_CALL_S_MAX)
+    try:
+        if request.raw and isinstance(request.prompt, str):
+            text, seconds = request.prompt, _CALL_S_MAX
+            ids = await client.tokenize(graph, text, special=True, bos=True, timeout=seconds)
+            tokens = len(ids)
+        elif request.raw:
+            tokens = len(request.prompt)
+        else:
+            rendering = _rendering_of(values)
+            rendered = await client.apply_template(
+                graph,
+                _messages_of(request),
+                tools=rendering.tools,
+                arguments=rendering.arguments,
+                timeout=_CALL_S_MAX,
+            )
+            tokens = rendered.tokens
+    finally:
+        if client.connected:
+            await client.unload(graph, keep=True, timeout=_CALL_S_MAX)
+    if tokens >= ctx_size:
+        raise PromptTooLong(
+            f"the prompt has {tokens} tokens; the context holds {ctx_size - 1} and one for the"
+            " answer",
+            data={"prompt_tokens": tokens, "ctx_size": ctx_size},
+        )
