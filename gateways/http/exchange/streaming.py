@@ -228,6 +228,7 @@ class _StreamWriter:
 
     def add_progress(self, answer: int, progress: TurnProgress) -> None:
         """Add the progress of an answer's prompt."""
+        self.note_accepted(answer)
         if data := self._form.progress(answer, progress):
             self._begin()
             self._added += data
