@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -15,6 +16,7 @@ from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, Label, PriorityOp
 from ...daemon.cli.output import fail
 from ..guests import guest_timeout
 from ..guests.options import Allowed, Preloads, models_of
+from .component import add_component_to_linker
 from .dialects import Dialect
 from .host_functions import add_to_linker
 
@@ -25,7 +27,11 @@ ANSWERS = (EndOfSequence, ContextFull, PromptTooLong, TooLarge)
 """Errors that guests expect and handle."""
 
 GuestFile = Annotated[
-    Path, typer.Argument(metavar="GUEST.wasm", help="A core module with WASI preview 1.")
+    Path,
+    typer.Argument(
+        metavar="GUEST.wasm",
+        help="A core module with WASI preview 1, or a component with WASI 0.2.",
+    ),
 ]
 Arguments = Annotated[
     list[str] | None,
@@ -49,7 +55,10 @@ Seconds = Annotated[
 ]
 DialectName = Annotated[
     Dialect,
-    typer.Option(metavar="|".join(get_args(Dialect)), help="The numbers of encodings and errors."),
+    typer.Option(
+        metavar="|".join(get_args(Dialect)),
+        help="The numbers of a core module's encodings and errors.",
+    ),
 ]
 UncheckedOutput = Annotated[
     bool,
@@ -91,7 +100,7 @@ def run(
     The exit status is the guest's.
     """
     with optional_import("guests run in wasmtime", "wasm"):
-        from .runner import Program, check_guest, run_program
+        from .runner import Program, WasiNn, check_guest, run_program
 
     check_guest(guest)
     program = Program(
@@ -104,21 +113,19 @@ def run(
         fuel=fuel,
     )
     with client_of(socket, retries=RETRIES, label=label) as client:
-        status = run_program(
-            program,
-            lambda linker: add_to_linker(
-                linker,
-                client,
-                connect=lambda: client_of(socket, retries=RETRIES, label=label),
-                preloads=models_of(preloads, allowed),
-                priority=priority,
-                timeout=timeout,
-                dialect=dialect,
-                unchecked_output=unchecked_output,
-                on_error=print_error,
-            ),
-            lambda ending: end_process(ending, timeout),
+        settings: dict[str, Any] = {
+            "connect": lambda: client_of(socket, retries=RETRIES, label=label),
+            "preloads": models_of(preloads, allowed),
+            "priority": priority,
+            "timeout": timeout,
+            "on_error": print_error,
+        }
+        own: dict[str, Any] = {"dialect": dialect, "unchecked_output": unchecked_output}
+        wasi_nn = WasiNn(
+            partial(add_to_linker, client=client, **settings, **own),
+            partial(add_component_to_linker, client=client, **settings),
         )
+        status = run_program(program, wasi_nn, lambda ending: end_process(ending, timeout))
     raise typer.Exit(status)
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from wasmtime import (
     Config,
     Engine,
     ExitTrap,
-    Instance,
     Linker,
     Module,
     Store,
     Trap,
-    TrapCode,
     WasiConfig,
     WasmtimeError,
+    component,
+    wat2wasm,
 )
 
-from ...backends.errors import BackendError, InvalidArgument, UnsupportedOperation
+from ...backends.errors import (
+    BackendError,
+    InferdError,
+    InvalidArgument,
+    UnsupportedOperation,
+)
 from ..guests import guest_timeout
 from .watchdog import Ending, Watchdog
 
@@ -32,6 +38,10 @@ TABLES_MAX, TABLE_ELEMENT_BYTES = 4, 16
 """A guest with limited memory has at most this many tables. At this size of an element, they take
 at most the same amount of memory again.
 """
+_COMPONENT_LAYER = b"\1\0"
+"""The bytes 6 and 7 of a component's file; those of a core module are zero."""
+_RUN = "wasi:cli/run@"
+Prepared: TypeAlias = "tuple[Guest, Callable[[], int]]"
 
 
 @dataclass(frozen=True)
@@ -63,13 +73,20 @@ def check_guest(path: Path) -> None:
         ) from None
 
 
-def run_program(
-    program: Program, add_functions: Callable[[Linker], Guest], give_up: Callable[[Ending], object]
-) -> int:
-    """Run a guest and return its exit status. Must be called in the main thread.
+@dataclass(frozen=True)
+class WasiNn:
+    """The functions that define wasi-nn in the linker of a core module and of a component."""
 
-    *add_functions* defines the functions of wasi-nn. *give_up* ends this process; it is called if
-    the guest has to end, but waits in a function of WASI.
+    add_to_linker: Callable[[Linker], Guest]
+    add_component_to_linker: Callable[[component.Linker], Guest]
+
+
+def run_program(program: Program, wasi_nn: WasiNn, give_up: Callable[[Ending], object]) -> int:
+    """Run a core module or a component and return its exit status. Must be called in the main
+    thread.
+
+    *give_up* ends this process; it is called if the guest has to end, but waits in a function of
+    WASI.
 
     :raises InvalidArgument: the file is not a WebAssembly program.
     :raises Timeout: the guest has reached its deadline.
@@ -78,7 +95,7 @@ def run_program(
     engine = Engine(_engine_config(program))
     with Watchdog(program.timeout_s, engine.increment_epoch, give_up) as watchdog:
         try:
-            return _run(engine, program, add_functions, watchdog)
+            return _run(engine, program, wasi_nn, watchdog)
         except ExitTrap as exc:
             return int(exc.code)
         except (Trap, WasmtimeError) as exc:
@@ -90,16 +107,18 @@ def run_program(
 
 
 def _error_of(exc: Trap | WasmtimeError) -> BackendError:
-    """Return the error for a guest that trapped. The last line of wasmtime's message has the
-    reason, the others have the guest's stack.
+    """Return the error for a guest that trapped."""
+    reason = _reason(exc)
+    hint = "raise --fuel" if "all fuel consumed" in reason else "the error is in the guest"
+    return BackendError(f"the guest trapped: {reason}", hint=hint)
+
+
+def _reason(exc: Trap | WasmtimeError) -> str:
+    """Return the line of wasmtime's message that has the reason: the last one below the guest's
+    stack, else the first.
     """
-    spent = isinstance(exc, Trap) and exc.trap_code is TrapCode.OUT_OF_FUEL
-    hint = "raise --fuel" if spent else "the error is in the guest"
-    return BackendError(f"the guest trapped: {_lines(exc)[-1]}", hint=hint)
-
-
-def _lines(exc: Trap | WasmtimeError) -> list[str]:
-    return [line.strip() for line in str(exc).splitlines() if line.strip()] or ["unknown"]
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()] or ["unknown"]
+    return lines[-1 if "backtrace" in lines[0] else 0]
 
 
 def _engine_config(program: Program) -> Config:
@@ -109,14 +128,48 @@ def _engine_config(program: Program) -> Config:
     return config
 
 
-def _run(
-    engine: Engine,
-    program: Program,
-    add_functions: Callable[[Linker], Guest],
-    watchdog: Watchdog,
-) -> int:
-    module = _read_module(engine, program.path)
-    linker, store = Linker(engine), Store(engine)
+def _run(engine: Engine, program: Program, wasi_nn: WasiNn, watchdog: Watchdog) -> int:
+    binary = _read_binary(program.path)
+    store = _new_store(engine, program)
+    prepare = _prepare_component if binary[6:8] == _COMPONENT_LAYER else _prepare_module
+    guest, start = prepare(engine, store, binary, program.path, wasi_nn)
+    watchdog.may_raise = lambda: guest.in_call
+    try:
+        return start()
+    except WasmtimeError:
+        if isinstance(guest.ended_by, InferdError | KeyboardInterrupt):
+            raise guest.ended_by from None
+        raise
+    finally:
+        guest.disconnect()
+
+
+def _read_binary(path: Path) -> bytes:
+    """Return a guest's WebAssembly, which its file may have as text."""
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise InvalidArgument(f"{path} cannot be read: {exc.strerror}") from None
+    if content.startswith(b"\0"):
+        return content
+    with _compiling(path):
+        return bytes(wat2wasm(content))
+
+
+@contextmanager
+def _compiling(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except WasmtimeError as exc:
+        raise InvalidArgument(
+            f"{path} is not a WebAssembly program: {_reason(exc)}",
+            hint="compile the guest for wasm32-wasip1 or wasm32-wasip2",
+        ) from None
+
+
+def _new_store(engine: Engine, program: Program) -> Store:
+    """Return a store with the guest's limits and its WASI environment."""
+    store = Store(engine)
     store.set_epoch_deadline(1)
     if program.memory_bytes is not None:
         store.set_limits(
@@ -128,41 +181,65 @@ def _run(
     if program.fuel is not None:
         store.set_fuel(program.fuel)
     store.set_wasi(_wasi_config(program))
+    return store
+
+
+def _prepare_module(
+    engine: Engine, store: Store, binary: bytes, path: Path, wasi_nn: WasiNn
+) -> Prepared:
+    """Return the guest of a core module, and the function that runs it."""
+    with _compiling(path):
+        module = Module(engine, binary)
+    linker = Linker(engine)
     linker.define_wasi()
-    guest = add_functions(linker)
-    watchdog.may_raise = lambda: guest.in_call
-    try:
-        instance = _instantiate(linker, store, module)
-        start = instance.exports(store).get("_start")
-        if not callable(start):
-            raise InvalidArgument(f"{program.path} has no function _start", hint="run a program")
-        start(store)
-    finally:
-        guest.disconnect()
-    return 0
+
+    def start() -> int:
+        with _instantiating():
+            instance = linker.instantiate(store, module)
+        function = instance.exports(store).get("_start")
+        if not callable(function):
+            raise InvalidArgument(f"{path} has no function _start", hint="run a program")
+        function(store)
+        return 0
+
+    return wasi_nn.add_to_linker(linker), start
 
 
-def _instantiate(linker: Linker, store: Store, module: Module) -> Instance:
+def _prepare_component(
+    engine: Engine, store: Store, binary: bytes, path: Path, wasi_nn: WasiNn
+) -> Prepared:
+    """Return the guest of a component, and the function that runs it."""
+    with _compiling(path):
+        compiled = component.Component(engine, binary)
+    linker = component.Linker(engine)
+    linker.add_wasip2()
+    names = [name for name in compiled.type.exports(engine) if name.startswith(_RUN)]
+    if not names:
+        raise InvalidArgument(f"{path} does not export {_RUN[:-1]}", hint="run a program")
+
+    def start() -> int:
+        with _instantiating():
+            instance = linker.instantiate(store, compiled)
+        exported = instance.get_export_index(store, names[0])
+        index = instance.get_export_index(store, "run", exported)
+        function = None if index is None else instance.get_func(store, index)
+        assert function is not None, "wasi:cli/run has the function run"
+        return 0 if function(store).tag == "ok" else 1
+
+    return wasi_nn.add_component_to_linker(linker), start
+
+
+@contextmanager
+def _instantiating() -> Iterator[None]:
     try:
-        return linker.instantiate(store, module)
+        yield
     except ExitTrap:
         raise
     except WasmtimeError as exc:
         raise UnsupportedOperation(
-            f"the guest cannot be started: {_lines(exc)[-1]}",
-            hint="guests have WASI preview 1, wasi_ephemeral_nn and --memory-bytes",
-        ) from None
-
-
-def _read_module(engine: Engine, path: Path) -> Module:
-    try:
-        return Module(engine, path.read_bytes())
-    except OSError as exc:
-        raise InvalidArgument(f"{path} cannot be read: {exc.strerror}") from None
-    except WasmtimeError as exc:
-        raise InvalidArgument(
-            f"{path} is not a WebAssembly module: {_lines(exc)[0]}",
-            hint="compile the guest for wasm32-wasip1; components run in programs (inferd.wasm)",
+            f"the guest cannot be started: {_reason(exc)}",
+            hint="guests have WASI preview 1 and wasi_ephemeral_nn, or WASI 0.2 and wasi:nn, and"
+            " --memory-bytes",
         ) from None
 
 

@@ -1,7 +1,10 @@
-"""`inferd wasm run` with guests in C: the calls of WasmEdge's example programs, limits, ends."""
+"""`inferd wasm run` with guests in C, which make the calls of WasmEdge's example programs, and with
+a component: limits and ends.
+"""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -21,6 +24,7 @@ from tests.gateways.wasm.guests import c_guest
 
 CONFIG = echo_model("slow", step_ms=20) + echo_model("slower", step_ms=200)
 LONG = "and so on " * 100
+COMPONENT = str(Path(__file__).parent / "guests" / "command.wat")
 END_S_MAX = 60.0
 
 
@@ -233,10 +237,91 @@ def test_memory_and_fuel_are_limited(daemon: RunningDaemon, guest: str, tmp_path
     assert (status, output) == (1, "leaving\n") and "raise --fuel" in errors
 
 
+# Components.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ending"),
+    [
+        (("answer", "echo", "grüß dich", "", " again"), (0, "grüß dich again", "")),
+        (("exit",), (1, "leaving\n", "")),
+        (("fail",), (1, "leaving\n", "")),
+        (("trap",), (1, "leaving\n", "`unreachable` instruction executed\n")),
+        (("wait", "slow", "x"), (0, "leaving\nx", "")),
+    ],
+    ids=lambda value: value[0] if isinstance(value[0], str) else "",
+)
+@pytest.mark.parametrize("form", ["text", "binary"])
+def test_components_run(
+    form: str,
+    arguments: tuple[str, ...],
+    ending: tuple[int, str, str],
+    daemon: RunningDaemon,
+    client: Client,
+    tmp_path: Path,
+) -> None:
+    path = Path(COMPONENT)
+    if form == "binary":
+        path = tmp_path / "guest.wasm"
+        path.write_bytes(wat2wasm(Path(COMPONENT).read_text()))
+    status, output, errors = finished(daemon, str(path), "--", *arguments)
+    assert (status, output) == ending[:2] and ending[2] in errors
+    assert bool(errors) == bool(ending[2])
+    wait_until_nothing_is_left(client)
+
+
+def test_an_error_of_a_component_is_printed_and_the_guest_reads_it(daemon: RunningDaemon) -> None:
+    status, output, errors = finished(daemon, COMPONENT, "--", "answer", "ecko", "x")
+    error = json.loads(output)
+    assert (status, error["name"]) == (1, "ModelNotFound") and "'echo'" in error["hint"]
+    assert errors.startswith("inferd: load-by-name: there is no model 'ecko'")
+
+
+def test_the_options_hold_for_components(daemon: RunningDaemon, client: Client) -> None:
+    preload = ("--nn-preload", "default:GGML:AUTO:echo")
+    assert finished(daemon, *preload, COMPONENT, "answer", "default", "x") == (0, "x", "")
+    status, output, _ = finished(daemon, *preload, COMPONENT, "answer", "echo", "x")
+    assert status == 1 and json.loads(output)["name"] == "NotFound"
+    for limit, more in (("--fuel", "raise --fuel"), ("--memory-bytes", "cannot be started")):
+        status, _, errors = finished(daemon, limit, "65536", COMPONENT, "loop")
+        assert status == 1 and more in errors
+    assert finished(daemon, "--memory-bytes", "262144", COMPONENT, "answer", "echo", "x")[0] == 0
+    with wasm_run(
+        daemon, "--label", "guest-1", "--priority", "low", COMPONENT, "wait", "slower", LONG
+    ):
+        while not (tasks := client.queue()):
+            pass
+        assert [(task["label"], task["priority"]) for task in tasks] == [("guest-1", "low")]
+    wait_until_nothing_is_left(client)
+
+
+@pytest.mark.parametrize("way", ["loop", "wait"])
+@pytest.mark.parametrize("end", ["timeout", "ctrl-c", "kill"])
+def test_a_component_is_ended_wherever_it_is(
+    end: str, way: str, daemon: RunningDaemon, client: Client
+) -> None:
+    options = ("--timeout", "3") if end == "timeout" else ()
+    with wasm_run(daemon, *options, COMPONENT, "--", way, "slow", LONG) as process:
+        wait_for_output(process)
+        if end != "timeout":
+            process.send_signal(signal.SIGINT if end == "ctrl-c" else signal.SIGKILL)
+        _, errors = process.communicate(timeout=END_S_MAX)
+    assert process.returncode == {"timeout": 4, "ctrl-c": 130, "kill": -signal.SIGKILL}[end]
+    assert errors.decode() == (
+        "inferd: the guest ran longer than 3 s\n  raise the guest's timeout\n"
+        if end == "timeout" else ""
+    )  # fmt: skip
+    wait_until_nothing_is_left(client)
+
+
 # Wrong files and options.
 
 NO_START = '(module (memory (export "memory") 1))'
 STRANGE = '(module (import "env" "f" (func)) (func (export "_start")))'
+OTHER_EXPORT = '(component (instance $i) (export "wasi:cli/runner@0.2.0" (instance $i)))'
+STRANGE_COMPONENT = """(component
+  (import "wasi:http/types@0.2.0" (instance (export "f" (func))))
+  (instance $i) (export "wasi:cli/run@0.2.0" (instance $i)))"""
 
 
 def test_a_missing_guest_is_reported_before_a_missing_daemon(tmp_path: Path) -> None:
@@ -249,10 +334,16 @@ def test_a_missing_guest_is_reported_before_a_missing_daemon(tmp_path: Path) -> 
     ("content", "sentence"),
     [
         (None, "cannot be read: No such file"),
-        (b"\x7fELF", "is not a WebAssembly module"),
-        (bytes(wat2wasm("(component)")), "is not a WebAssembly module"),
+        (b"\x7fELF", "is not a WebAssembly program"),
+        (b"", "is not a WebAssembly program"),
+        (b"\0asm", "is not a WebAssembly program"),
+        (b"\0asm\x0d\0\1\0\xff", "is not a WebAssembly program"),
+        (b"(component) )", "is not a WebAssembly program"),
+        (bytes(wat2wasm("(component)")), "does not export wasi:cli/run"),
+        (OTHER_EXPORT.encode(), "does not export wasi:cli/run"),
         (bytes(wat2wasm(NO_START)), "has no function _start"),
         (bytes(wat2wasm(STRANGE)), "unknown import: `env::f`"),
+        (STRANGE_COMPONENT.encode(), "`wasi:http/types@0.2.0`"),
     ],
 )
 def test_another_file_than_a_program_is_refused(
