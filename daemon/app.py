@@ -132,6 +132,7 @@ async def _main(
                 services.start_soon(service.run)
                 await _start_services(daemon, services)
                 await services.start(daemon.server.serve, listener.socket)
+                await daemon.registry.catalog.refresh()
                 log.info(
                     "daemon.ready",
                     socket=listener.path,

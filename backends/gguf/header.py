@@ -6,6 +6,7 @@ that garbage uses neither time nor memory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import struct
@@ -69,6 +70,14 @@ def read_header(data: mmap.mmap | bytes) -> GgufHeader:
     :raises DamagedHeader: this is not the header of a GGUF file.
     """
     return _Reader(data).read()
+
+
+def read_beginning(data: bytes) -> dict[str, object]:
+    """Return the numbers and texts in *data*, the beginning of a header, up to the first damage."""
+    reader = _Reader(data)
+    with contextlib.suppress(DamagedHeader):
+        reader.read()
+    return reader.header.values
 
 
 class _Reader:

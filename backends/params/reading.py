@@ -85,11 +85,14 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 def nearest(key: str, keys: Iterable[str]) -> str:
-    """Return a question that suggests the one of *keys* nearest to *key*, or an empty text."""
+    """Return a question that suggests the one of *keys* nearest to *key* in any case, or an empty
+    text.
+    """
     if len(key) > KEY_CHARACTERS_MAX:
         return ""
-    close = difflib.get_close_matches(key, list(keys), n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else ""
+    spelled = {known.lower(): known for known in keys}
+    close = difflib.get_close_matches(key.lower(), list(spelled), n=1, cutoff=0.6)
+    return f"did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:

@@ -122,7 +122,11 @@ class OneShotClient:
 
     def models(self) -> list[dict[str, Any]]:
         """Return all models."""
-        return self.call("models", w.Empty(), w.ModelsResult).models
+        return self.models_and_files(all_files=False).models
+
+    def models_and_files(self, *, all_files: bool) -> w.ModelsResult:
+        """Return all models, and with *all_files* the files that are not offered as models."""
+        return self.call("models", w.ModelsParams(all_files=all_files), w.ModelsResult)
 
     def sessions(self, *, dormant: bool = False, all_users: bool = False) -> list[dict[str, Any]]:
         """Return the user's sessions, with *dormant* also dormant sessions."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from ...backends.params import (
     read_options,
 )
 from ...backends.texts.shorten import shorten
+from ...ipc.model_names import MODEL_NAME
 from .confinement import check_confined
 from .declaration import (
     REQUIRED,
@@ -42,8 +42,6 @@ from .declaration import (
 
 ECHO: Final = "echo"
 """The built-in model of the backend of this name."""
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""The name of a model. It is used in file names, so it cannot contain a path."""
 NAMES = {"propertyNames": {"pattern": f"^{MODEL_NAME.pattern}$"}}
 """The schema of a table whose keys are such names."""
 Folders = tuple[Path, ...]

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from ...backends.errors import ModelNotFound, ShuttingDown
-from ...backends.params import nearest
+from ...backends.split_gguf import parts_of
+from ...ipc.model_names import find_name, is_model_file, model_not_found, name_of_file
 from ..components import Components
 from ..config.model_settings import ECHO, ModelConfig
 from ..config.settings import Config
-from ..residency.model_files import missing_files, models_in, name_of_file
+from ..residency.model_files import (
+    FileNotOffered,
+    FoundModels,
+    files_not_offered,
+    find_models,
+    missing_files,
+)
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
+from .files.other_contents import OtherContents
 from .files.persisted_settings import SETTINGS_FILE, PersistedModels
 from .model import ManagedModel, ModelState
 from .specs import engine_settings
+
+LOGGED_MAX = 50
+"""Files that are not offered, each with a line in the log."""
+log = structlog.get_logger()
 
 
 class ModelCatalog:
@@ -41,7 +56,10 @@ class ModelCatalog:
         )
         self._configured: dict[str, ModelConfig] = {}
         """The models that the last scan has found."""
-        self._last_files: dict[str, Path] = {}
+        self._found = FoundModels()
+        """The files of the last scan that could read the models directory."""
+        self._contents = OtherContents()
+        self._logged: set[FileNotOffered] = set()
         self._recovered = 0
         """Recovered turns of models that were removed."""
 
@@ -54,7 +72,7 @@ class ModelCatalog:
         """Read the models from the configuration and the models directory again."""
         found = {ECHO: ModelConfig(backend=ECHO)}
         found |= self._settings.swapped_names(self.config.models_dir)
-        files, models = self._files(), self.config.models
+        files, models = self._find_files().files, self.config.models
         found |= {n: ModelConfig(file=p) for n, p in files.items()}
         for name, config in models.items():
             own = config.file or (files.get(name) if config.backend == "llama" else None)
@@ -97,16 +115,55 @@ class ModelCatalog:
         settings = engine_settings(self.config)
         return before.defaults != self.config.defaults or engine_settings(before) != settings
 
-    def _files(self) -> dict[str, Path]:
-        """Return the models directory's files by name, or the last known if it is unreadable."""
+    def _find_files(self) -> FoundModels:
+        """Return the models directory's files, or the last known if it is unreadable."""
+        folder, existed = self.config.models_dir, self._found.exists
         try:
-            self._last_files = models_in(self.config.models_dir)
+            self._found = find_models(folder)
         except OSError as exc:
-            cause = f"{self.config.models_dir}: {exc.strerror or exc}"
-            self._components.note("models-dir", cause)
+            self._components.note("models-dir", f"{folder}: {exc.strerror or exc}")
         else:
             self._components.note("models-dir", None)
-        return self._last_files
+        if existed and not self._found.exists:
+            log.warning(
+                "models.directory_missing",
+                directory=str(folder),
+                remedy="create it (`inferd pull` does), or name another models-dir",
+            )
+        return self._found
+
+    async def refresh(self) -> None:
+        """Read the models again, and the beginnings of new files; log those that are not offered.
+
+        A file that holds something else than a model is not listed. A load by its name fails with
+        the error of its kind.
+        """
+        self.scan()
+        await self._contents.read([*self._found.files.values()])
+        found = self.files_not_offered()
+        new = [one for one in found if one not in self._logged]
+        self._logged = set(found)
+        for one in new[:LOGGED_MAX]:
+            write = log.info if one.is_expected else log.warning
+            write("model.file_not_offered", file=one.file, reason=one.reason)
+        if len(new) > LOGGED_MAX:
+            log.warning("model.files_not_offered", more=len(new) - LOGGED_MAX)
+
+    def files_not_offered(self) -> list[FileNotOffered]:
+        """Return the files of the models directory that are not offered, by path."""
+        config = self.config
+        return files_not_offered(
+            config.models_dir, self._found, config.models, self._contents.of_file
+        )
+
+    def is_listed(self, model: ManagedModel) -> bool:
+        """Return whether clients see *model* in lists: not if its file in the models directory is
+        known to hold something else, and the configuration has no table for it.
+        """
+        file = self._found.files.get(model.name)
+        if file is None or model.uid is not None or model.name in self.config.models:
+            return True
+        return self._contents.of_file(file) is None
 
     def visible_to(self, uid: int) -> list[ManagedModel]:
         """Return the models that *uid* may see."""
@@ -119,27 +176,40 @@ class ModelCatalog:
         return list(self._models.values())
 
     def get(self, name: str, uid: int) -> ManagedModel:
-        """Return a model by its name or, if no model has that, by its file's name.
+        """Return the model that *name* means, see `find_name`; it may also be a file's path.
 
         :raises ModelNotFound: the user sees no such model; the hint has the nearest name.
         """
         if name not in self._models or name not in self._configured:
             self.scan()
-        model = self._seen_by(uid, name) or self._seen_by(uid, name_of_file(name))
-        if model is None:
-            names = [m.name for m in self.visible_to(uid)]
-            close = nearest(name, names)
+        model = self._models.get(name)
+        if model is not None and model.uid in (None, uid):
+            return model
+        visible = {model.name: model for model in self._models.values() if model.uid in (None, uid)}
+        refused = self._found.refused
+        reason = refused.get(name) or refused.get(f"{name}.gguf")
+        if reason is not None:
             raise ModelNotFound(
+                f"the file of {name[:200]!r} in the models directory is not offered: {reason}",
+                hint="`inferd models --all` lists the files that are not offered",
+            )
+        found = find_name(name, visible) or self._name_of_path(name)
+        model = visible.get(found or "")
+        if model is None:
+            raise model_not_found(
+                name,
+                [model.name for model in visible.values() if self.is_listed(model)],
                 f"there is no model {name[:200]!r}",
-                hint=f"{close + '; ' if close else ''}`inferd models` lists the names, `inferd"
-                " pull` gets a model",
-                data={"models": names[:100]},
+                "`inferd models` lists the names, `inferd pull` gets a model",
             )
         return model
 
-    def _seen_by(self, uid: int, name: str) -> ManagedModel | None:
-        model = self._models.get(name)
-        return None if model is None or model.uid not in (None, uid) else model
+    def _name_of_path(self, path: str) -> str | None:
+        """Return the name of the model with the file *path*, or with a part of that name."""
+        if not (os.path.isabs(path) and is_model_file(path)) or "\0" in path:
+            return None
+        first = parts_of(Path(path))[0]
+        return next((n for n, config in self._configured.items() if config.file == first), None)
 
     def find_client(self, name: str, uid: int) -> ProcessClient | None:
         """Return the client of a model's worker, or None if the model is not loaded or unknown."""
@@ -161,14 +231,19 @@ class ModelCatalog:
 
         :raises ModelNotFound: *to* names neither a model nor a file.
         """
-        if to == model.name:
+        if self.names_itself(model, to):
             self.scan()
             return self.configuration_of(model)
-        if to.endswith(".gguf"):
-            found = {p.name: p for p in self._files().values()}
-            if to in found:
-                return ModelConfig(file=found[to])
+        if is_model_file(to):
+            file = self._find_files().files.get(name_of_file(to))
+            if file is not None:
+                return ModelConfig(file=file)
         return self.get(to, uid).config
+
+    def names_itself(self, model: ManagedModel, to: str) -> bool:
+        """Return whether the target *to* of a swap is the name of *model* itself."""
+        is_other = to in self._models or is_model_file(to)
+        return to == model.name or (not is_other and find_name(to, [model.name]) is not None)
 
     def has_model(self, model: ManagedModel) -> bool:
         """Return whether *model* still has its name."""

@@ -14,8 +14,10 @@ from typing import Protocol
 import msgspec
 
 from ...backends.errors import InvalidArgument
-from ...backends.split_gguf import PART
+from ...backends.split_gguf import PART, parts_of
+from ...ipc.model_names import find_name
 from ..config.model_settings import check_model_name
+from ..residency.model_files import models_in
 from .part import NOTE_NAME, Part, Progress, PullFailed, hash_file
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -114,13 +116,16 @@ def publish_part(part: Part, target: Path, name: str) -> None:
 
 
 def files_of(name: str, models_dir: Path) -> list[Path]:
-    """Return the files of the model *name*: the model or its parts, notes, unfinished files."""
-    check_model_name(name)
-    model, prefix = f"{name}.gguf", f"{name}."
+    """Return the files of the model *name*: the model or its parts, notes, unfinished files. The
+    file of the model may be in a subfolder, or have another name.
+    """
     try:
-        paths = sorted(models_dir.iterdir())
+        paths, found = sorted(models_dir.iterdir()), models_in(models_dir)
     except FileNotFoundError:
-        return []
+        paths, found = [], {}
+    name = check_model_name(find_name(name, found) or name)
+    model, prefix = f"{name}.gguf", f"{name}."
+    own = parts_of(found[name]) if name in found else []
     parts = [p for p in paths if (part := PART.fullmatch(p.name)) and part["stem"] == name]
     notes = [
         path
@@ -128,7 +133,8 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
         if path.name.startswith(prefix) and NOTE_NAME.fullmatch(path.name.removeprefix(prefix))
     ]
     unfinished = [models_dir / f"{model}{ending}" for ending in (".part", ".part.json")]
-    return [path for path in (models_dir / model, *parts, *notes, *unfinished) if path.is_file()]
+    files = dict.fromkeys((models_dir / model, *own, *parts, *notes, *unfinished))
+    return [path for path in files if path.is_file()]
 
 
 def _existing(target: Path, name: str, sha256: str) -> Pulled:

@@ -6,38 +6,169 @@ A split model `NAME` has several files: `NAME-00001-of-00003.gguf` and so on.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
+
+from ...backends.gguf.kinds import OtherContent
 from ...backends.split_gguf import PART, parts_of
-from ..config.model_settings import MODEL_NAME, ModelConfig
+from ...ipc.model_names import FILE_SUFFIX, is_model_file, name_of_file
+from ..config.model_settings import ModelConfig
+from ..printable import escape_controls
 
+ENTRIES_MAX = 10_000
+"""Files and folders that are read in the models directory; listing them takes 10 ms."""
+DEPTH_MAX = 4
+"""Folders within each other in the models directory."""
 Signature = tuple[tuple[int, ...], ...]
 """A value that changes with the files."""
 
 
-def models_in(directory: Path) -> dict[str, Path]:
-    """Return the models in *directory* by name, each with its (first) file; none if there is no
-    directory. A split model counts if any part exists; its load then reports missing parts.
+class FoundModels(msgspec.Struct, frozen=True):
+    """The models of a directory and its subfolders."""
+
+    files: dict[str, Path] = {}
+    """By name, the (first) file."""
+    refused: dict[str, str] = {}
+    """By path below the directory, the reason why a file gets no name, or a folder was not read."""
+    exists: bool = True
+
+
+class FileNotOffered(NamedTuple):
+    """A file of the models directory that is not offered as a model."""
+
+    file: str
+    """Its path below the models directory."""
+    reason: str
+    is_expected: bool = False
+    """Whether nothing is to be corrected, as with a projector beside its model."""
+
+
+def find_models(directory: Path) -> FoundModels:
+    """Return the models in *directory*. A split model counts if any part exists; its load then
+    reports missing parts.
+
+    The file `NAME.gguf` has its name before others whose names become the same. If there is no such
+    file, none of the others gets the name, so that it never means another file than before.
 
     :raises OSError: the directory cannot be read.
     """
+    refused: dict[str, str] = {}
     try:
-        names = os.listdir(directory)
+        paths = list(_paths_in(directory, refused))
     except FileNotFoundError:
-        return {}
-    found: dict[str, Path] = {}
-    for file in sorted(directory / name for name in names if name.endswith(".gguf")):
-        name = name_of_file(file.name)
-        if MODEL_NAME.fullmatch(name):
-            found.setdefault(name, parts_of(file)[0])
-    return found
+        return FoundModels(exists=False)
+    by_name: dict[str, dict[Path, str]] = {}
+    for path in sorted(paths):
+        name = name_of_file(path)
+        if reason := _refusal(path, name):
+            refused[path] = reason
+        else:
+            by_name.setdefault(name, {}).setdefault(parts_of(directory / path)[0], path)
+    files: dict[str, Path] = {}
+    for name, found in by_name.items():
+        own = [file for file, path in found.items() if _has_own_name(path, name)]
+        if own or len(found) == 1:
+            files[name] = (own or [*found])[0]
+        for file, path in found.items():
+            if file != files.get(name):
+                others = ", ".join(other for one, other in found.items() if one != file)
+                refused[path] = f"its name {name!r} is also that of {others}: rename it"
+    return FoundModels(files, refused)
 
 
-def name_of_file(file: str) -> str:
-    """Return the name of the model in a *file* of the models directory."""
-    part = PART.fullmatch(file)
-    return part["stem"] if part else file.removesuffix(".gguf")
+def files_not_offered(
+    directory: Path,
+    found: FoundModels,
+    configured: Mapping[str, ModelConfig],
+    content_of: Callable[[Path], OtherContent | None],
+) -> list[FileNotOffered]:
+    """Return the files of *directory* that are not offered as models, by path. *content_of* returns
+    the reason why a file holds something else; a model with a table of its own is offered anyway.
+    """
+    files = [FileNotOffered(escape_controls(path), why) for path, why in found.refused.items()]
+    for name, file in found.files.items():
+        path, model = str(file.relative_to(directory)), configured.get(name)
+        if model is None:
+            if (content := content_of(file)) is not None:
+                reason, is_expected = content.reason, not content.is_damaged
+                files.append(FileNotOffered(escape_controls(path), reason, is_expected))
+        elif model.backend != "llama" or model.file not in (None, file):
+            reason = f"[models.{name}] gives its name to another model"
+            files.append(FileNotOffered(escape_controls(path), reason, is_expected=True))
+    return sorted(files)
+
+
+def models_in(directory: Path) -> dict[str, Path]:
+    """Return the models in *directory* by name, see `find_models`.
+
+    :raises OSError: the directory cannot be read.
+    """
+    return find_models(directory).files
+
+
+def _has_own_name(path: str, name: str) -> bool:
+    part = PART.fullmatch(path)
+    return path == f"{name}{FILE_SUFFIX}" or (part is not None and part["stem"] == name)
+
+
+def _refusal(path: str, name: str) -> str:
+    """Return the reason why the file *path* cannot have *name*, or an empty text."""
+    if path.rpartition("/")[2].startswith("."):
+        return "it is hidden: its name begins with a dot"
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8: rename it"
+    if not path.endswith(FILE_SUFFIX) and PART.fullmatch(path.lower()):
+        return f"llama.cpp finds the parts of a split model only if they end in {FILE_SUFFIX}"
+    return "" if name else "its name has no letter A-Z and no digit: rename it"
+
+
+def _paths_in(directory: Path, refused: dict[str, str]) -> Iterator[str]:
+    """Yield the paths of files that are named as models, relative to *directory*. Reasons for which
+    a folder was not read are added to *refused*.
+    """
+    folders, seen, entries = deque([""]), set[tuple[int, int]](), 0
+    while folders:
+        folder = folders.popleft()
+        try:
+            status = os.stat(directory / folder)
+            with os.scandir(directory / folder) as found:
+                names = list(islice(found, ENTRIES_MAX + 1 - entries))
+        except OSError as exc:
+            if not folder:
+                raise
+            refused[folder] = f"the folder cannot be read: {exc.strerror}"
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            continue  # a link to a folder that was read already
+        seen.add((status.st_dev, status.st_ino))
+        names.sort(key=lambda entry: entry.name)
+        entries += len(names)
+        if entries > ENTRIES_MAX:
+            refused[folder or "./"] = f"it is not read: there are more than {ENTRIES_MAX} entries"
+            return
+        for entry in names:
+            path = f"{folder}{entry.name}"
+            if is_model_file(entry.name):
+                yield path
+            elif not entry.name.startswith(".") and _is_folder(entry):
+                if path.count("/") >= DEPTH_MAX:
+                    refused[f"{path}/"] = f"folders are read to a depth of {DEPTH_MAX}"
+                else:
+                    folders.append(f"{path}/")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that forms a loop
+        return False
 
 
 def missing_files(models: Mapping[str, ModelConfig], others: Collection[str]) -> list[str]:

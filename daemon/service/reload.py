@@ -79,11 +79,12 @@ class ConfigReloader:
             errors = exc.lines if isinstance(exc, ConfigError) else [str(exc)]
             log.error("config.refused", errors=errors)
             components.note("config", _cause(errors))
-            self._daemon.registry.catalog.scan()
+            await self._daemon.registry.catalog.refresh()
             return
         reloaded = merge(self._daemon.config, read)
         self._daemon.pending_restart = reloaded.restart
         outdated = _apply(self._daemon, reloaded.config)
+        await self._daemon.registry.catalog.refresh()
         components.note("config", None)
         log.info(
             "config.read_again",

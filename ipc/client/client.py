@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from ...backends.errors import InvalidArgument
+from ...backends.split_gguf import PART
 from .. import messages as w
 from ..handles import Graph
 from ..payloads import Config, Prompt, json_text
@@ -63,7 +64,13 @@ class AsyncClient(AsyncEmbedding):
         on_progress: ProgressCallback | None = None,
         timeout: float | None = None,
     ) -> Graph:
-        """Load one of the user's own files: the daemon gets its descriptor, not its path."""
+        """Load one of the user's own files: the daemon gets its descriptor, not its path.
+
+        Of a split model it gets the path, because a descriptor has one part only; the parts must be
+        in its models directory.
+        """
+        if PART.fullmatch(os.path.basename(path)):
+            return await self._load_path(path, config, target, on_progress, timeout)
         try:
             fd = await self._driver.run_in_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -78,6 +85,21 @@ class AsyncClient(AsyncEmbedding):
             )
         finally:
             os.close(fd)
+
+    async def _load_path(
+        self,
+        path: str | os.PathLike[str],
+        config: Config | None,
+        target: int | str,
+        on_progress: ProgressCallback | None,
+        timeout: float | None,
+    ) -> Graph:
+        name = os.path.abspath(path)  # noqa: ASYNC240 - it reads no file
+        more: Any = {"on_progress": on_progress, "timeout": timeout}
+        if target == "auto":
+            return await self.load_by_name_with_config(name, config or "", **more)
+        builders: list[bytes | str] = [name] if config is None else [name, json_text(config)]
+        return await self.load(builders, target=target, **more)
 
     def session(
         self,

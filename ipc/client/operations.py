@@ -337,8 +337,16 @@ class AsyncOperations(AsyncWasiCalls):
 
     async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Return the models."""
-        result = await self._call("models", w.Empty(), w.ModelsResult, timeout)
+        result = await self._call("models", w.ModelsParams(), w.ModelsResult, timeout)
         return cast("list[ModelInfo]", result.models)
+
+    async def files_not_offered(self, *, timeout: float | None = None) -> list[dict[str, str]]:
+        """Return the files of the models directory that are not offered as models, each with its
+        `file` and the `reason`.
+        """
+        params = w.ModelsParams(all_files=True)
+        result = await self._call("models", params, w.ModelsResult, timeout)
+        return result.not_offered
 
     async def show(self, name: str, *, timeout: float | None = None) -> ModelInfo:
         """Return the description of a model."""

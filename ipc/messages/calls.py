@@ -80,7 +80,7 @@ CALLS: dict[str, Call] = {
     "store_copy": Call(copies.StoreCopyParams, Empty),
     "set_options": Call(session_operations.OptionsParams, Empty),
     "parameters": Call(contexts.ContextParams, session_operations.ParametersResult),
-    "models": Call(Empty, models.ModelsResult),
+    "models": Call(models.ModelsParams, models.ModelsResult),
     "show": Call(models.NamesParams, models.ModelsResult),
     "unload_model": Call(models.NamesParams, Empty),
     "pin": Call(models.NameParams, Empty),

@@ -19,10 +19,20 @@ class NamesParams(NameParams):
     force: bool = False
 
 
+class ModelsParams(Map):
+    """`models`; with `all_files` also the files of the models directory that are not offered."""
+
+    all_files: bool = False
+
+
 class ModelsResult(Map):
-    """A map for each model: name, state, file, size_bytes, leases, contexts, …"""
+    """A map for each model: name, state, file, size_bytes, leases, contexts, …
+
+    `not_offered` has the `file` and the `reason` of each file that is not offered as a model.
+    """
 
     models: list[dict[str, Any]]
+    not_offered: list[dict[str, Any]] = []
 
 
 class SwapParams(Map):

@@ -18,15 +18,20 @@ from ...residency.model_files import files_in_use
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
-    visible = daemon.registry.catalog.visible_to(request.owner.user)
-    registry = daemon.registry
+    registry, catalog = daemon.registry, daemon.registry.catalog
+    await catalog.refresh()
+    listed = [m for m in catalog.visible_to(request.owner.user) if catalog.is_listed(m)]
 
     def describe(model: ManagedModel) -> dict[str, Any]:
         facts = registry.file_facts.known_facts(files_in_use(model.config.file))
         need = need_bytes(model, registry.launcher.estimates, facts)
         return describe_model(model, registry.budget) | {"need_bytes": need}
 
-    return w.ModelsResult(models=[describe(model) for model in visible])
+    files = catalog.files_not_offered() if request.params.all_files else []
+    return w.ModelsResult(
+        models=[describe(model) for model in listed],
+        not_offered=[{"file": one.file, "reason": one.reason} for one in files],
+    )
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
@@ -69,7 +74,7 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     catalog = daemon.registry.catalog
     model = catalog.get(p.name, request.owner.user)
     config = catalog.swap_target(model, p.to, request.owner.user)
-    to = "" if p.to == model.name else p.to
+    to = "" if catalog.names_itself(model, p.to) else p.to
     return await daemon.swaps.swap(model, config, p.mode, to=to, force=p.force)
 
 

@@ -14,7 +14,7 @@ from ..monitoring.status_commands import columns_for
 from ..nodes import NODE_COLUMN, Node, check_node, on_nodes
 from ..one_shot import OneShotClient
 from ..options import Force, JsonOutput, ModelName, SocketPath
-from ..output import Columns, fraction_bar, write_list, write_result
+from ..output import Columns, fraction_bar, table_of, write, write_json, write_result
 
 Adapter = Annotated[str, typer.Argument(help="The name by which requests choose the adapter.")]
 To = Annotated[
@@ -48,14 +48,32 @@ MODELS: Columns = {
     "BACKEND": "backend",
     "FILE": lambda m: m["file"] or None,
 }
+FILES: Columns = {**NODE_COLUMN, "NOT OFFERED": "file", "REASON": "reason"}
 
 
-def models(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def models(
+    all_files: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also list the files of the models directory that are not offered."
+        ),
+    ] = False,
+    node: Node = None,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
     """List all models."""
     with OneShotClient(socket) as client:
         check_node(client, node)
-        found = on_nodes(client.models(), node)
-    write_list(as_json, "models", found, columns_for(found, MODELS))
+        result = client.models_and_files(all_files=all_files)
+    found, files = on_nodes(result.models, node), on_nodes(result.not_offered, node)
+    if as_json:
+        write_json({"models": found} | ({"not_offered": files} if all_files else {}))
+        return
+    table_of(columns_for(found, MODELS), found)
+    if files:
+        write("")
+        table_of(columns_for(files, FILES), files)
 
 
 def load(

@@ -30,16 +30,27 @@ def check(
     It checks the file, the environment and --set, as `inferd serve` would. The exit status is 2 if
     there are errors. A missing file of a model is a warning.
     """
+    from ....backends.gguf.kinds import other_content
     from ...config.sources import read_sources
-    from ...residency.model_files import missing_files, models_in
+    from ...residency.model_files import (
+        FoundModels,
+        files_not_offered,
+        find_models,
+        missing_files,
+    )
 
     flags = {**read_settings(settings), "config": file}
     sources = read_sources(flags)
     config, path = sources.config, sources.file
-    others: list[str] = []
+    found = FoundModels()
     with suppress(OSError):
-        others += models_in(config.models_dir)
-    warnings = missing_files(config.models, others) + sources.notes
+        found = find_models(config.models_dir)
+    warnings = missing_files(config.models, found.files) + sources.notes
+    warnings += [
+        f"{one.file} is not offered as a model: {one.reason}"
+        for one in files_not_offered(config.models_dir, found, config.models, other_content)
+        if not one.is_expected
+    ]
     document = {
         "file": str(path or ""),
         "models": list(config.models),

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import msgspec
 
+from ....backends.gguf.kinds import other_content
 from ...config.settings import Config
-from ...residency.model_files import files_in_use, missing_files, models_in, size_bytes
+from ...residency.model_files import (
+    FileNotOffered,
+    FoundModels,
+    files_in_use,
+    files_not_offered,
+    find_models,
+    missing_files,
+    size_bytes,
+)
 from ...residency.sizes import size_text
 from ..finding import Finding, fail, ok, warn
 from .accounts import READ, SEARCH, WRITE, Account, find_denial
@@ -36,6 +45,7 @@ class Models(msgspec.Struct, frozen=True):
     sizes: dict[str, int] = {}
     missing: list[str] = []
     """See `missing_files`."""
+    not_offered: list[FileNotOffered] = []
     unreadable: dict[str, str] = {}
     """The place that denies the daemon access, by file."""
 
@@ -50,8 +60,11 @@ def inspect_models(config: Config, account: Account) -> Models:
     """Return the models of the folder and of the configuration."""
     folder, exists = config.models_dir, os.path.isdir(config.models_dir)
     denied_at = find_denial(account, folder, READ | SEARCH) if exists else ""
-    files = dict(models_in(folder)) if exists else {}
-    missing = missing_files(config.models, files)
+    found = find_models(folder) if exists else FoundModels(exists=False)
+    others = files_not_offered(folder, found, config.models, other_content)
+    not_models = {folder / other.file for other in others}
+    missing = missing_files(config.models, found.files)
+    files = {name: file for name, file in found.files.items() if file not in not_models}
     files |= {n: m.file for n, m in config.models.items() if m.file and os.path.exists(m.file)}
     parts = [p for file in files.values() for p in files_in_use(file) if os.path.exists(p)]
     denials = {str(p): find_denial(account, p, READ) for p in parts if not denied_at}
@@ -63,6 +76,7 @@ def inspect_models(config: Config, account: Account) -> Models:
         files=files,
         sizes={name: size_bytes(file) for name, file in files.items()},
         missing=missing,
+        not_offered=others,
         unreadable={part: place for part, place in denials.items() if place},
     )
 
@@ -82,13 +96,22 @@ def check_models(models: Models) -> Iterator[Finding]:
         )
     for found in models.missing[:LISTED_MAX]:
         yield fail(found, "correct `file`, or put the file there")
+    for other in [one for one in models.not_offered if not one.is_expected][:LISTED_MAX]:
+        yield warn(
+            f"{other.file} is not offered as a model: {other.reason}",
+            "replace, rename or remove it; `inferd models --all` lists all such files",
+        )
     if not models.exists:
         yield warn(f"the folder {models.folder} does not exist", "`inferd pull smollm2` creates it")
     elif not models.files and not models.denied_at:
         yield warn(f"no model in {models.folder}", "`inferd pull smollm2` gets a small one")
     elif models.files:
         size = size_text(sum(models.sizes.values()))
-        yield ok(f"{len(models.files)} found, {size}, in {models.folder}")
+        others = "".join(
+            f"; {one.file} is not offered: {one.reason}"
+            for one in [one for one in models.not_offered if one.is_expected][:LISTED_MAX]
+        )
+        yield ok(f"{len(models.files)} found, {size}, in {models.folder}{others}")
 
 
 def check_files(files: Sequence[ModelFile]) -> Iterator[Finding]:

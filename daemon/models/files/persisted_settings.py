@@ -90,7 +90,7 @@ class PersistedModels:
             if (swap := settings.swapped) is not None
             and (file := swap.configured.file) is not None
             and file != swap.now.file
-            and file.parent == folder
+            and file.is_relative_to(folder)
             and swap.configured == ModelConfig(file=file)
         }
 

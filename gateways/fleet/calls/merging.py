@@ -60,7 +60,13 @@ def _models(results: Results) -> Result:
     for node, result in results.items():
         for model in result["models"]:
             by_name.setdefault(model["name"], []).append({**model, "node": node})
-    return {"models": [_one_model(entries) for entries in by_name.values()]}
+    files = [
+        {**file, "node": node}
+        for node, result in results.items()
+        for file in result.get("not_offered", ())
+    ]
+    models = [_one_model(entries) for entries in by_name.values()]
+    return {"models": models} | ({"not_offered": files} if files else {})
 
 
 def _one_model(entries: list[Result]) -> Result:

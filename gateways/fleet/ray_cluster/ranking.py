@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ....backends.errors import Busy, InvalidArgument
+from ....ipc.model_names import find_name
 from ..entry.nodes.own_turns import OwnTurns, TurnKind
 from ..entry.placing.homes import HOMES_MAX, NodeTable
-from ..routing.choice import FleetLoad, RouteRequest, choose_node
+from ..routing.choice import FleetLoad, RouteRequest, choose_node, model_names
 from ..routing.loads import ByClass, NodeLoad
 
 NODE = "node"
@@ -118,14 +119,17 @@ class CallRouting:
             )
         self._drop(call.key, now)  # a call that Ray repeats counts once
         self._observe(candidates, now)
-        request = RouteRequest(call.model, home=self._home_of(call))
-        ranks = rank_nodes(request, self._fleet(now))
+        fleet = self._fleet(now)
+        call = call._replace(model=find_name(call.model, model_names(fleet.loads)) or call.model)
+        ranks = rank_nodes(RouteRequest(call.model, home=self._home_of(call)), fleet)
         self._assign(call, ranks[0], now).turns.note_opened(call.key, _kind_of(call), now)
         return ranks
 
     def note_routed(self, call: RayCall, name: str, now: float) -> None:
         """Note that the replica of a node has accepted a call, unless it has ended already."""
-        if name in self._nodes and call.key in self._calls:
+        ranked = self._calls.get(call.key)
+        if name in self._nodes and ranked is not None:
+            call = ranked.call
             self._drop(call.key, now)
             self._assign(call, name, now).turns.begin_turn(call.key, _kind_of(call), now)
 

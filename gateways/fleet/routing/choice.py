@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ....backends.errors import Busy, InferdError, ModelNotFound
+from ....backends.errors import Busy, InferdError
+from ....ipc.model_names import model_not_found
 from .loads import CLASSES, NONE, ByClass, ModelLoad, NodeLoad
 from .memory import evicts_others, fits
 from .waits import (
@@ -23,8 +24,6 @@ from .waits import (
 
 RETRY_S = 1.0
 """Time after which a request that no node can serve should be repeated."""
-MODELS_MAX = 100
-"""Names of models in an error."""
 RETRY_HINT = "try again later: sessions with an id are there again once their node is back"
 WAIT_S_MAX = 60.0
 """The longest time to a retry that an error proposes."""
@@ -169,10 +168,17 @@ def _no_node(request: RouteRequest, fleet: FleetLoad) -> InferdError:
                 "retry_after_s": RETRY_S,
             },
         )
-    names = sorted({model for node in fleet.loads.values() for model in node.models})
-    return ModelNotFound(
-        f"no node has a model named {request.model!r}", data={"models": names[:MODELS_MAX]}
+    return model_not_found(
+        request.model,
+        model_names(fleet.loads),
+        f"no node has a model named {request.model[:200]!r}",
+        "`inferd models` lists the names",
     )
+
+
+def model_names(loads: Mapping[str, NodeLoad]) -> set[str]:
+    """Return the names of the models on all nodes."""
+    return {model for node in loads.values() for model in node.models}
 
 
 def node_unreachable(name: str) -> Busy:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
-from ....backends.errors import ModelNotFound, PermissionDenied
+from ....backends.errors import PermissionDenied
+from ....ipc.model_names import find_name, model_not_found
 from ....ipc.priorities import Priority
 
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -55,17 +56,19 @@ class Caller:
         """Return whether the caller may use a model."""
         return self.models is None or model in self.models
 
-    def check_model(self, model: str) -> None:
-        """Check that the caller may use a model; other models do not exist for it.
+    def check_model(self, model: str) -> str:
+        """Return the name of the model that *model* means among those that the caller may use;
+        other models do not exist for it. A caller that may use all leaves this to the daemon.
 
         :raises ModelNotFound: the caller may not use the model.
         """
-        if not self.may_use(model):
-            raise ModelNotFound(
-                f"there is no model {model!r}",
-                hint="GET /v1/models lists the models",
-                data={"models": sorted(self.models or ())},
-            )
+        if self.models is None:
+            return model
+        found = find_name(model, self.models)
+        if found is None:
+            advice = "GET /v1/models lists the models"
+            raise model_not_found(model, self.models, f"there is no model {model[:200]!r}", advice)
+        return found
 
     def class_of(self, priority: Priority | None, default: Priority = "normal") -> Priority:
         """Return the class of a request: its *priority*, or *default* lowered to the caller's

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from ....backends.errors import InferdError, ModelNotFound
+from ....backends.errors import InferdError
 from ....ipc.client import AsyncClient, ModelInfo
 from ..callers.caller import Caller
 from ..exchange import Exchange
@@ -61,7 +61,7 @@ async def load_model(exchange: Exchange) -> None:
     A client that disconnects cancels the load, unless others wait for it.
     """
     fields, _ = exchange.read_fields(LOAD)
-    operator = _operator(exchange.caller, fields.model)
+    operator, fields.model = _operator(exchange.caller, fields.model)
     async with exchange.turns.pool.lease(operator) as client:
         if fields.stream:
             await _stream_load(exchange, client, fields.model)
@@ -113,7 +113,7 @@ def event(kind: str, data: Any) -> bytes:
 async def unload_model(exchange: Exchange) -> None:
     """Unload a model."""
     fields, _ = exchange.read_fields(UNLOAD)
-    operator = _operator(exchange.caller, fields.model)
+    operator, fields.model = _operator(exchange.caller, fields.model)
     async with exchange.turns.pool.lease(operator) as client:
         await client.unload_model(fields.model, force=fields.force)
         await exchange.send_json(await _status_of(client, fields.model))
@@ -122,26 +122,22 @@ async def unload_model(exchange: Exchange) -> None:
 async def swap_model(exchange: Exchange) -> None:
     """Replace a model by another, or end the swap."""
     fields, _ = exchange.read_fields(SWAP)
-    operator = _operator(exchange.caller, fields.model)
-    exchange.caller.check_model(fields.to)
+    operator, fields.model = _operator(exchange.caller, fields.model)
+    fields.to = exchange.caller.check_model(fields.to)
     async with exchange.turns.pool.lease(operator) as client:
         await client.swap(fields.model, fields.to, mode=fields.mode, force=fields.force)
         await exchange.send_json(await _status_of(client, fields.model))
 
 
-def _operator(caller: Caller, model: str) -> Caller:
-    """Return a caller as the gateway's own user, who may change models.
+def _operator(caller: Caller, model: str) -> tuple[Caller, str]:
+    """Return a caller as the gateway's own user, who may change models, and the name of *model*.
 
     :raises PermissionDenied: the caller is not an operator.
     :raises ModelNotFound: the caller may not use the model.
     """
     operator = caller.as_operator()
-    caller.check_model(model)
-    return operator
+    return operator, caller.check_model(model)
 
 
 async def _status_of(client: AsyncClient, name: str) -> dict[str, Any]:
-    for model in await client.models():
-        if model["name"] == name:
-            return _status(model)
-    raise ModelNotFound(f"there is no model {name!r}", hint="GET /v1/models lists the models")
+    return _status(await client.show(name))

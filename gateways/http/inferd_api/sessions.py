@@ -52,7 +52,7 @@ async def create_session(exchange: Exchange) -> None:
     """Create a session, which is dormant until its first turn."""
     fields, options = exchange.read_fields(CREATE)
     caller, session_id = exchange.caller, fields.id or new_id()
-    caller.check_model(fields.model)
+    fields.model = caller.check_model(fields.model)
     caller.check_priority(caller.class_of(fields.priority))
     with exchange.turns.reservations.reserve(caller, session_id):
         async with exchange.turns.pool.lease(caller) as client:

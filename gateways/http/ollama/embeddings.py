@@ -12,7 +12,6 @@ from ..fields import FieldTable
 from ..fields.table import field_error
 from ..turns import Embedded
 from .fields import EMBED, EMBEDDINGS
-from .names import daemon_name
 
 
 async def answer_embed(exchange: Exchange) -> None:
@@ -43,7 +42,7 @@ async def _embed(
 ) -> Embedded:
     caller = exchange.caller
     try:
-        return await exchange.turns.embed(caller, daemon_name(model), texts, caller.class_of(None))
+        return await exchange.turns.embed(caller, model, texts, caller.class_of(None))
     except InferdError as exc:
         raise table.name_field(exc) from None
 

@@ -11,7 +11,6 @@ from ....ipc.client import ModelInfo
 from ..exchange import Exchange, served_ctx_size, usable_models
 from ..fields.table import field_error
 from .fields import SHOW
-from .names import daemon_name
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose API this is; clients compare it."""
@@ -57,10 +56,9 @@ async def answer_ps(exchange: Exchange) -> None:
 async def answer_show(exchange: Exchange) -> None:
     """Answer with the description of a model."""
     fields, _ = exchange.read_fields(SHOW)
-    name = daemon_name(fields.model or fields.name)
-    if not name:
+    if not (fields.model or fields.name):
         raise field_error("model", "model is missing")
-    exchange.caller.check_model(name)
+    name = exchange.caller.check_model(fields.model or fields.name)
     async with exchange.turns.pool.lease(exchange.caller) as client:
         await exchange.send_json(_shown(await client.show(name)))
 

@@ -12,7 +12,6 @@ from ..turns import TurnRequest, schema_options
 from .fields import CHAT, GENERATE, OPTIONS, TurnFields
 from .lines import Lines, LineStream, chat_form, generate_form
 from .messages import read_messages
-from .names import daemon_name
 
 REST_OF_CONTEXT = -1
 
@@ -81,7 +80,7 @@ def _turn_of(
     if fields.think is not None:
         options["chat-template-kwargs"] = thinking_arguments(fields.think)
     return TurnRequest(
-        model=daemon_name(fields.model),
+        model=fields.model,
         prompt=prompt,
         raw=raw,
         options=options,
@@ -95,12 +94,12 @@ async def _load_or_unload(exchange: Exchange, fields: TurnFields, lines: Lines) 
 
     :raises PermissionDenied: the caller may not unload models.
     """
-    name, unload = daemon_name(fields.model), str(fields.keep_alive) in ("0", "0s", "0m", "0.0")
+    unload = str(fields.keep_alive) in ("0", "0s", "0m", "0.0")
     if unload:
-        exchange.caller.check_model(name)
+        name = exchange.caller.check_model(fields.model)
         async with exchange.turns.pool.lease(exchange.caller.as_operator()) as client:
             await client.unload_model(name)
     else:
-        async with exchange.turns.lease_graph(exchange.caller, name):
+        async with exchange.turns.lease_graph(exchange.caller, fields.model):
             pass  # the model stays loaded by its keep-alive
     await exchange.send_json(lines.empty("unload" if unload else "load"))

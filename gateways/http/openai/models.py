@@ -16,8 +16,7 @@ async def answer_models(exchange: Exchange) -> None:
 
 async def answer_model(exchange: Exchange) -> None:
     """Answer with one model."""
-    name = exchange.params["model"]
-    exchange.caller.check_model(name)
+    name = exchange.caller.check_model(exchange.params["model"])
     async with exchange.turns.pool.lease(exchange.caller) as client:
         await exchange.send_json(_model(await client.show(name)))
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -250,7 +251,7 @@ class TurnRunner:
 
         :raises InferdError: the caller may not use the model, or it cannot be loaded.
         """
-        caller.check_model(model)
+        model = caller.check_model(model)
         async with self.pool.lease(caller) as client:
             graph = await client.load_by_name(model, timeout=self._limits.turn_s_max)
             try:
@@ -268,7 +269,7 @@ class TurnRunner:
 
         :raises InferdError: the session cannot be opened.
         """
-        caller.check_model(request.model)
+        request = replace(request, model=caller.check_model(request.model))
         caller.check_priority(request.priority)
         if request.session_id is None:  # without a reservation, which takes memory
             async with self._lease_session(caller, request, requests) as session:

@@ -238,6 +238,7 @@ class Client:
     set_options = synchronous(AsyncClient.set_options)
     parameters = synchronous(AsyncClient.parameters)
     models = synchronous(AsyncClient.models)
+    files_not_offered = synchronous(AsyncClient.files_not_offered)
     show = synchronous(AsyncClient.show)
     unload_model = synchronous(AsyncClient.unload_model)
     pin = synchronous(AsyncClient.pin)

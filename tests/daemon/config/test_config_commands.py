@@ -108,10 +108,12 @@ def test_check_warns_of_missing_files_of_models(tmp_path: Path) -> None:
         '[models.nowhere]\n[models.e]\nbackend = "echo"\n'
     )
     (tmp_path / "here.gguf").touch()
+    (tmp_path / "page.gguf").write_text("<html>")
     lines = [
         "[models.nowhere]: `file` is missing, and so is nowhere.gguf in models-dir",
         f"[models.gone]: {tmp_path}/gone.gguf does not exist",
         f"[models.gone.adapters.tone]: {tmp_path}/tone.gguf does not exist",
+        "page.gguf is not offered as a model: it is a web page: download the file itself",
     ]
 
     shown = inferd("config", "check", str(path))

@@ -41,6 +41,7 @@ from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
 from inferd.daemon.residency.model_files import missing_files
 from inferd.daemon.service.install import Service, Write, install_plan
 from tests.tiny_gguf import write_split, write_tiny
+from tests.tiny_lora import write_lora
 
 GIB = 1 << 30
 ADA = Account("ada", 4711, frozenset((4711, 99)))
@@ -327,6 +328,28 @@ def test_missing_and_unreadable_models_are_findings(tmp_path: Path) -> None:
     assert "ada may not read /m/x.gguf" in only(places.check_models(closed)).found
     shut = msgspec.structs.replace(seen, files={}, denied_at="/var/lib/inferd")
     assert "access is denied at /var/lib/inferd" in only(places.check_models(shut)).found
+
+
+def test_files_that_are_not_offered_are_findings(tmp_path: Path) -> None:
+    write_tiny("llama", tmp_path)
+    write_lora(tmp_path / "style.gguf", {})
+    (tmp_path / "page.gguf").write_text("<html>")
+    for name in ("a b.gguf", "a:b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    seen = places.inspect_models(config(models_dir=tmp_path), own_account())
+    assert [*seen.files] == ["tiny-llama"]
+    *warnings, good = places.check_models(seen)
+    assert [w.status for w in warnings] == ["warn"] * 3
+    for warning, file, reason in zip(
+        warnings,
+        ("a b.gguf", "a:b.gguf", "page.gguf"),
+        ("also that of a:b.gguf", "also that of a b.gguf", "a web page"),
+        strict=True,
+    ):
+        assert warning.found.startswith(f"{file} is not offered as a model: ")
+        assert reason in warning.found and "inferd models --all" in warning.remedy
+    assert good.status == "ok" and good.found.startswith("1 found, ")
+    assert "style.gguf is not offered: it is an adapter (LoRA)" in good.found
 
 
 def test_the_state_is_private_and_has_disk_space(tmp_path: Path) -> None:

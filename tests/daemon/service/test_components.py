@@ -164,7 +164,7 @@ def test_runtime_settings_of_models_are_written_once_the_disk_allows() -> None:
 def test_the_models_directory_that_cannot_be_read_for_a_while(tmp_path: Path) -> None:
     folder, aside = tmp_path / "models", tmp_path / "aside"
     folder.mkdir()
-    (folder / "here.gguf").touch()
+    (folder / "here.gguf").write_bytes(b"GGUF")
     with running_daemon(models_dir=folder) as daemon, Client(daemon.socket) as client:
         folder.rename(aside)
         folder.touch()

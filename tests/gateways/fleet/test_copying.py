@@ -184,13 +184,15 @@ def test_files_that_cannot_be_copied_are_refused(tmp_path: Path) -> None:
         for part in (1, 2):
             (models_dir(fleet, "a") / f"big-0000{part}-of-00002.gguf").write_bytes(HEADER)
         (models_dir(fleet, "a") / "page.gguf").write_bytes(b"<html>" * 100)
+        (models_dir(fleet, "a") / "old.gguf").write_bytes(HEADER[:4] + bytes(100))
         cases: list[tuple[str, str, type[InferdError]]] = [
             ("m", "b", InvalidArgument),
             ("m", "z", NotFound),
             ("missing", "b", ModelNotFound),
             ("echo", "b", ModelNotFound),
             ("big", "b", UnsupportedOperation),
-            ("page", "b", BackendError),
+            ("page", "b", ModelNotFound),
+            ("old", "b", BackendError),
         ]
         for name, to, error in cases:
             with pytest.raises(error):

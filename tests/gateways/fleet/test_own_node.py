@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,3 +160,29 @@ def test_without_an_own_node_the_error_names_the_setting(tmp_path: Path, file: P
     ):
         client.load(fd=opened_file.fileno())
     assert "`descriptors` in fleet.toml" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["echo:latest", "Echo", "ECHO:LATEST"])
+def test_a_model_has_its_name_in_other_forms_on_all_nodes(client: Client, name: str) -> None:
+    for graph in (client.load_by_name(name), client.load([f"preload:{name}"])):
+        assert graph.model == "echo"
+        contexts = [client.init_execution_context(graph) for _ in range(6)]
+        nodes = {s["node"] for s in client.sessions() if s["context"] in contexts}
+        assert nodes == {"a", "b"}
+        client.unload(graph)
+    assert client.show(name)["name"] == "echo"
+    client.pin(name)
+    shown: dict[str, Any] = dict(client.show("echo"))
+    assert all(one["pinned"] for one in shown["nodes"])
+    client.unpin(name)
+
+
+def test_files_that_are_not_offered_are_listed_with_their_node(
+    fleet: RunningFleet, client: Client
+) -> None:
+    models = fleet.daemons["a"].directory / "models"
+    (models / "page.gguf").write_text("<html>")
+    [found] = client.files_not_offered()
+    assert (found["node"], found["file"]) == ("a", "page.gguf")
+    assert "page" not in [model["name"] for model in client.models()]
+    (models / "page.gguf").unlink()

@@ -263,3 +263,27 @@ def test_a_program_may_leave_the_content_type_out(web: httpx.Client) -> None:
     for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
         reply = web.post("/api/chat", content=body, headers=headers)
         assert reply.json()["message"]["content"] == "hello"
+
+
+@pytest.mark.parametrize("name", ["echo:latest", "Echo", "ECHO:latest"])
+def test_each_api_knows_a_model_by_its_tag_and_in_any_case(
+    http: RunningGateway, api: ollama.Client, web: httpx.Client, name: str
+) -> None:
+    assert api.chat(name, HELLO).message.content == "hello"
+    assert api.generate(name, "hi").response == "hi"
+    assert api.show(name).details is not None
+    assert web.get(f"/v1/models/{name}").json()["id"] == "echo"
+    calls: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": HELLO},
+        "/v1/completions": {"prompt": "hello"},
+        "/v1/responses": {"input": "hello"},
+        "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+        "/v1/embeddings": {"input": "hello"},
+        "/api/embed": {"input": "hello"},
+        "/v1/inferd/sessions": {},
+    }
+    for path, fields in calls.items():
+        response = web.post(path, json={"model": name, **fields})
+        assert response.status_code == 200, (path, response.text)
+    refused = web.post("/v1/chat/completions", json={"model": "Ekho:latest", "messages": HELLO})
+    assert refused.status_code == 404 and "did you mean 'echo'?" in refused.text

@@ -190,3 +190,17 @@ def test_pages_of_other_sites_reach_no_path(http: RunningGateway) -> None:
             assert send(Caller(http, **plain), step) == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     own = {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors"}
     assert Caller(http, **own).get("/queue").status == OK
+
+
+@pytest.mark.parametrize("name", ["echo", "ECHO", "echo:latest", "Echo:LATEST"])
+def test_a_caller_uses_its_models_by_names_in_other_forms(
+    keyed: dict[str, Caller], name: str
+) -> None:
+    """The name is looked for among the caller's models, so that no other model is reached."""
+    bob = keyed["bob"]
+    shown = bob.send("POST", "/sessions", {"model": name})
+    assert shown.status == OK and shown.json["model"] == "echo"
+    other = name.replace("echo", "other").replace("ECHO", "OTHER").replace("Echo", "Other")
+    assert bob.send("POST", "/sessions", {"model": other}).status == UNKNOWN
+    status = keyed["olga"].send("POST", "/models/load", {"model": other})
+    assert status.status == OK and status.json["id"] == "other"

@@ -498,7 +498,7 @@ export function readLoadEvent(fields: Fields): LoadEvent {
 }
 
 export interface LoadByNameParams {
-  /** the model's name, as `models` lists it; all calls also find it by the name of its file, `NAME.gguf` */
+  /** the model's name, as `models` lists it, or another form of it */
   name: string;
   /** send events while it loads */
   progress?: boolean | undefined;
@@ -1389,13 +1389,20 @@ export function readExchangeServedResult(fields: Fields): ExchangeServedResult {
   return { ...fields } as unknown as ExchangeServedResult;
 }
 
+export interface ModelsParams {
+  /** also return the files of the models directory that are not offered as models */
+  all_files?: boolean | undefined;
+}
+
 export interface ModelsResult {
   /** one model each */
   models: ModelInfo[];
+  /** with `all_files`: the `file`, a path below the models directory, and the `reason`; of a fleet also the `node` */
+  not_offered: Fields[];
 }
 
 export function readModelsResult(fields: Fields): ModelsResult {
-  return { ...fields } as unknown as ModelsResult;
+  return { not_offered: [], ...fields } as unknown as ModelsResult;
 }
 
 export interface ShowParams {
@@ -1595,7 +1602,7 @@ export interface Calls {
   remove_adapter: { params: RemoveAdapterParams; result: Empty; event: never };
   drain: { params: DrainParams; result: DrainResult; event: never };
   exchange_served: { params: ExchangeServedParams; result: ExchangeServedResult; event: never };
-  models: { params: Empty; result: ModelsResult; event: never };
+  models: { params: ModelsParams; result: ModelsResult; event: never };
   show: { params: ShowParams; result: ShowResult; event: never };
   sessions: { params: SessionsParams; result: SessionsResult; event: never };
   queue: { params: QueueParams; result: QueueResult; event: never };

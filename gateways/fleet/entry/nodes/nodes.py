@@ -23,12 +23,20 @@ from .....ipc.messages import (
     Limits,
     ServerHello,
 )
+from .....ipc.model_names import find_name
 from .....wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
 from .....wire.nesting import NESTING_MAX
 from ...addresses import NodeAddress
 from ...certificates.tls import DATA, REPORTS, entry_context
 from ...draining.drained import DrainedNodes
-from ...routing.choice import RETRY_HINT, RETRY_S, FleetLoad, RouteRequest, choose_node
+from ...routing.choice import (
+    RETRY_HINT,
+    RETRY_S,
+    FleetLoad,
+    RouteRequest,
+    choose_node,
+    model_names,
+)
 from ...routing.loads import NONE, ByClass, NodeLoad
 from ...routing.waits import starts_at_once
 from ...routing.warm_up import node_to_warm_up
@@ -41,7 +49,6 @@ OWN_REQUESTS = 16
 OWN_BYTES = 64
 """Bytes by which a request may grow in the entry: by a longer id, and longer handles."""
 CHECK_S, CHECKS_MAX = 0.1, 1000
-FILE_SUFFIX = ".gguf"
 PRELOAD_PREFIX = "preload:"
 
 
@@ -249,11 +256,11 @@ class Nodes:
             swapped[model] -= 1
 
     def model_name(self, text: str) -> str:
-        """Return a model's name from *text*: its name or file name, maybe after `preload:`."""
+        """Return the name of the nodes' model that *text* means, maybe after `preload:`; or *text*
+        itself if there is none.
+        """
         name = text.removeprefix(PRELOAD_PREFIX)
-        if not self.with_model(name) and name.endswith(FILE_SUFFIX):
-            return name.removesuffix(FILE_SUFFIX)
-        return name
+        return find_name(name, model_names(self.loads())) or name
 
     def hello(self, software: str, instance: int) -> ServerHello:
         """Return the hello of the fleet, whose limits hold on every node."""

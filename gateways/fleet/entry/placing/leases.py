@@ -31,6 +31,7 @@ class GraphHandle(msgspec.Struct):
     """The part of a load's result that is a graph."""
 
     graph: int
+    model: str = ""
 
 
 @asynccontextmanager

@@ -167,7 +167,7 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
     async def attempt(node: str) -> Fields:
         upstream, raw = await exchange(client, request, node, params)
         result = msgspec.msgpack.decode(raw, type=GraphHandle)
-        graph.leases[node] = result.graph
+        graph.leases[node], graph.model = result.graph, result.model or graph.model
         client.graphs[client.contexts.client_handle(upstream, result.graph)] = graph
         return client.mapped(upstream, raw, request.route.in_result)
 

@@ -361,3 +361,12 @@ def test_requests_within_one_report_spread_evenly(slots: int, size: int, count: 
         opened: dict[tuple[str, str], ByClass] = {(n, M): (0, k, 0, 0) for n, k in given_to.items()}
         given_to[choose_node(RouteRequest(M), FleetLoad(nodes, (), opened))] += 1
     assert max(given_to.values()) - min(given_to.values()) <= 1
+
+
+@pytest.mark.parametrize("text", ["smollm", "SMOLLM-2", "Smol2"])
+def test_an_unknown_model_has_the_nearest_name_of_all_nodes(text: str) -> None:
+    loads = {"a": NodeLoad(instance=1, models={"SmolLM2": loaded()}), "b": node(loaded())}
+    with pytest.raises(ModelNotFound) as caught:
+        choose_node(RouteRequest(text), FleetLoad(loads))
+    assert "did you mean 'SmolLM2'?" in caught.value.hint
+    assert caught.value.data["models"] == ["SmolLM2", "m"]

@@ -1,0 +1,82 @@
+"""Names of models: the names of files in a models directory, and the models that clients mean."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterator
+
+from ..backends.errors import ModelNotFound
+from ..backends.params import nearest
+from ..backends.split_gguf import PART
+
+NAME_CHARACTERS_MAX = 128
+MODEL_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+"""The name of a model. It is used in file names, so it cannot contain a path."""
+FILE_SUFFIX = ".gguf"
+_LATEST = ":latest"
+"""The tag that Ollama's clients add."""
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+_NAMES_LISTED_MAX = 100
+"""Names in the data of an error."""
+
+
+def is_model_file(name: str) -> bool:
+    """Return whether a file's name ends as those of models do, in any case."""
+    return name.lower().endswith(FILE_SUFFIX)
+
+
+def name_of_file(path: str) -> str:
+    """Return the name of the model in the file *path*, which is relative to the models directory;
+    other characters than those of names become ``-``. It is empty if no character may begin a name.
+    """
+    part = PART.fullmatch(path)
+    stem = part["stem"] if part else _without_suffix(path)
+    name = _NOT_IN_NAMES.sub("-", unicodedata.normalize("NFC", stem))
+    return name.lstrip("._-")[:NAME_CHARACTERS_MAX]
+
+
+def find_name(text: str, names: Collection[str]) -> str | None:
+    """Return the one of *names* that *text* means, or None if there is none.
+
+    It is *text* itself, or *text* without Ollama's tag `latest`, or the name of the file *text*; or
+    else the only one of *names* that equals one of these in another case.
+    """
+    candidates = dict.fromkeys(_candidates(text))
+    for candidate in candidates:
+        if candidate in names:
+            return candidate
+    for candidate in candidates:
+        same = [name for name in names if name.lower() == candidate.lower()]
+        if len(same) == 1:
+            return same[0]
+    return None
+
+
+def _candidates(text: str) -> Iterator[str]:
+    yield text
+    if text.lower().endswith(_LATEST):
+        text = text[: -len(_LATEST)]
+        yield text
+    # Another beginning would be cut off, so that `../a` would mean the model `a`.
+    if text[:1].isascii() and text[:1].isalnum() and len(text) < NAME_CHARACTERS_MAX:
+        yield name_of_file(text)
+
+
+def model_not_found(text: str, names: Collection[str], sentence: str, advice: str) -> ModelNotFound:
+    """Return the error for a *text* that means none of *names*; its hint has the nearest names and
+    *advice*.
+    """
+    candidates = list(_candidates(text))
+    same = sorted(n for n in names if any(n.lower() == c.lower() for c in candidates))
+    close = f"did you mean {' or '.join(map(repr, same))}?" if same else ""
+    close = close or next(filter(None, (nearest(c, names) for c in candidates)), "")
+    return ModelNotFound(
+        sentence,
+        hint="; ".join(filter(None, (close, advice))),
+        data={"models": sorted(names)[:_NAMES_LISTED_MAX]},
+    )
+
+
+def _without_suffix(path: str) -> str:
+    return path[: -len(FILE_SUFFIX)] if is_model_file(path) else path

@@ -1,0 +1,140 @@
+"""The models directory: names of its files, and reasons why files get none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from inferd.backends.gguf.kinds import OtherContent
+from inferd.daemon.config.model_settings import ModelConfig
+from inferd.daemon.residency import model_files
+from inferd.daemon.residency.model_files import files_not_offered, find_models
+
+
+def write_files(folder: Path, *paths: str) -> None:
+    for path in paths:
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+def names_in(folder: Path) -> dict[str, str]:
+    files = find_models(folder).files
+    return {name: str(file.relative_to(folder)) for name, file in files.items()}
+
+
+def test_all_files_of_the_directory_and_its_folders_are_offered(tmp_path: Path) -> None:
+    write_files(tmp_path, "a.gguf", "B.GGUF", "my model.gguf", "c:d.gguf", "mod\u00e8le.gguf")
+    write_files(tmp_path, "sub/a.gguf", "sub/deep/e.gguf", "notes.txt", "a.gguf.part")
+    write_files(tmp_path, "s-00001-of-00002.gguf", "s-00002-of-00002.gguf", ".git/x.gguf")
+    write_files(tmp_path, "sub/t-00002-of-00002.gguf")
+    assert names_in(tmp_path) == {
+        "B": "B.GGUF",
+        "a": "a.gguf",
+        "c-d": "c:d.gguf",
+        "mod-le": "mod\u00e8le.gguf",
+        "my-model": "my model.gguf",
+        "s": "s-00001-of-00002.gguf",
+        "sub-a": "sub/a.gguf",
+        "sub-deep-e": "sub/deep/e.gguf",
+        "sub-t": "sub/t-00001-of-00002.gguf",
+    }
+    assert find_models(tmp_path).refused == {}
+
+
+@pytest.mark.parametrize(
+    ("paths", "offered"),
+    [
+        (("a b.gguf", "a:b.gguf"), None),
+        (("a b.gguf", "a:b.gguf", "a;b.gguf"), None),
+        (("a/b.gguf", "a b.gguf"), None),
+        (("a-b.gguf", "a b.gguf"), "a-b.gguf"),
+        (("a-b.gguf", "a/b.gguf"), "a-b.gguf"),
+        (("a-b.gguf", "a-b.GGUF"), "a-b.gguf"),
+        (("a-b-00001-of-00002.gguf", "a b.gguf"), "a-b-00001-of-00002.gguf"),
+    ],
+)
+def test_files_whose_names_become_the_same_are_named(
+    tmp_path: Path, paths: tuple[str, ...], offered: str | None
+) -> None:
+    """A file that has the name keeps it; of several others none gets it."""
+    write_files(tmp_path, *paths)
+    assert names_in(tmp_path) == ({} if offered is None else {"a-b": offered})
+    refused = find_models(tmp_path).refused
+    assert refused.keys() == {*paths} - {offered}
+    for path, reason in refused.items():
+        assert "'a-b'" in reason
+        assert all(other in reason for other in paths if other != path)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("\u65e5\u672c.gguf", "no letter A-Z and no digit"),
+        ("---.gguf", "no letter A-Z and no digit"),
+        (".hidden.gguf", "begins with a dot"),
+        ("sub/._x.gguf", "begins with a dot"),
+        (os.fsdecode(b"\xff.gguf"), "not UTF-8"),
+        ("x-00001-of-00002.GGUF", "only if they end in .gguf"),
+    ],
+)
+def test_a_file_that_gets_no_name_is_refused_with_the_reason(
+    tmp_path: Path, path: str, reason: str
+) -> None:
+    write_files(tmp_path, path)
+    found = find_models(tmp_path)
+    assert found.files == {} and reason in found.refused[path]
+    [shown] = files_not_offered(tmp_path, found, {}, lambda _: None)
+    assert shown.file.encode() and not shown.is_expected, "every client can read its name"
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    write_files(tmp_path / "elsewhere", "x.gguf")
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "big").symlink_to(tmp_path / "elsewhere")
+    (models / "loop").symlink_to(models)
+    (models / "self").symlink_to(models / "self")
+    assert names_in(models) == {"big-x": "big/x.gguf"}
+
+
+def test_a_folder_that_is_not_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, "1/2/3/4/in.gguf", "1/2/3/4/5/out.gguf")
+    assert names_in(tmp_path) == {"1-2-3-4-in": "1/2/3/4/in.gguf"}
+    assert find_models(tmp_path).refused == {"1/2/3/4/5/": "folders are read to a depth of 4"}
+    monkeypatch.setattr(model_files, "ENTRIES_MAX", 3)
+    write_files(tmp_path, "a.gguf", "6/b.gguf", "6/c.gguf", "6/d.gguf")
+    found = find_models(tmp_path)
+    assert [*found.files] == ["a"]
+    assert "more than 3 entries" in found.refused["1/"] + found.refused.get("6/", "")
+
+
+def test_a_missing_directory_has_no_models(tmp_path: Path) -> None:
+    found = find_models(tmp_path / "none")
+    assert (found.files, found.refused, found.exists) == ({}, {}, False)
+    with pytest.raises(NotADirectoryError):
+        (tmp_path / "file").touch()
+        find_models(tmp_path / "file")
+
+
+def test_contents_and_configured_names_are_reasons_too(tmp_path: Path) -> None:
+    write_files(tmp_path, "a.gguf", "own.gguf", "page.gguf", "projector.gguf", "taken.gguf")
+    contents = {
+        tmp_path / "page.gguf": OtherContent("it is a web page"),
+        tmp_path / "projector.gguf": OtherContent("it is a projector", is_damaged=False),
+        tmp_path / "own.gguf": OtherContent("it is not a GGUF file"),
+    }
+    configured = {
+        "own": ModelConfig(options={"slots": 1}),
+        "taken": ModelConfig(file=tmp_path / "a.gguf"),
+    }
+    found = find_models(tmp_path)
+    assert files_not_offered(tmp_path, found, configured, contents.get) == [
+        ("page.gguf", "it is a web page", False),
+        ("projector.gguf", "it is a projector", True),
+        ("taken.gguf", "[models.taken] gives its name to another model", True),
+    ]
