@@ -232,14 +232,20 @@ class ContextFull(InferdError, outcome=Outcome.REFUSED):
     """The context is full."""
 
     number = wasi_number = 101
-    hint_default = "start again with less history, or load the model with a larger ctx-size"
+    hint_default = (
+        "start again with less history, set the parameter overflow to shift, or load the model with"
+        " a larger ctx-size"
+    )
 
 
 class PromptTooLong(InferdError, outcome=Outcome.REFUSED):
     """The prompt does not fit into the context."""
 
     number = wasi_number = 102
-    hint_default = "shorten the prompt, or load the model with a larger ctx-size"
+    hint_default = (
+        "shorten the prompt, let inferd drop old parts of it (the parameter overflow: drop-turns,"
+        " shift or truncate), or load the model with a larger ctx-size"
+    )
 
 
 class ModelNotFound(InferdError, outcome=Outcome.REFUSED):

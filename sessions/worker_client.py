@@ -76,9 +76,13 @@ class TextClient(Protocol):
         """Facts about the model."""
 
     async def tokenize(
-        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False, cut_behind: int = -1
     ) -> list[int]:
-        """Return the token ids of *text*; with *turn* the next step waits a moment for its task."""
+        """Return the token ids of *text*; with *turn* the next step waits a moment for its task.
+
+        :raises PromptTooLong: no context holds *text*, and *cut_behind* is negative. Otherwise the
+            middle of such a text is left out, but none of its first *cut_behind* tokens.
+        """
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of token ids."""
@@ -93,10 +97,11 @@ class TextClient(Protocol):
         turn: bool = False,
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
+        cut_behind: int = -1,
     ) -> ChatTokens:
         """Return the rendered text with its tokens, or only with those that extend the text *said*.
         That text ends with *answer*, which is the message number *answer_at*. Other *forms* of this
-        message may be rendered instead. *turn* is as in `tokenize`.
+        message may be rendered instead. *turn* and *cut_behind* are as in `tokenize`.
         """
 
 

@@ -1,5 +1,6 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
+from .adjustment import overflow_beside
 from .chat_options import ToolChoice, tool_choice_of
 from .fitting import Fitting, as_whole, with_whole_numbers
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
@@ -9,11 +10,13 @@ from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
     FORMATS,
+    NOT_KEPT_TOKENS,
     PARAMETERS,
     REQUESTABLE,
     SAMPLERS,
     Kind,
     Level,
+    OverflowPolicy,
     Parameter,
     differing_values,
 )
@@ -41,6 +44,7 @@ __all__ = (
     "IGNORED_KEYS",
     "REFUSED_KEYS",
     "KEYS_MAX",
+    "NOT_KEPT_TOKENS",
     "PARAMETERS",
     "REQUESTABLE",
     "SAMPLERS",
@@ -49,6 +53,7 @@ __all__ = (
     "Kind",
     "Level",
     "Options",
+    "OverflowPolicy",
     "Parameter",
     "SamplingParams",
     "StoppingParams",
@@ -60,6 +65,7 @@ __all__ = (
     "differing_values",
     "flat_keys",
     "nearest",
+    "overflow_beside",
     "parse_json_options",
     "read_options",
     "sampling_params",

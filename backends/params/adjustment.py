@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .parameter_table import BY_NAME, FORMATS
+from .parameter_table import BY_NAME, FORMATS, OverflowPolicy
 
 
 class Adjustment:
@@ -39,6 +39,21 @@ class Adjustment:
 
 
 Rule = Callable[[Adjustment], None]
+
+
+def overflow_beside(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of `overflow` and `ctx-shift` that follow from the other one in *layer*,
+    whose values replace those of *base*: the newer one of them applies. Only a layer with both can
+    combine, say, `drop-turns` with a shift within the answer.
+    """
+    shift, auto = OverflowPolicy.SHIFT.value, OverflowPolicy.AUTO.value
+    if "overflow" in layer:
+        return {"ctx-shift": layer["overflow"] == shift} if "ctx-shift" not in layer else {}
+    if layer.get("ctx-shift"):
+        return {"overflow": shift}
+    if "ctx-shift" in layer and base.get("overflow") == shift:
+        return {"overflow": auto}
+    return {}
 
 
 def fields_of(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
@@ -53,7 +54,23 @@ SAMPLERS = {
 """Samplers of a chain, with llama-server's letters (`common/sampling.cpp`)."""
 FORMATS = ("json-schema", "grammar", "lark", "regex", "structural-tag")
 """The parameters that give the form of an answer; at most one is set."""
+NOT_KEPT_TOKENS = 4
+"""Tokens of a context that `n-keep` does not keep, as in llama-server: without them a shift could
+drop nothing.
+"""
 PARAMETERS_HINT = "correct it; docs/parameters.md lists the parameters and their ranges"
+
+
+class OverflowPolicy(StrEnum):
+    """What is dropped of a history that does not fit its context: the values of `overflow`."""
+
+    AUTO = "auto"
+    SHIFT = "shift"
+    DROP_TURNS = "drop-turns"
+    TRUNCATE = "truncate"
+    ERROR = "error"
+
+
 SAMPLERS_DEFAULT = tuple(SAMPLERS)[:9]
 JSON_LAYOUTS = ("any", "compact", "spaced")
 SCHEMA_INFERENCES = ("closed", "types", "none")
@@ -179,9 +196,10 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("reasoning-format", "choice", "request", "none", "deepseek (or auto): text between `<think>` and `</think>` before the answer is returned as reasoning; none: as text", choices=("none", "auto", "deepseek")),
     Parameter("ignore-eos", "bool", "request", False, "continue after the end of generation"),
     Parameter("lora", "scales", "request", None, "adapters and their scales, from the next turn on: a map of names to numbers, or a list of names, of pairs, or of maps with `id` and `scale`; others are off; unset: the scales of the configuration"),
-    Parameter("ctx-shift", "bool", "request", False, "drop old tokens when the context is full, and continue (approximate)", ("context-shift", "context-shifting")),
-    Parameter("n-keep", "int", "request", 0, "number of tokens at the start that ctx-shift keeps; -1: the whole prompt", ("keep", "n-keep-tokens"), low=-1, high=_COUNT_MAX),
-    Parameter("n-discard", "int", "request", 0, "number of tokens that ctx-shift drops; 0: half of those it may drop", ("n-discard-tokens",), low=0, high=_COUNT_MAX),
+    Parameter("overflow", "choice", "request", "auto", "what happens when the context is full: `shift` drops the oldest tokens behind `n-keep`, also within an answer (approximate); `drop-turns` drops whole old turns behind the system message, before an answer; `truncate` drops the middle of the prompt behind `n-keep`; `error` refuses the prompt; `auto`: with `ctx-shift` as `shift`, for messages added to a session's chat as `drop-turns`, else as `error`", choices=tuple(policy.value for policy in OverflowPolicy)),
+    Parameter("ctx-shift", "bool", "request", False, "drop old tokens when the context is full within an answer, and continue (approximate); without `overflow`, true also means `overflow` = shift", ("context-shift", "context-shifting")),
+    Parameter("n-keep", "int", "request", 0, "number of tokens at the start that are kept when tokens are dropped; -1: the whole prompt. A shortened prompt keeps at most half of the context", ("keep", "n-keep-tokens"), low=-1, high=_COUNT_MAX),
+    Parameter("n-discard", "int", "request", 0, "number of tokens that a shift drops; 0: half of those it may drop", ("n-discard-tokens",), low=0, high=_COUNT_MAX),
     Parameter("cache-reuse", "int", "request", 0, "minimum run of equal tokens that is reused by shifting (approximate); 0: off", ("n-cache-reuse",), low=0, high=_COUNT_MAX),
     Parameter("embedding", "bool", "request", False, "`compute` returns an embedding of the prompt as JSON in output 0: `n_embedding` and `embedding`"),
     Parameter("pooling", "choice", "request", "", "pooling of a text's token embeddings: " + ", ".join(POOLINGS) + " (scores of a reranking model); empty: the model's default, else mean", ("pooling-type",), choices=("", *POOLINGS)),

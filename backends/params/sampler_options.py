@@ -12,7 +12,14 @@ import msgspec
 from ..errors import InvalidArgument
 from .adjustment import Adjustment, Rule, fields_of
 from .chat_options import tool_choice_of
-from .parameter_table import BY_NAME, DRY_BREAKERS, FORMATS, PARAMETERS_HINT, SAMPLERS_DEFAULT
+from .parameter_table import (
+    BY_NAME,
+    DRY_BREAKERS,
+    FORMATS,
+    NOT_KEPT_TOKENS,
+    PARAMETERS_HINT,
+    SAMPLERS_DEFAULT,
+)
 from .stop_options import STOPPING_RULES
 
 _BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
@@ -151,6 +158,13 @@ def _end_with_grammar(a: Adjustment) -> None:
             a.adjust(name, reason, False)
 
 
+def _limit_kept_tokens(a: Adjustment) -> None:
+    ctx_size, n_keep = a.value_of("ctx-size"), a.value_of("n-keep")
+    most = max(1, ctx_size - NOT_KEPT_TOKENS)
+    if ctx_size and n_keep > most:
+        a.adjust("n-keep", f"{n_keep} exceed a context of {ctx_size} tokens: {most} are kept", most)
+
+
 def _check_grammar(a: Adjustment) -> None:
     first, *others = [name for name in FORMATS if a.value_of(name)] or [""]
     a.errors += [f'{first}: {other} is set too; set one of them to ""' for other in others]
@@ -198,6 +212,7 @@ _RULES: tuple[Rule, ...] = (
     _check_breakers,
     _check_infill,
     _end_with_grammar,
+    _limit_kept_tokens,
     _check_grammar,
     _check_tool_choice,
     _raise_dry_base,

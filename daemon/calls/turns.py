@@ -244,7 +244,7 @@ async def add_input(
     if p.prompt is None:
         return None
     if p.raw:
-        return await session.input.add_text(p.prompt.encode())
+        return await session.input.add_text(p.prompt.encode(), p.options)
     return await session.input.add_messages([{"role": "user", "content": p.prompt}], p.options)
 
 

@@ -299,11 +299,11 @@ class ProcessTexts:
         return self._client.info
 
     async def tokenize(
-        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False, cut_behind: int = -1
     ) -> list[int]:
-        """Return the token ids of *text*; with *turn* the next step waits a moment for its task."""
+        """Return the token ids of *text*; see `TextClient.tokenize`."""
         packed = await self._client.query(
-            lambda i: m.Tokenize(i, text, special, bos, turn, self._requester),
+            lambda i: m.Tokenize(i, text, special, bos, turn, self._requester, cut_behind),
             text,
             self._requester.owner.user,
         )
@@ -327,12 +327,14 @@ class ProcessTexts:
         turn: bool = False,
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
+        cut_behind: int = -1,
     ) -> ChatTokens:
         """Return the rendered text with its tokens; see `TextClient.chat_prompt`."""
         rendered, others = list(messages), list(forms)
         text, packed, appended, form = await self._client.query(
             lambda i: m.ChatPrompt(
-                i, rendered, said, answer, rendering, turn, self._requester, answer_at, others
+                *(i, rendered, said, answer, rendering, turn, self._requester, answer_at, others),
+                cut_behind,
             ),
             (rendered, rendering),
             self._requester.owner.user,

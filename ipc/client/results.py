@@ -27,6 +27,8 @@ class Metadata(TypedDict, total=False):
     tool_format: str
     recomputed_tokens: int
     recomputed_reason: str
+    dropped_tokens: int
+    dropped_turns: int
     seed: int
     lora: dict[str, float]
     model: str

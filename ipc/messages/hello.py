@@ -7,7 +7,7 @@ from enum import IntEnum
 from ...wire.frames import CREDIT_MAX as CREDIT_MAX
 from .base import Map
 
-PROTOCOL_VERSION = (1, 0)
+PROTOCOL_VERSION = (1, 1)
 """Major, minor. A peer with another major version is refused."""
 CREDIT_DEFAULT = 64
 REQUESTS_MAX = 256

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
+from ...backends.params import NOT_KEPT_TOKENS
 from .. import messages as m
 from ..output.logprobs import token_logprobs
 from ..output.sampling import (
@@ -248,7 +249,7 @@ class Answers:
         """Drop old tokens of a full context, as llama-server does; the first token always stays."""
         ctx_size = task.ctx_size
         keep = task.prompt_size if task.spec.n_keep < 0 else task.spec.n_keep
-        keep = max(1, min(keep, ctx_size - 4))
+        keep = max(1, min(keep, ctx_size - NOT_KEPT_TOKENS))
         left = len(task.tokens) - 1 - keep
         discard = min(max(task.spec.n_discard or left // 2, 1), left - 1)
         if not self._may_shift(task) or left < 2:

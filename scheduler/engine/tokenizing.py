@@ -178,15 +178,15 @@ class TokenizeQueue:
 
     def _answer(self, request: m.TextRequest) -> Parts:
         if isinstance(request, m.Tokenize):
-            tokens = yield from self._tokenize(request.text, request.special, request.bos)
+            fitted = self._fit_text(request.text, request.cut_behind)
+            tokens = yield from self._tokenize(fitted, request.special, request.bos)
             return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
         text, appended, form = yield from render_chat(request, self._render)
-        if appended is not None:
-            tokens = yield from self._tokenize(bytes_of(appended), True, False)
-        else:
-            tokens = yield from self._tokenize(bytes_of(text), True, True)
+        new = bytes_of(text if appended is None else appended)
+        fitted = self._fit_text(new, request.cut_behind)
+        tokens = yield from self._tokenize(fitted, True, appended is None)
         return text, m.pack_tokens(tokens), appended is not None, form
 
     def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> LaneCall:
@@ -201,25 +201,43 @@ class TokenizeQueue:
             pieces.append(b"".join(map(self._model.piece, tokens[begin : begin + PIECES])))
         return b"".join(pieces)
 
+    def _fit_text(self, text: bytes, cut_behind: int) -> bytes:
+        """Return a text that is not too long to be tokenized. The part left out of a longer one
+        begins behind its first *cut_behind* tokens, and ends before those that a context holds.
+
+        :raises PromptTooLong: *text* is too long, and *cut_behind* is negative.
+        """
+        info, most = self._model.info, self._bytes_max
+        if len(text) <= most:
+            return text
+        if cut_behind < 0:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} bytes; a context of {info.ctx_size} tokens holds at"
+                f" most {most}",
+                data={
+                    "prompt_bytes": len(text),
+                    "prompt_bytes_max": most,
+                    "prompt_tokens": -(-len(text) // info.token_bytes_max),
+                    "ctx_size": info.ctx_size,
+                },
+            )
+        head = _before_character(text, (cut_behind + 1) * info.token_bytes_max)
+        tail = _before_character(text, len(text) - most)
+        return text if tail <= head else text[:head] + text[tail:]
+
     def _tokenize(
         self, text: bytes, special: bool, bos: bool
     ) -> Generator[LaneCall, Any, list[int]]:
-        if len(text) > self._bytes_max:
-            raise PromptTooLong(
-                f"the prompt has {len(text)} bytes; a context of {self._model.info.ctx_size}"
-                f" tokens holds at most {self._bytes_max}",
-                data={
-                    "prompt_bytes": len(text),
-                    "prompt_bytes_max": self._bytes_max,
-                    "prompt_tokens": -(-len(text) // self._model.info.token_bytes_max),
-                    "ctx_size": self._model.info.ctx_size,
-                },
-            )
         if not _is_long(text) or self._seconds() < self._alone_until:
             return self._model.tokenize(text, special=special, bos=bos)
         tokenize = partial(self._model.tokenize, text, special=special, bos=bos)
         tokens: list[int] = yield LaneCall(self._tokenizing, tokenize)
         return tokens
+
+
+def _before_character(text: bytes, at: int) -> int:
+    """Return the last place up to *at* where a character of UTF-8 begins."""
+    return next((i for i in range(at, max(at - 4, 0), -1) if text[i] & 0xC0 != 0x80), at)
 
 
 def _is_long(text: bytes) -> bool:

@@ -93,13 +93,18 @@ class Adjust(TaskMessage):
 
 
 class Tokenize(RequestMessage):
-    """Tokenize a text. Answered with packed token ids. After one for a *turn*, `Submit` follows."""
+    """Tokenize a text. Answered with packed token ids. After one for a *turn*, `Submit` follows.
+
+    A text that is too long for any context is refused, or loses its middle, but not its first
+    *cut_behind* tokens, if that is not negative.
+    """
 
     text: bytes
     special: bool
     bos: bool
     turn: bool = False
     requester: Requester = NOBODY
+    cut_behind: int = -1
 
 
 class Detokenize(RequestMessage):
@@ -119,6 +124,7 @@ class ChatPrompt(RequestMessage):
 
     An answer with tool calls, the message number *answer_at*, has other *forms*, the last one of
     which is its text. *form* is the number of the form that was rendered; 0 is that of `messages`.
+    *cut_behind* is as in `Tokenize`.
     """
 
     messages: list[dict[str, Any]]
@@ -129,6 +135,7 @@ class ChatPrompt(RequestMessage):
     requester: Requester = NOBODY
     answer_at: int = -1
     forms: list[dict[str, Any]] = []
+    cut_behind: int = -1
 
 
 TextRequest = Tokenize | Detokenize | ChatPrompt

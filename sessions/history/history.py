@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
-from ...backends.errors import InvalidArgument
+from ...backends.errors import InvalidArgument, PromptTooLong
 from ...scheduler.messages import pack_tokens, unpack_tokens
 from ...scheduler.prefix import common_prefix
 from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
-from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
+from ..journal.entries import (
+    NOTHING_DROPPED,
+    DroppedPart,
+    HistoryEntry,
+    Mark,
+    Replay,
+    StoredSession,
+    TurnPiece,
+    decode_history,
+    encode,
+)
 from ..tool_calls.calls import NO_TOOLS, ToolUse
 from ..tool_calls.messages import (
-    answer_forms,
     answer_message,
     new_parser,
     opens_call,
@@ -27,13 +35,26 @@ from ..tool_calls.messages import (
 from ..tool_calls.parser import ToolCallParser
 from ..turn import Turn
 from ..worker_client import ChatTokens, TextClient
+from .overflow import (
+    DROPPED_BYTES_MAX,
+    UNLIMITED,
+    ContextLimit,
+    KeptMessages,
+    TurnDrops,
+    as_dropped,
+    as_read,
+    dropped_bytes,
+    is_dropped,
+    system_messages,
+)
 from .reasoning import opens_reasoning
 
 MARKS_MAX = 1000
 """Turns that can be rewound; older ones stay in the history."""
-MARK_BYTES = 112
+MARK_BYTES = 120
 """Memory of a `Mark` with its numbers."""
 EXCERPT_CHARACTERS = 24
+_DROPPED_CAUSE = "old turns were dropped, because the context was full"
 
 
 class Recomputed(NamedTuple):
@@ -46,21 +67,16 @@ class Recomputed(NamedTuple):
 NOT_RECOMPUTED = Recomputed()
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The start of a turn's input: the number of tokens and messages before it."""
-
-    tokens: int
-    messages: int
-
-
 class History:
     """Used as a value: `after` returns a copy, which is changed and then replaces the old one.
 
     Token ids stay as they are: generated tokens are never tokenized again. `_rendered` is the chat
-    template's text of the history, if ids and text agree. In a *loose* history they do not, because
-    a context shift or a rewind has removed ids. The next messages then add the difference between
-    the template's texts with and without them.
+    template's text of the history, if that is known. In a *loose* history ids and text do not
+    agree, because a context shift or a rewind has removed ids. The next messages then add the
+    difference between the template's texts with and without them.
+
+    `messages` is the whole chat. The model reads `read_messages`, which lacks the turns that were
+    dropped because the context was full. Dropped messages use at most `DROPPED_BYTES_MAX`.
     """
 
     def __init__(self, system: str | None = None) -> None:
@@ -77,6 +93,10 @@ class History:
         """The tool calls that the answer to the prompt may have."""
         self.recomputed = NOT_RECOMPUTED
         """The part of the history that the last messages have made obsolete."""
+        self.dropped = NOTHING_DROPPED
+        """The part of the history that was dropped for the last input."""
+        self.dropped_bytes = 0
+        """The memory of dropped messages, which are among `messages`."""
         self._rendering_bytes = 0
         self._rendered: str | None = None
         self._loose = False
@@ -89,7 +109,8 @@ class History:
         """Return an independent copy."""
         new = copy(self)
         new.prompt = list(self.prompt)
-        new.marks, new.recomputed = list(self.marks), NOT_RECOMPUTED
+        new.marks = list(self.marks)
+        new.recomputed, new.dropped = NOT_RECOMPUTED, NOTHING_DROPPED
         return new
 
     def entry(self, resumable: TurnPiece | None = None) -> HistoryEntry:
@@ -97,13 +118,14 @@ class History:
         return HistoryEntry(
             tokens=pack_tokens(self.prompt),
             messages=self.messages,
-            marks=[(mark.tokens, mark.messages) for mark in self.marks],
+            marks=self.marks,
             rendered=self._rendered,
             loose=self._loose,
             open=self._open,
             shifted=self.shifted,
             rendering=self.rendering,
             tool_use=self.tool_use,
+            dropped=self.dropped,
             resumable=resumable,
         )
 
@@ -119,9 +141,9 @@ class History:
         new = cls()
         new.prompt = unpack_tokens(entry.tokens)
         new._replace_messages(entry.messages)
-        new.marks = [Mark(*mark) for mark in entry.marks]
+        new.marks = list(entry.marks)
         new._rendered, new._loose, new._open = entry.rendered, entry.loose, entry.open
-        new.shifted, new.tool_use = entry.shifted, entry.tool_use
+        new.shifted, new.tool_use, new.dropped = entry.shifted, entry.tool_use, entry.dropped
         new._set_rendering(entry.rendering)
         return new
 
@@ -135,7 +157,8 @@ class History:
             answer = turn.text.decode(errors="replace")
             new._append_messages([answer_message(answer, self.new_parser(turn.seed))])
             # The ids include text that a stop text cut from the answer.
-            new._rendered = None if turn.stopped_by_text else self._rendered + answer
+            cut = self._loose or turn.stopped_by_text
+            new._rendered = None if cut else self._rendered + answer
         for keep, discard in turn.shifts:
             new._shift(keep, discard)
         return new
@@ -158,6 +181,7 @@ class History:
 
     def _replace_messages(self, messages: list[dict[str, Any]]) -> None:
         self.messages, self.messages_bytes = messages, memory_bytes(*messages)
+        self.dropped_bytes = dropped_bytes(messages)
 
     def _set_rendering(self, rendering: Rendering) -> None:
         self.rendering = rendering
@@ -174,7 +198,7 @@ class History:
         """Append raw text, which ends a chat before it."""
         self._begin_turn()
         self.prompt = self.prompt + tokens
-        self.marks = [Mark(mark.tokens, 0) for mark in self.marks]
+        self.marks = [Mark(mark.tokens, 0, mark.exact) for mark in self.marks]
         self._end_chat()
 
     async def add_messages(
@@ -183,20 +207,19 @@ class History:
         messages: Sequence[dict[str, Any]],
         rendering: Rendering = PLAIN_RENDERING,
         tool_use: ToolUse = NO_TOOLS,
+        limit: ContextLimit = UNLIMITED,
     ) -> None:
         """Add messages by the model's template; after raw text, begin a new history. The answer may
-        have tool calls as *tool_use* says.
+        have tool calls as *tool_use* says. Drop the oldest turns as *limit* says.
 
         If the template's text begins with the present text, only the rest is tokenized.
+
+        :raises PromptTooLong: no context holds the text, and *limit* does not shorten it.
         """
-        was_chat, messages = bool(self.messages), list(map(without_raw_answer, messages))
-        previous, (before, answer) = await self._rendered_text(client), self._split_answer()
-        forms = [form for last in self.messages[len(before) :] for form in answer_forms(last)]
-        prompt = await client.chat_prompt(
-            [*map(without_raw_answer, before), *map(without_raw_answer, forms[:1]), *messages],
-            previous, answer, rendering, turn=True,
-            answer_at=len(before), forms=list(map(without_raw_answer, forms[1:])),
-        )  # fmt: skip
+        added = [as_read(without_raw_answer(message)) for message in messages]
+        was_chat, previous = bool(self.messages), await self._rendered_text(client)
+        drops = TurnDrops(self.read_messages, added, limit)
+        prompt, end, tokens = await self._fitting_text(client, drops, rendering, previous, limit)
         self._begin_turn()
         if prompt.appended:
             self.prompt = self.prompt + prompt.tokens
@@ -207,15 +230,120 @@ class History:
                 cause = _recompute_cause(
                     previous, prompt.text, was_chat=was_chat, other_arguments=other
                 )
-                self.recomputed = Recomputed(obsolete, cause)
-            self.marks = [Mark(min(m.tokens, shared), m.messages) for m in self.marks]
+                self.recomputed = Recomputed(obsolete, _DROPPED_CAUSE if end else cause)
+            self.marks = [_moved_mark(mark, shared) for mark in self.marks]
             self.prompt = prompt.tokens
+        forms = drops.kept(end).forms
         if len(forms) > 1:
-            self._replace_messages([*before, forms[prompt.form]])
-        self._append_messages(messages)
+            self._replace_messages([*self.messages[:-1], forms[prompt.form]])
+        if end:
+            self._add_and_drop(added, drops, end)
+            self.dropped = DroppedPart(max(0, tokens - len(self.prompt)), drops.turns(end))
+        else:
+            self._append_messages(added)
         self._rendered, self._loose = prompt.text, False
         self._set_rendering(rendering)
         self.tool_use = tool_use
+
+    async def _fitting_text(
+        self,
+        client: TextClient,
+        drops: TurnDrops,
+        rendering: Rendering,
+        previous: str,
+        limit: ContextLimit,
+    ) -> tuple[ChatTokens, int, int]:
+        """Return the text of a chat without its oldest turns, as far as *limit* drops them; the end
+        of the dropped messages, or 0; and the tokens that the whole chat would have.
+        """
+        whole = refusal = None
+        try:
+            whole = await self._render_input(client, drops.kept(0), rendering, previous, limit)
+            tokens = len(whole.tokens) + (len(self.prompt) if whole.appended else 0)
+        except PromptTooLong as exc:
+            refusal, tokens = exc, exc.data["prompt_tokens"]
+        if whole is not None and not limit.needs_drop(tokens):
+            return whole, 0, tokens
+        found = None if whole is None else (whole, 0)
+        end = drops.next_end(0, tokens, tokens) if limit.drops_turns else None
+        while end is not None:
+            left = tokens
+            try:
+                prompt = await self._render_input(client, drops.kept(end), rendering)
+                found, left = (prompt, end), len(prompt.tokens)
+                if limit.enough_dropped(tokens, left):
+                    break
+            except PromptTooLong as exc:
+                refusal = exc
+            end = drops.next_end(end, tokens, left)
+        if found is None:
+            assert refusal is not None
+            raise refusal
+        return *found, tokens
+
+    async def _render_input(
+        self,
+        client: TextClient,
+        kept: KeptMessages,
+        rendering: Rendering,
+        previous: str | None = None,
+        limit: ContextLimit = UNLIMITED,
+    ) -> ChatTokens:
+        """Return the template's text of a chat with new messages. With *previous*, the present
+        text, it may only have the part that extends this.
+        """
+        return await client.chat_prompt(
+            list(map(without_raw_answer, [*kept.before, *kept.forms[:1], *kept.added])),
+            previous or "",
+            self._split_answer()[1] if previous else "",
+            rendering,
+            turn=previous is not None,
+            answer_at=len(kept.before),
+            forms=list(map(without_raw_answer, kept.forms[1:])),
+            cut_behind=limit.cut_behind,
+        )
+
+    def _add_and_drop(self, added: Sequence[dict[str, Any]], drops: TurnDrops, end: int) -> None:
+        """Append messages, and mark those that *drops* drops up to *end*."""
+        messages = [*self.messages, *added]
+        read = [at for at, message in enumerate(messages) if not is_dropped(message)]
+        for at in read[drops.first : end]:
+            messages[at] = as_dropped(messages[at])
+        self._replace_messages(messages)
+        self.delete_dropped(DROPPED_BYTES_MAX)
+
+    def delete_dropped(self, bytes_max: int) -> None:
+        """Delete the oldest dropped messages until the others have at most *bytes_max* bytes. Turns
+        that begin in the deleted part can no longer be rewound.
+        """
+        deleted = set[int]()
+        excess = self.dropped_bytes - bytes_max
+        for at, message in enumerate(self.messages):
+            if excess <= 0:
+                break
+            if is_dropped(message):
+                deleted.add(at)
+                excess -= memory_bytes(message)
+        if not deleted:
+            return
+        places = list(
+            accumulate((at not in deleted for at in range(len(self.messages))), initial=0)
+        )
+        self._replace_messages([x for at, x in enumerate(self.messages) if at not in deleted])
+        self.marks = [
+            Mark(mark.tokens, places[mark.messages], mark.exact)
+            for mark in self.marks
+            if mark.messages not in deleted
+        ]
+
+    # Reading.
+
+    @property
+    def read_messages(self) -> list[dict[str, Any]]:
+        """The messages of the chat that the model reads."""
+        if not self.dropped_bytes:
+            return self.messages
+        return [message for message in self.messages if not is_dropped(message)]
 
     @property
     def client_messages(self) -> list[dict[str, Any]]:
@@ -233,12 +361,13 @@ class History:
         return opens_reasoning(self._rendered or "")
 
     def _split_answer(self) -> tuple[list[dict[str, Any]], str]:
-        """Return the messages before the chat's last answer, and the answer. Without an answer,
-        return all messages and an empty text.
+        """Return the read messages before the chat's last answer, and the answer. Without an
+        answer, return all read messages and an empty text.
         """
-        if self.messages and self.messages[-1]["role"] == "assistant":
-            return self.messages[:-1], raw_answer(self.messages[-1])
-        return self.messages, ""
+        messages = self.read_messages
+        if messages and messages[-1]["role"] == "assistant":
+            return messages[:-1], raw_answer(messages[-1])
+        return messages, ""
 
     async def retokenize(self, client: TextClient, text: bytes) -> None:
         """Retokenize the history for another vocabulary: the messages by its template, or else
@@ -250,7 +379,7 @@ class History:
             rest = await client.tokenize(answer.encode(), special=True, bos=False)
             self.prompt = prompt.tokens + rest
             self._rendered, self._loose = prompt.text + answer, False
-            self.marks = [Mark(0, mark.messages) for mark in self.marks]
+            self.marks = [Mark(0, mark.messages, exact=False) for mark in self.marks]
         else:
             self.prompt, self.marks = await client.tokenize(text, special=True, bos=True), []
         self.shifted = False
@@ -283,7 +412,8 @@ class History:
     # Rewinding and shifting.
 
     def rewind_turns(self, turns: int) -> None:
-        """Remove the last *turns* turns.
+        """Remove the last *turns* turns. If the model read none of those before them, it reads all
+        of them from the next messages on.
 
         :raises InvalidArgument: the history has fewer.
         """
@@ -294,8 +424,11 @@ class History:
                 data={"turns": len(self.marks)},
             )
         mark = self.marks[-turns]
-        self._cut(mark.tokens, mark.messages)
+        self._cut(mark.tokens if mark.exact else 0, mark.messages)
         del self.marks[-turns:]
+        if self.messages and is_dropped(self.messages[-1]):  # the model reads dropped turns again
+            self._replace_messages(list(map(as_read, self.messages)))
+            self.prompt, self._loose = [], False
 
     def rewind_tokens(self, tokens: int) -> None:
         """Keep the first *tokens* tokens, and the messages of the complete turns.
@@ -317,25 +450,58 @@ class History:
         self._open = False
         self._loosen()
 
-    def _shift(self, keep: int, discard: int) -> None:
-        """Move the marks as a context shift has moved the tokens. Turns that were dropped whole
-        lose their messages too.
+    def fitted(self, limit: ContextLimit) -> History:
+        """Return the history without the tokens that *limit* drops before a turn, or this one.
+        Whole turns of a chat were dropped when messages were added.
         """
+        if self.messages and limit.drops_turns:
+            return self
+        starts = [mark.tokens for mark in self.marks if mark.exact]
+        cut = limit.cut(len(self.prompt), starts)
+        if cut is None:
+            return self
+        new = self.copy()
+        new.recomputed = self.recomputed
+        turns = sum(cut.keep <= at < cut.keep + cut.discard for at in starts)
+        new.dropped = DroppedPart(self.dropped.tokens + cut.discard, self.dropped.turns + turns)
+        new.prompt = self.prompt[: cut.keep] + self.prompt[cut.keep + cut.discard :]
+        new._drop_marks(cut.keep, cut.discard)
+        new._rendered = self._rendered  # its end shows the form of the answer
+        return new
+
+    def _shift(self, keep: int, discard: int) -> None:
+        """Note a context shift, which has moved the tokens."""
         self.shifted = True
-        end = keep + discard
-        first = self.marks[0].messages if self.marks else len(self.messages)
-        messages, marks = self.messages[:first], []
-        for mark, after in pairwise([*self.marks, Mark(end + 1, len(self.messages))]):
-            if mark.tokens < keep or after.tokens > end:
+        self._drop_marks(keep, discard)
+
+    def _drop_marks(self, keep: int, discard: int) -> None:
+        """Move the marks as dropped tokens have moved the others. The messages of turns that have
+        at most one token left are no longer read. In raw text, nobody can rewind to these turns.
+        """
+        end, marks, messages = keep + discard, list[Mark](), list(self.messages)
+        first = system_messages(messages)
+        for mark, after in pairwise([*self.marks, Mark(end + 1, len(messages))]):
+            if mark.tokens + 1 < keep or after.tokens > end:
                 tokens = mark.tokens - discard if mark.tokens >= end else min(mark.tokens, keep)
-                marks.append(Mark(tokens, len(messages)))
-                messages += self.messages[mark.messages : after.messages]
+                marks.append(Mark(tokens, mark.messages, mark.exact))
+            elif messages:
+                marks.append(Mark(keep, mark.messages, exact=False))
+                for at in range(max(mark.messages, first), after.messages):
+                    messages[at] = as_dropped(messages[at])
         self._replace_messages(messages)
         self.marks = marks
+        self.delete_dropped(DROPPED_BYTES_MAX)
         self._loosen()
 
     def _loosen(self) -> None:
         self._rendered, self._loose = None, bool(self.prompt and self.messages)
+
+
+def _moved_mark(mark: Mark, shared: int) -> Mark:
+    """Return a mark after the history was rendered anew behind its first *shared* tokens."""
+    if mark.tokens <= shared:
+        return mark
+    return Mark(shared, mark.messages, exact=False)
 
 
 def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_arguments: bool) -> str:

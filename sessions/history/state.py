@@ -90,3 +90,5 @@ class HistoryState:
             self.before = self.now
             self.resumable = Replay(self.before.prompt, (entry.resumable,))
             self.now = self.before.after(self.resumable)
+        else:
+            self.now = self.now.copy()  # without the notes on its last turn

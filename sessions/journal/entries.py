@@ -102,20 +102,41 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None = None
 
 
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """The start of a turn's input: the number of tokens and messages before it. The tokens of a
+    mark that is not *exact* are not in the history's present text, which was rendered anew.
+    """
+
+    tokens: int
+    messages: int
+    exact: bool = True
+
+
+class DroppedPart(NamedTuple):
+    """The tokens and the turns that a history has lost because its context was full."""
+
+    tokens: int = 0
+    turns: int = 0
+
+
+NOTHING_DROPPED = DroppedPart()
+
+
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A `History`. *tokens* are packed; *marks* are pairs of tokens and messages; *resumable* is
-    the output of the last turn on it, which the reader may not have received.
+    """A `History`. *tokens* are packed; *resumable* is the output of the last turn on it, which the
+    reader may not have received. *dropped* was dropped for that turn.
     """
 
     tokens: bytes = b""
     messages: list[dict[str, Any]] = []
-    marks: list[tuple[int, int]] = []
+    marks: list[Mark] = []
     rendered: str | None = None
     loose: bool = False
     open: bool = False
     shifted: bool = False
     rendering: Rendering = Rendering()
     tool_use: ToolUse = NO_TOOLS
+    dropped: DroppedPart = NOTHING_DROPPED
     resumable: TurnPiece | None = msgspec.field(default=None, name="unfinished")
 
 

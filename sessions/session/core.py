@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...backends.errors import PromptTooLong
+from ...backends.errors import PromptTooLong, QuotaExceeded
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority, Requester
@@ -24,6 +24,9 @@ from ..table import ACTIVE, SessionCall, SessionState, step
 from ..turn import Turn
 from ..turns.turn_options import Parameters, TurnParameters
 from ..worker_client import ModelSource
+
+TURN_SPARE_BYTES = 16 << 10
+"""Memory left for a turn's options and answer, where dropped messages would take it."""
 
 
 @dataclass
@@ -275,12 +278,22 @@ class SessionCore:
         """Count the session's present size to its owner."""
         self.ledger.kept_bytes.set_bytes(self, self.kept_bytes)
 
-    def accept_input(self, history: History, unused: Mapping[str, str]) -> None:
+    def accept_input(
+        self, history: History, unused: Mapping[str, str], spare_bytes: int = 0
+    ) -> None:
         """Accept a history with new input; the parameters *unused* have no effect on its turn.
+        Messages that the model no longer reads are deleted, if the user's memory does not suffice
+        for them and for *spare_bytes* more.
 
         :raises QuotaExceeded: its owner's sessions would become too large.
         """
-        self.check_growth(history.kept_bytes - self.conversation.history_state.kept_bytes)
+        kept_bytes = self.conversation.history_state.kept_bytes
+        if history.dropped_bytes:
+            try:
+                self.check_growth(history.kept_bytes - kept_bytes + spare_bytes)
+            except QuotaExceeded:
+                history.delete_dropped(0)
+        self.check_growth(history.kept_bytes - kept_bytes)
         self.accept_history(SessionCall.SET_INPUT, history)
         self.settings.parameters.unused = unused
 
@@ -289,7 +302,7 @@ class SessionCore:
         restored if the turn is refused.
         """
         before = self.before_input()
-        self.accept_input(history, unused)
+        self.accept_input(history, unused, before.kept_bytes + TURN_SPARE_BYTES)
         self.conversation.last.before = before
         self.count_kept_bytes()
         return before

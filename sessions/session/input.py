@@ -12,6 +12,7 @@ from ...backends import Rendering
 from ...backends.errors import PromptTooLong, TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
+from ..history.overflow import ContextLimit
 from ..table import SessionCall, SessionState, step
 from ..tool_calls.calls import ToolUse
 from ..turns.turn_options import NO_OPTIONS, NO_TEMPLATE
@@ -61,8 +62,9 @@ class SessionInput:
         await core.wait_recorded()
         return tokens
 
-    async def add_text(self, text: bytes) -> BeforeInput:
-        """Append *text* to the history, for a turn; return the session before the input.
+    async def add_text(self, text: bytes, options: Mapping[str, Any] = NO_OPTIONS) -> BeforeInput:
+        """Append *text* to the history, for a turn with *options*; return the session before the
+        input.
 
         :raises SessionBusy: a turn is under way.
         :raises PromptTooLong: no context holds it.
@@ -71,12 +73,12 @@ class SessionInput:
             overlong = self._core.conversation.last.overlong
             if overlong is not None:
                 raise overlong.error(len(self._core.conversation.prompt))
-            history, _, unused = await self._with_text(text, appends=True)
+            history, _, unused = await self._with_text(text, options, appends=True)
             before = self._core.accept_turn_input(history, unused)
         return await self._record_input(before)
 
     async def _with_text(
-        self, text: bytes, *, appends: bool
+        self, text: bytes, options: Mapping[str, Any] = NO_OPTIONS, *, appends: bool
     ) -> tuple[History, int, Mapping[str, str]]:
         """Return the history with *text*, the number of the text's tokens, and the unused
         parameters.
@@ -84,17 +86,22 @@ class SessionInput:
         step(self._core.state, SessionCall.SET_INPUT)
         append = appends and bool(self._core.conversation.prompt)
         tokens, unused = await self._link.query(
-            lambda c: self._tokenize(c, text, bos=not append), new_history=not append
+            lambda c: self._tokenize(c, text, options, bos=not append), new_history=not append
         )
         history = self._core.conversation.current_history()
         history.append_tokens(tokens) if append else history.replace_tokens(tokens)
         return history, len(tokens), unused
 
     async def _tokenize(
-        self, client: WorkerClient, text: bytes, *, bos: bool
+        self, client: WorkerClient, text: bytes, options: Mapping[str, Any], *, bos: bool
     ) -> tuple[list[int], Mapping[str, str]]:
         texts = client.texts_of(self._core.requester)
-        tokens = await texts.tokenize(text, special=True, bos=bos, turn=True)
+        limit = self._core.settings.parameters.context_limit(
+            options, client.info.ctx_size, chat=False
+        )
+        tokens = await texts.tokenize(
+            text, special=True, bos=bos, turn=True, cut_behind=limit.cut_behind
+        )
         return tokens, client.info.unused | NO_TEMPLATE
 
     async def add_messages(
@@ -111,7 +118,9 @@ class SessionInput:
             self._check_messages(messages)
             history, unused = await self._link.query(
                 lambda c: self._with_messages(
-                    c, messages, rendering, parameters.tool_use(options, c.info.tool_format)
+                    *(c, messages, rendering),
+                    parameters.tool_use(options, c.info.tool_format),
+                    parameters.context_limit(options, c.info.ctx_size, chat=True),
                 )
             )
             before = self._core.accept_turn_input(history, unused)
@@ -128,8 +137,8 @@ class SessionInput:
         :raises TooLarge: the history's messages would exceed `MESSAGES_BYTES_MAX`.
         :raises QuotaExceeded: the owner's sessions would become too large.
         """
-        before = self._core.conversation.history_state.now.messages_bytes
-        more = memory_bytes(messages)
+        history, more = self._core.conversation.history_state.now, memory_bytes(messages)
+        before = history.messages_bytes - history.dropped_bytes
         if before + more > MESSAGES_BYTES_MAX:
             raise TooLarge(
                 f"the history's messages have {before} bytes, {more} more were to be added; the"
@@ -137,7 +146,7 @@ class SessionInput:
                 hint="reset or rewind the context, or use shorter messages",
                 data={"bytes": before, "more": more, "messages_bytes_max": MESSAGES_BYTES_MAX},
             )
-        self._core.check_growth(more)
+        self._core.check_growth(more - history.dropped_bytes)  # these can be deleted
 
     async def _with_messages(
         self,
@@ -145,10 +154,11 @@ class SessionInput:
         messages: Sequence[dict[str, Any]],
         rendering: Rendering,
         tool_use: ToolUse,
+        limit: ContextLimit,
     ) -> tuple[History, Mapping[str, str]]:
         history = self._core.conversation.current_history()
         texts = client.texts_of(self._core.requester)
-        await history.add_messages(texts, messages, rendering, tool_use)
+        await history.add_messages(texts, messages, rendering, tool_use, limit)
         return history, client.info.unused | client.info.chat_notes
 
     def reset_history(self, system: str | None = None) -> None:

@@ -132,7 +132,9 @@ class SessionOutputs:
             counters["stop_detail"] = str(by or failure.get("message", ""))
         if turn is None and conversation.history_state.interrupted:
             counters["stop_reason"], counters["stop_detail"] = DETACHED, ""
-        recomputed = conversation.history_state.now.recomputed
+        history = conversation.history_state.now
+        recomputed, dropped = history.recomputed, history.dropped
+        shifted_out = 0 if turn is None else sum(discard for _, discard in turn.shifts)
         current_fingerprint = conversation.vocabulary.fingerprint
         overlong = conversation.last.overlong
         return {
@@ -142,9 +144,11 @@ class SessionOutputs:
             "llama_commit": LLAMA_COMMIT,
             **counters,
             **error,
-            "tool_format": conversation.history_state.now.tool_use.form.value,
+            "tool_format": history.tool_use.form.value,
             "recomputed_tokens": recomputed.tokens,
             "recomputed_reason": recomputed.why,
+            "dropped_tokens": dropped.tokens + shifted_out,
+            "dropped_turns": dropped.turns,
             "seed": parameters.seed,
             "lora": {} if turn is None else core.settings.lora,
             "model": core.model.name,

@@ -9,6 +9,7 @@ import msgspec
 from ...backends.errors import Cancelled, InferdError, UnsupportedOperation
 from ...scheduler import messages as m
 from ..admission.kept_bytes import memory_bytes
+from ..history.overflow import ContextLimit
 from ..journal.entries import Replay, TurnPiece
 from ..table import SessionCall, SessionState, step
 from ..turn import ProgressSink, TokensSink, Turn
@@ -111,16 +112,53 @@ class TurnRunner:
         resumes: Replay | None = None,
     ) -> Turn:
         """Return a new turn on the present history, not yet submitted to the worker. It may
-        continue the interrupted turn *resumes*.
+        continue the interrupted turn *resumes*; otherwise a history that exceeds the context is
+        shortened first, as the parameter `overflow` says.
 
         :raises Busy: too many tasks wait.
         """
+        history_state = self._core.conversation.history_state
+        whole = history_state.now
+        try:
+            limit = None if resumes else self._shorten_history(client, call)
+            turn = self._begin_fitted_turn(client, call, on_tokens, on_progress, resumes, limit)
+        except BaseException:
+            history_state.now = whole
+            raise
+        if limit is not None:
+            history_state.before = history_state.now
+        return turn
+
+    def _shorten_history(self, client: WorkerClient, call: TurnOptions) -> ContextLimit | None:
+        """Drop tokens of a history that exceeds the context, for a turn that generates text. Return
+        the limit that it exceeded, or None.
+        """
+        conversation, parameters = self._core.conversation, self._core.settings.parameters
+        history = conversation.history_state.now
+        if conversation.last.overlong is not None or parameters.in_turn("embedding", call.options):
+            return None
+        size, chat = client.info.ctx_size, bool(history.messages)
+        limit = parameters.context_limit(call.options, size, chat=chat)
+        conversation.history_state.now = history.fitted(limit)
+        return None if conversation.history_state.now is history else limit
+
+    def _begin_fitted_turn(
+        self,
+        client: WorkerClient,
+        call: TurnOptions,
+        on_tokens: TokensSink | None,
+        on_progress: ProgressSink | None,
+        resumes: Replay | None,
+        exceeded: ContextLimit | None,
+    ) -> Turn:
         core, ledger, conversation = self._core, self._core.ledger, self._core.conversation
         core.check_growth(memory_bytes(call.options))
         try:
             spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
         finally:
             core.count_kept_bytes()  # the session keeps the options, even of a refused turn
+        if exceeded is not None and exceeded.n_keep > exceeded.kept_tokens:
+            core.settings.parameters.adjusted["n-keep"] = exceeded.kept_reason
         core.settings.adapters = spec.adapters
         core.settings.lora = scales_by_name(client.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:
@@ -143,9 +181,9 @@ class TurnRunner:
         begin = begin_of(core, call, spec)
         conversation.last = LastTurn(turn, begin, before=conversation.last.before)
         core.count_kept_bytes()
-        if conversation.history_state.resumable is not None:
+        if conversation.history_state.resumable is not None or exceeded is not None:
             conversation.history_state.resumable = None
-            core.recording.history_changed()  # the history now includes the previous turn
+            core.recording.history_changed()  # it includes the previous turn, or was shortened
         if resumes is not None:
             turn.take_over(resumes)
             ticket.resumed_tokens = len(turn.tokens)

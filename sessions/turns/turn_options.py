@@ -14,9 +14,11 @@ from ...backends.params import (
     KEYS_MAX,
     PARAMETERS,
     Options,
+    OverflowPolicy,
     adjust_parameters,
     check_turn_level,
     differing_values,
+    overflow_beside,
     read_options,
     sampling_params,
     stopping_params,
@@ -26,6 +28,7 @@ from ...backends.tool_formats import ToolFormat
 from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
 from ..admission.kept_bytes import MemoryMeter
+from ..history.overflow import ContextLimit
 from ..tool_calls.calls import ANSWER_CALLS_MAX, NO_TOOLS, ToolUse
 from ..tool_calls.constraint import AUTO, NO_CALLS, constraint_of
 
@@ -126,7 +129,8 @@ class Parameters:
         :raises InvalidArgument: they contradict the others.
         """
         model = options.level("model")
-        own = self.options | {k: v for k, v in options.values.items() if k not in model}
+        new = {k: v for k, v in options.values.items() if k not in model}
+        own = self.options | new | overflow_beside(self.defaults | self.options, new)
         if "ctx-size" in model:
             own |= self._smaller_context(model.pop("ctx-size"))
         most = self.defaults.get("batch-size") or BY_NAME["batch-size"].default
@@ -182,8 +186,33 @@ class Parameters:
 
     def _read_turn(self, options: Mapping[str, Any]) -> dict[str, Any]:
         if options is not self._read[0]:
-            self._read = options, read_options(options, strict=True).values
+            values = read_options(options, strict=True).values
+            values |= overflow_beside(self.defaults | self.options, values)
+            self._read = options, values
         return self._read[1]
+
+    def context_limit(
+        self, options: Mapping[str, Any], ctx_size: int, *, chat: bool
+    ) -> ContextLimit:
+        """Return the limit of the history of a turn with *options*, on a model with contexts of
+        *ctx_size* tokens. With *chat* the history consists of messages.
+
+        :raises InvalidArgument: an option is unknown, or its value out of its range.
+        """
+        policy = OverflowPolicy(self.in_turn("overflow", options))
+        drops_input = policy is OverflowPolicy.DROP_TURNS
+        if policy is OverflowPolicy.AUTO and self.in_turn("ctx-shift", options):
+            policy = OverflowPolicy.SHIFT
+        elif policy is OverflowPolicy.AUTO:
+            policy = OverflowPolicy.DROP_TURNS if chat else OverflowPolicy.ERROR
+        return ContextLimit(
+            policy=policy,
+            ctx_size=min(self.in_turn("ctx-size", options) or ctx_size, ctx_size),
+            n_predict=self.in_turn("n-predict", options),
+            n_keep=self.in_turn("n-keep", options),
+            n_discard=self.in_turn("n-discard", options),
+            drops_input=drops_input,
+        )
 
     def rendering(self, options: Mapping[str, Any]) -> Rendering:
         """Return the chat template's arguments for a turn with *options*.

@@ -65,7 +65,7 @@ class InProcessClient:
         return self
 
     async def tokenize(
-        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False, cut_behind: int = -1
     ) -> list[int]:
         return self.bench.model.tokenize(text, special=special, bos=bos)
 
@@ -82,6 +82,7 @@ class InProcessClient:
         turn: bool = False,
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
+        cut_behind: int = -1,
     ) -> ChatTokens:
         model = self.bench.model
         text = model.render(list(messages), rendering)

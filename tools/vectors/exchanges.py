@@ -38,6 +38,8 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "tool_format": "none",
         "recomputed_tokens": 0,
         "recomputed_reason": "",
+        "dropped_tokens": 0,
+        "dropped_turns": 0,
         "seed": 7,
         "lora": {},
         "model": "echo",

@@ -20,6 +20,7 @@ from ....backends.params import (
     Options,
     adjust_parameters,
     differing_values,
+    overflow_beside,
     parse_json_options,
 )
 from ....ipc import messages as w
@@ -162,6 +163,7 @@ async def _open_graph(
         async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
         info, requested, configured = worker.info, options.level("model"), lease.model.options()
+        configured = configured | overflow_beside({}, configured)
         in_force = _values_in_force(lease.model, worker)
         graph.not_applied = _not_applied(requested, configured | in_force, lease.model.fitted)
         applied = {k for k in requested if k not in graph.not_applied and k not in configured}
@@ -169,7 +171,8 @@ async def _open_graph(
         layers = {"file": info.sampling, "model": configured | in_force, "backend": defaults}
         origins = {k: origin for origin, values in layers.items() for k in values}
         graph.origins = {k: v for k, v in origins.items() if k not in own.keys() | applied}
-        graph.options = info.sampling | configured | in_force | defaults | own
+        graph.options = info.sampling | configured | in_force | defaults
+        graph.options |= {**own, **overflow_beside(graph.options, own)}
         size = requested.get("ctx-size") or graph.options["ctx-size"]
         graph.options["ctx-size"] = min(size, info.ctx_size)
     return w.GraphResult(

@@ -88,6 +88,8 @@ def print_answer(
                 write_answer(f"{call.name}({call.arguments})")
     if as_json:
         write_json_line({"metadata": session.metadata})
+    if (turns := session.metadata.get("dropped_turns", 0)) and not as_json:
+        note(f"the context was full: the model no longer reads {turns} old turns of this chat")
     if stats:
         note(stats_text(session.metadata))
 

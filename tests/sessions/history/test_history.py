@@ -15,7 +15,8 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.engine.chat_text import ChatText, render_chat
 from inferd.scheduler.owner import Owner
 from inferd.sessions.admission.kept_bytes import memory_bytes
-from inferd.sessions.history.history import MARKS_MAX, History, Mark
+from inferd.sessions.history.history import MARKS_MAX, History
+from inferd.sessions.journal.entries import Mark
 from inferd.sessions.turn import Turn
 from inferd.sessions.worker_client import ChatTokens
 from tests.scheduler.doubles import Bench
@@ -45,6 +46,7 @@ class ChatClient(InProcessClient):
         turn: bool = False,
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
+        cut_behind: int = -1,
     ) -> ChatTokens:
         request = m.ChatPrompt(
             0, list(messages), said, answer, rendering, answer_at=answer_at, forms=list(forms)
@@ -267,7 +269,7 @@ async def test_a_shift_drops_tokens_and_later_ones_follow() -> None:
 
 
 async def test_after_a_shift_a_chat_is_added_to_what_is_left_of_it() -> None:
-    """The turns that were dropped whole leave with their messages; one that was cut stays."""
+    """The model no longer reads the turns that were dropped whole; one that was cut stays."""
     client = ChatClient()
     history = await chatted(client, "one", "two")
     await history.add_messages(client, user("q2"))
@@ -275,17 +277,18 @@ async def test_after_a_shift_a_chat_is_added_to_what_is_left_of_it() -> None:
     turn = turn_on(history, said("th"), m.Shifted(1, 0, first + 3), said("ree"), ended())
 
     history = history.after(turn)
-    assert [x["content"] for x in history.messages] == ["q1", "two", "q2", "three"]
+    assert [x["content"] for x in history.read_messages] == ["q1", "two", "q2", "three"]
+    assert [x.get("dropped", False) for x in history.messages] == [True] * 2 + [False] * 4
     await history.add_messages(client, user("q3"))
 
     left = "<u>q0\n<a>one\n<u>q1\n<a>two\n<u>q2\n<a>three"[first + 3 :]
     assert history.prompt == ids(left + "\n<u>q3\n<a>")
-    assert client.rendered[-1] == text_of(history.messages)
+    assert client.rendered[-1] == text_of(history.read_messages)
     history = history.after(turn_on(history, said("four"), ended()))
     history.rewind_turns(1)
     assert history.prompt == ids(left)
     history.rewind_turns(1)
-    assert [x["content"] for x in history.messages] == ["q1", "two"]
+    assert [x["content"] for x in history.read_messages] == ["q1", "two"]
 
 
 async def test_the_system_prompt_stays_in_the_messages_of_a_shifted_chat() -> None:

@@ -27,6 +27,7 @@ from inferd.scheduler.priority import Priority
 from inferd.sessions import DormantLimits, Journal, Session, TurnOptions
 from inferd.sessions.journal.entries import (
     HistoryEntry,
+    Mark,
     Replay,
     SessionFacts,
     TurnBegin,
@@ -967,5 +968,5 @@ def test_any_calls_then_a_kill_give_the_same_session(
 
 
 def test_a_past_is_what_it_was() -> None:
-    entry = HistoryEntry(tokens=pack_tokens([1, 2]), marks=[(0, 0)], rendered="x", loose=True)
+    entry = HistoryEntry(tokens=pack_tokens([1, 2]), marks=[Mark(0, 0)], rendered="x", loose=True)
     assert decode_history(encode(entry)) == entry
