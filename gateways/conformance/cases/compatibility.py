@@ -54,7 +54,7 @@ def another_minor_version_is_served(server: Server) -> None:
 def another_major_version_is_refused(server: Server) -> None:
     """If the major versions differ, the daemon sends a goodbye with VersionMismatch."""
     refused = expect(server.connect(protocol=[2, 0]).goodbye(), "VersionMismatch")
-    check(refused.data.get("protocol") == [1, 0], f"data is {refused.data!r}")
+    check((refused.data.get("protocol") or [0])[0] == 1, f"data is {refused.data!r}")
 
 
 @case("Parameters")

@@ -30,6 +30,8 @@ class TurnFields(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
     priority: Priority | None = None
     session_id: SessionId | None = None
+    truncate: bool = True
+    shift: bool = True
 
 
 class ChatFields(TurnFields, kw_only=True):
@@ -90,8 +92,17 @@ _TURN: tuple[Field, ...] = (
     honoured("top_logprobs", "up to 20"),
     PRIORITY_FIELD,
     honoured("session_id", "extension: the prompt is added to this session's history"),
-    ignored("truncate", "a prompt that is longer than the model's context is an error"),
-    ignored("shift", "the parameter `ctx-shift` decides"),
+    honoured(
+        "truncate",
+        "a chat that exceeds the context loses its oldest turns, a prompt its middle; with false it"
+        " is refused",
+        sets="overflow",
+    ),
+    honoured(
+        "shift",
+        "an answer that fills the context continues without the oldest tokens; with false it ends",
+        sets="ctx-shift",
+    ),
 )
 CHAT = FieldTable(
     "/api/chat",

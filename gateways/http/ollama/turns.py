@@ -9,7 +9,7 @@ from ..exchange import Exchange, stream_turn
 from ..fields import FieldTable
 from ..openai.chat_fields import thinking_arguments
 from ..turns import TurnRequest, schema_options
-from .fields import CHAT, GENERATE, OPTIONS, TurnFields
+from .fields import CHAT, GENERATE, OPTIONS, ChatFields, TurnFields
 from .lines import Lines, LineStream, chat_form, generate_form
 from .messages import read_messages
 
@@ -69,6 +69,8 @@ def _turn_of(
     """
     own, own_options = exchange.read_fields(OPTIONS, fields.options, "options.")
     options = {**options, **own_options, "reasoning-format": "none" if raw else "deepseek"}
+    overflow = _overflow_options(fields, chat=isinstance(fields, ChatFields))
+    options = {**overflow, **options}
     if own.num_predict is not None:
         options["n-predict"] = max(REST_OF_CONTEXT, own.num_predict)
     if fields.logprobs:
@@ -87,6 +89,14 @@ def _turn_of(
         priority=exchange.caller.class_of(fields.priority),
         session_id=fields.session_id,
     )
+
+
+def _overflow_options(fields: TurnFields, *, chat: bool) -> dict[str, Any]:
+    """Return the parameters for a full context. As in Ollama, a chat loses whole turns before the
+    answer, and any answer may shift.
+    """
+    longer = "drop-turns" if chat else "shift" if fields.shift else "truncate"
+    return {"overflow": longer if fields.truncate else "error", "ctx-shift": fields.shift}
 
 
 async def _load_or_unload(exchange: Exchange, fields: TurnFields, lines: Lines) -> None:

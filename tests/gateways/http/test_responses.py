@@ -185,7 +185,7 @@ def test_items_are_messages(api: openai.OpenAI) -> None:
         ({"tools": [LOOK], "tool_choice": {**ALLOWED, "tools": [MOVE]}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"conversation": "x"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "always"}, "truncation"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"previous_response_id": f"resp_{'0' * 40}"}, "previous_response_id"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),

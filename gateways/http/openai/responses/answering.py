@@ -124,7 +124,8 @@ def turn_of(
     :raises UnsupportedOperation: the request has parts, items or tools that are not supported.
     """
     messages, prompt_options = _prompt_of(request)
-    options = {**options, **prompt_options, "reasoning-format": "deepseek"}
+    overflow = "drop-turns" if request.truncation == "auto" else "error"
+    options = {"overflow": overflow, **options, **prompt_options, "reasoning-format": "deepseek"}
     if request.max_output_tokens is not None:
         options["n-predict"] = request.max_output_tokens
     if LOGPROBS in request.include or request.top_logprobs:

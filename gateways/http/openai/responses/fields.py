@@ -85,6 +85,7 @@ class ResponseRequest(PromptRequest, kw_only=True):
     include: list[str] = []
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
     metadata: Annotated[dict[str, str], Meta(max_length=16)] = {}
+    truncation: Literal["auto", "disabled"] = "disabled"
     service_tier: ServiceTier = "auto"
     priority: Priority | None = None
 
@@ -140,6 +141,12 @@ RESPONSES = FieldTable(
         honoured("include", f"`{LOGPROBS}`; the models have nothing of the rest"),
         honoured("top_logprobs", "up to 20"),
         honoured("metadata", "returned in the response"),
+        honoured(
+            "truncation",
+            "`auto` drops the oldest turns of a conversation that exceeds the context; with"
+            " `disabled` it is refused",
+            sets="overflow",
+        ),
         honoured("service_tier", "as in a chat"),
         *STRUCTURED_OUTPUTS,
         PRIORITY_FIELD,
@@ -150,7 +157,6 @@ RESPONSES = FieldTable(
         refused("context_management", "histories are not compacted"),
         refused("prompt", "there are no stored prompts"),
         refused("max_tool_calls", "the models call only the program's own functions"),
-        refused("truncation", "a prompt that is too long is refused", "disabled"),
         refused("moderation", "nothing is moderated"),
         refused("image", "the models make no images"),
         ignored("stream_options", "its streams have no obfuscation"),

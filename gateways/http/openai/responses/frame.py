@@ -45,7 +45,7 @@ class ResponseFrame:
             "tool_choice": request.tool_choice,
             "tools": request.tools,
             "top_logprobs": request.top_logprobs,
-            "truncation": "disabled",
+            "truncation": request.truncation,
             "error": None,
             "incomplete_details": None,
         }

@@ -4,6 +4,7 @@ import { button, byId, element } from "./elements.js";
 import { render } from "./rendering.js";
 
 const AUTHORS = { user: "You", assistant: "Answer", system: "System prompt", tool: "Tool" };
+const NOT_READ = "The chat is longer than the model's context: it no longer reads the messages above.";
 const NEAR_END = 80; // pixels: a reader who has scrolled further up is not moved
 
 export class Messages {
@@ -28,7 +29,8 @@ export class Messages {
     if (!messages.length) return this.showWelcome();
     const first = this.place.firstElementChild;
     const follows = this.isNearEnd();
-    messages.forEach((message, index) => {
+    messages.forEach((each, index) => {
+      const message = { ...each, lastDropped: each.dropped && !messages[index + 1]?.dropped };
       const drawn = JSON.stringify([message, boundaries.includes(index), boundaries.includes(index + 1)]);
       const before = this.place.children[index];
       if (before && this.drawn.get(before) === drawn) return;
@@ -54,8 +56,8 @@ export class Messages {
     return made;
   }
 
-  made({ role, content, reasoning_content: reasoning }, index, boundaries) {
-    const article = element("article", { className: `message ${role}` },
+  made({ role, content, dropped, lastDropped, reasoning_content: reasoning }, index, boundaries) {
+    const article = element("article", { className: `message ${role}${dropped ? " dropped" : ""}` },
       element("p", { className: "author", textContent: AUTHORS[role] ?? role }),
       element("div", { className: "body" }));
     fill(article, textOf(content), reasoning ?? "");
@@ -68,6 +70,7 @@ export class Messages {
       tools.append(button("Copy", () => navigator.clipboard?.writeText(textOf(content)), { className: "small" }));
     }
     if (tools.hasChildNodes()) article.append(tools);
+    if (lastDropped) article.append(element("p", { className: "full", textContent: NOT_READ }));
     return article;
   }
 

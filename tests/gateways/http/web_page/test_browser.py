@@ -25,6 +25,7 @@ from tests.gateways.http.web_page.driver import (
     send,
     shown_model,
 )
+from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
 
 CONFIG = (
@@ -278,3 +279,25 @@ def test_an_error_in_the_console_fails_a_test_unless_it_was_announced(
             found, open_page.errors = open_page.errors, []
         assert [text for text in found if "surprise" in text] == found
         assert len(found) == (text == "a surprise")
+
+
+@pytest.mark.model
+def test_a_full_chat_goes_on_and_shows_which_messages_are_no_longer_read(
+    open_page: PageOpener, tmp_path: Path
+) -> None:
+    model = f"[models.tiny]\nfile = '{write_tiny('llama', tmp_path)}'\n"
+    limits = "ctx-size = 320\nn-predict = 40\ntemp = 0\nignore-eos = true\n"
+    with running_daemon(model + limits) as daemon, gateway(daemon) as http:
+        page = open_page(http)
+        choose(page, "tiny")
+        for number in range(5):
+            ask(page, f"question {number} about the sea and its fish")
+        expect(page.locator(".message")).to_have_count(10)
+        old = page.locator(".message.dropped")
+        assert old.count() in (2, 4, 6)
+        expect(page.locator(".message .full")).to_have_count(1)
+        expect(old.last).to_contain_text("it no longer reads the messages above")
+        page.reload()
+        expect(page.locator(".message")).to_have_count(10)
+        expect(page.locator(".message .full")).to_be_visible()
+        page.close()
