@@ -4,7 +4,7 @@ import type { AnswerFields, Context, Fields } from "../types.js";
 import type { Graph, Message, Priority } from "../types.js";
 import type { ModelParameters } from "./parameters.js";
 
-export const PROTOCOL_VERSION: [number, number] = [1, 0];
+export const PROTOCOL_VERSION: [number, number] = [1, 1];
 
 export const LIMITS = {
   FRAME_BYTES_MAX: 1048576,
@@ -48,9 +48,11 @@ export const LIMITS = {
   MESSAGES_MAX: 1000,
   MESSAGES_BYTES_MAX: 8388608,
   NOTE_BYTES_MAX: 262144,
+  DROPPED_BYTES_MAX: 1048576,
   RAW_BYTES_MAX: 65536,
   FUNCTION_NAME_CHARACTERS_MAX: 128,
   TOOL_CALLS_MAX: 128,
+  FUNCTION_NAME_CHARACTERS_MAX: 128,
   ANSWER_CALLS_MAX: 128,
   CALL_CHARACTERS_MAX: 262144,
   ARGUMENTS_LEVELS_MAX: 48,
@@ -189,6 +191,10 @@ export interface Metadata {
   recomputed_tokens?: number | undefined;
   /** the reason, for people; empty: nothing was recomputed */
   recomputed_reason?: string | undefined;
+  /** tokens of the history and the prompt that this turn has dropped because the context was full, before its answer or in context shifts */
+  dropped_tokens?: number | undefined;
+  /** turns that were dropped before this turn's answer */
+  dropped_turns?: number | undefined;
   /** number of times that the turn yielded its slot; present after the turn's end */
   parks?: number | undefined;
   /** tokens of the output that the grammar forced (jump-forward) */
@@ -999,7 +1005,7 @@ export interface HistoryParams {
 }
 
 export interface HistoryResult {
-  /** the messages, with the answer of a turn under way so far; empty if the history is raw text */
+  /** the messages, with the answer of a turn under way so far; empty if the history is raw text. A message that the model no longer reads, because the context was full, has `dropped: true` */
   messages: Message[];
   /** for each turn that `rewind` can remove, the number of messages before it, the latest turn last */
   turns: number[];
