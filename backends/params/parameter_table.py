@@ -62,7 +62,7 @@ PARAMETERS_HINT = "correct it; docs/parameters.md lists the parameters and their
 
 
 class OverflowPolicy(StrEnum):
-    """What is dropped of a history that does not fit its context: the values of `overflow`."""
+    """The parts that a history loses if it does not fit its context: the values of `overflow`."""
 
     AUTO = "auto"
     SHIFT = "shift"

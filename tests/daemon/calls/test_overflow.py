@@ -24,7 +24,7 @@ SHIFT = {"ctx-shift": True}
 
 
 def fact(number: int) -> str:
-    return f"Tell me fact number {number} about the sea, please."
+    return f"Please tell me fact number {number} about the sea."
 
 
 def facts(session: Session, turns: int, **options: Any) -> list[dict[str, Any]]:
