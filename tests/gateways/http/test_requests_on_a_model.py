@@ -5,6 +5,7 @@ The chat template of the model turns its arguments into numbers of tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,6 +132,26 @@ def test_think_of_ollama_is_an_argument_of_the_template(http: RunningGateway) ->
         assert tokens(think=True) - plain == THINKING[True]
         assert tokens(think=False) - plain == THINKING[False]
         assert tokens(think="low") - plain == THINKING[True] + EFFORTS["low"]
+
+
+def test_the_progress_of_a_prompt_and_its_times_are_those_of_the_engine(
+    http: RunningGateway,
+) -> None:
+    messages = [{"role": "user", "content": "A long prompt. " * 40}]
+    body = {"model": "smollm2", "messages": messages, "max_tokens": 2, "stream": True}
+    wanted = {"return_progress": True, "timings_per_token": True}
+    url = f"{http.url}/v1/chat/completions"
+    text = httpx.post(url, json={**body, **wanted}, timeout=CALL_S_MAX).text
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if "data: {" in line]
+    chunks = [json.loads(line) for line in lines]
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    timings = [chunk["timings"] for chunk in chunks if "timings" in chunk]
+    first, last = progress[0], progress[-1]
+    assert first["processed"] == first["cache"] < last["processed"] == last["total"] > 100
+    assert {each["cache_n"] for each in timings} == {first["cache"]}
+    assert {each["prompt_n"] for each in timings} == {first["total"] - first["cache"]}
+    assert [each["predicted_n"] for each in timings] == [1, 2, 2]
+    assert last["time_ms"] == int(timings[-1]["prompt_ms"]) > 0
 
 
 @pytest.mark.parametrize(
