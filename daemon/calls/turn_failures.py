@@ -15,13 +15,15 @@ from ..core import Daemon
 from .models.residency_requests import Call
 
 WASI_TURNS = {"compute", "compute_single", "prompt_compute", "run_inference"}
+OWN_TURNS = {"chat", "stream"}
+"""Calls that a gateway or library may make in place of `compute`; then they have no input."""
 NO_FAILURES = (EndOfSequence, Cancelled, SessionBusy)
 """The regular end, the end by a client, and a call beside the turn that the metadata describes."""
 
 
 def with_failure(name: str, call: Call) -> Call:
     """Return *call*; if it is for a turn of wasi-nn and fails, its context keeps the error."""
-    if name not in WASI_TURNS:
+    if name not in WASI_TURNS | OWN_TURNS:
         return call
 
     @wraps(call)
@@ -31,8 +33,13 @@ def with_failure(name: str, call: Call) -> Call:
         except NO_FAILURES:
             raise
         except InferdError as exc:
-            with suppress(InferdError):  # the call may have named no context, or a closed one
-                daemon.session(request).outputs.note_failure(exc)
+            if name in WASI_TURNS or not _has_input(request):
+                with suppress(InferdError):  # the call may have named no context, or a closed one
+                    daemon.session(request).outputs.note_failure(exc)
             raise
 
     return run_with_failure
+
+
+def _has_input(request: Request) -> bool:
+    return request.params.prompt is not None or request.params.messages is not None

@@ -94,6 +94,17 @@ def test_a_failed_turn_is_described_until_the_next_input(
     assert described(client, context) == {"stop_reason": None, "stop_detail": ""}
 
 
+@pytest.mark.parametrize(("call", "params"), [("stream", {"credit": 9}), ("chat", {})])
+def test_a_refused_turn_on_the_set_input_is_described(
+    call: str, params: dict[str, Any], client: RawClient
+) -> None:
+    context = client.context(config='{"ctx-size":16}')
+    client.set_input(context, b"x" * 20)
+    error = failure(client, call, context, **params)
+    assert type(error) is PromptTooLong
+    assert described(client, context) == fields_of(error)
+
+
 def test_a_refused_call_is_described_beside_the_turn_that_is_there(client: RawClient) -> None:
     context = client.context()
     client.set_input(context, b"hello")

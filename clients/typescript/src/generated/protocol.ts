@@ -179,7 +179,7 @@ export interface Metadata {
   stop_reason?: string | null | undefined;
   /** the token, text, pattern or limit that ended it, or the measured value; the pooling of an embedding; the message of the error that ended it; `operator` if an operator cancelled it */
   stop_detail?: string | undefined;
-  /** the error that ended the turn, or with which the last `compute`, `compute_single`, `prompt_compute` or `run_inference` failed: `name`, `number`, `message`, `hint`, `retryable` and `data` as in an error. Absent without an error, and after `EndOfSequence` or `SessionBusy`; input, turns and `fini_single` remove it */
+  /** the error that ended the turn, or with which the last `compute`, `compute_single`, `prompt_compute`, `run_inference`, or `stream` or `chat` without input failed: `name`, `number`, `message`, `hint`, `retryable` and `data` as in an error. Absent without an error, and after `EndOfSequence` or `SessionBusy`; input, turns and `fini_single` remove it */
   error?: Fields | undefined;
   /** context shifts in this turn */
   shifts?: number | undefined;
