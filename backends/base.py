@@ -60,6 +60,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     ctx_size_trained: int
     batch_size: int
     slots: int
+    logits_max: int
+    """The most tokens of one step that have logits; at least one for each slot."""
     size_bytes: int
     parameters: int
     token_bytes_max: int
@@ -89,15 +91,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
-    """The probability of a sampled *token*, and the top tokens in order.
+    """The probability of a *token*, and the top tokens in order.
 
-    *value* is the model's logprob or, with `post_sampling_probs`, the probability among the
-    candidates that the samplers left.
+    *value* is the model's logprob or, for a sampled token with `post_sampling_probs`, the
+    probability among the candidates that the samplers left. *rank* is 1 for the most probable
+    token, if it is known.
     """
 
     token: int
     value: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class CompiledGrammar(Protocol):
@@ -215,6 +219,15 @@ class Model(Protocol):
         """Return a function from a token to its surprisal by the slot's current logits.
 
         The surprisal is −ln of the token's probability, in nats, before biases and samplers.
+        """
+
+    def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
+        """Return the logprobs of *token* and the *top* tokens after the token at *position*.
+
+        That token was in the slot's chunk of the last step, and has logits (`Chunk.logits`). The
+        slot's own logits, those after its last token, stay as they are.
+
+        :raises BackendError: the token has no logits.
         """
 
     def hold_logits(self, slot: int) -> None:

@@ -12,27 +12,32 @@ from .errors import BackendError
 class Chunk(msgspec.Struct, frozen=True):
     """Consecutive tokens of one sequence in a batch.
 
-    `tokens` have the positions `position`, `position + 1`, …; `logits` requests the logits after
-    the last one.
+    `tokens` have the positions `position`, `position + 1`, …; `logits` is the number of the last of
+    them after which the logits are computed: 0 for none, 1 for the last token.
     """
 
     slot: int
     tokens: Sequence[int]
     position: int
-    logits: bool
+    logits: int
 
 
 def check_chunks(
-    chunks: Sequence[Chunk], lengths: Mapping[int, int], tokens_max: int, ctx_size: int, vocab: int
+    chunks: Sequence[Chunk],
+    lengths: Mapping[int, int],
+    tokens_max: int,
+    ctx_size: int,
+    vocab: int,
+    logits_max: int,
 ) -> None:
     """Check a batch of at most *tokens_max* tokens for slots that hold *lengths* tokens.
 
-    A slot holds at most *ctx_size* tokens; tokens are below *vocab*. llama.cpp aborts the process,
-    or computes wrongly, for a batch that is refused here.
+    A slot holds at most *ctx_size* tokens; tokens are below *vocab*, and at most *logits_max* have
+    logits. llama.cpp aborts the process, or computes wrongly, for a batch that is refused here.
 
     :raises BackendError: a chunk is wrong, or the batch is empty or too large.
     """
-    count, last_slot = 0, -1
+    count, logits, last_slot = 0, 0, -1
     for chunk in chunks:
         slot, tokens = chunk.slot, chunk.tokens
         if slot <= last_slot or slot not in lengths:
@@ -46,9 +51,13 @@ def check_chunks(
             raise BackendError(f"a token outside 0 … {vocab - 1} for slot {slot}")
         if chunk.position + len(tokens) > ctx_size:
             raise BackendError(f"slot {slot} holds at most {ctx_size} tokens")
-        count, last_slot = count + len(tokens), slot
+        if not 0 <= chunk.logits <= len(tokens):
+            raise BackendError(f"logits of {chunk.logits} of {len(tokens)} tokens in slot {slot}")
+        count, logits, last_slot = count + len(tokens), logits + chunk.logits, slot
     if not 0 < count <= tokens_max:
         raise BackendError(f"a batch of {count} tokens; 1 … {tokens_max} are possible")
+    if logits > logits_max:
+        raise BackendError(f"logits of {logits} tokens; at most {logits_max} are possible")
 
 
 Move = tuple[int, int, int]

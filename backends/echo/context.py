@@ -15,13 +15,16 @@ from .options import EchoOptions
 
 @dataclass(slots=True)
 class EchoSlot:
-    """One sequence. `first_cell` is the first of its tokens whose cell the window still holds."""
+    """One sequence. `first_cell` is the first of its tokens whose cell the window still holds.
+    `scored` are the positions of the last step that have logits.
+    """
 
     tokens: list[int] = field(default_factory=list)
     first_cell: int = 0
     adapters: tuple[str, ...] = ()
     shifted: bool = False
     has_logits: bool = False
+    scored: range = range(0)
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -40,12 +43,16 @@ class EchoContext:
     def check_batch(self, chunks: Sequence[Chunk], adapters: tuple[str, ...]) -> None:
         """Check that a step with *adapters* may decode *chunks*; see `Model.step`."""
         info, lengths = self.info, {i: len(slot.tokens) for i, slot in enumerate(self.slots)}
-        check_chunks(chunks, lengths, info.batch_size, info.ctx_size, info.vocab_size)
+        check_chunks(
+            chunks, lengths, info.batch_size, info.ctx_size, info.vocab_size, info.logits_max
+        )
         for chunk in chunks:
             slot = self.slots[chunk.slot]
             assert self._can_continue(slot, chunk.position), "cells of the window are missing"
             assert slot.adapters == adapters or not slot.tokens, "mixed adapters in one slot"
         self._check_cells(sum(len(c.tokens) for c in chunks))
+        for slot in self.slots:
+            slot.scored = range(0)
 
     def _check_cells(self, tokens: int) -> None:
         used, cells = sum(len(s.tokens) for s in self.slots), self._options.kv_cells
@@ -56,7 +63,8 @@ class EchoContext:
         """Append a checked chunk to its slot, and return the slot."""
         slot = self.slots[chunk.slot]
         slot.tokens.extend(chunk.tokens)
-        slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits
+        slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits > 0
+        slot.scored = range(len(slot.tokens) - chunk.logits, len(slot.tokens))
         if self._options.memory == "window":
             cells = self._options.window + self.info.batch_size
             slot.first_cell = max(slot.first_cell, len(slot.tokens) - cells)

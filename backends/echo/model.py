@@ -23,7 +23,7 @@ from ..base import (
 )
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
-from ..errors import load_cancelled
+from ..errors import BackendError, load_cancelled
 from ..memory.memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import FORMATS, SamplingParams
@@ -34,6 +34,10 @@ from .grammar import EchoGrammars
 from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
+LOGITS_MAX = 32
+"""Tokens of a step that have logits, if there are no more slots."""
+DISTANCE = 16
+"""The distance of two tokens that makes a nat of surprisal."""
 _LOAD_PART_S_MAX = 0.1
 """A load that is cancelled ends within this time."""
 
@@ -146,6 +150,21 @@ class EchoModel(EchoContext):
         surprising, byte = self.options.surprising.encode(), self._vocabulary.byte
         return lambda token: 10.0 if token < EOG and byte(token) in surprising else 0.0
 
+    def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
+        """Return logprobs that fall with the distance between a token and the one before it."""
+        sequence = self.slots[slot]
+        if position not in sequence.scored:
+            raise BackendError(f"token {position} of slot {slot} has no logits")
+        before = sequence.tokens[position]
+
+        def value(other: int) -> float:
+            return -abs(other - before) / DISTANCE
+
+        order = sorted(range(VOCAB_SIZE), key=value, reverse=True)
+        found = [(other, value(other)) for other in order[:top]]
+        rank = 1 + sum(value(other) > value(token) for other in order)
+        return TokenProbs(token, value(token), found, rank)
+
     def embedder(self) -> EchoEmbedder:
         """Return the embedding context."""
         if self._embedder is None:
@@ -173,6 +192,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         ctx_size_trained=1 << 20,
         batch_size=spec.batch_size,
         slots=spec.slots,
+        logits_max=max(spec.slots, min(spec.batch_size, LOGITS_MAX)),
         size_bytes=0,
         parameters=0,
         token_bytes_max=1,

@@ -10,7 +10,15 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import PLAIN_RENDERING, CompiledGrammar, Message, ModelInfo, Rendering, Sampler
+from ..base import (
+    PLAIN_RENDERING,
+    CompiledGrammar,
+    Message,
+    ModelInfo,
+    Rendering,
+    Sampler,
+    TokenProbs,
+)
 from ..batch import Chunk, Move, shift_moves
 from ..errors import BackendError, UnsupportedOperation
 from ..grammars.compiler import GrammarCompiler
@@ -20,6 +28,7 @@ from .kv.context import LlamaContext
 from .kv.embedding_context import LlamaEmbedder
 from .lora import LlamaAdapters
 from .sampling.chain import Candidates, LlamaSampler
+from .sampling.logits import probs_before_sampling
 from .sampling.samplers import Prototypes
 from .text.matching import MatchingVocab
 from .text.template import ChatTemplate
@@ -146,6 +155,13 @@ class LlamaModel:
         top = float(logits.max())
         log_total = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
         return lambda token: log_total - float(logits[token])
+
+    def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
+        """Return the logprobs of tokens after the one at *position*; see `Model.probs_after`."""
+        index, before_last = self._logits.get(slot), self.length(slot) - 1 - position
+        if not isinstance(index, int) or not 0 <= before_last <= index:
+            raise BackendError(f"token {position} of slot {slot} has no logits")
+        return probs_before_sampling(self._context.logits_at(index - before_last), token, top)
 
     def hold_logits(self, slot: int) -> None:
         """Keep the slot's logits over the next steps, to sample from them later."""

@@ -13,7 +13,7 @@ class EncoderContext(LlamaContext):
     """Stands in for the generating context of a model without KV state: its slots stay empty."""
 
     def __init__(self, slots: int, ctx_size: int, batch_size: int, fingerprint: str):
-        self.pointer = None
+        self.pointer, self.logits_max = None, 0
         self.slots, self.ctx_size, self.batch_size = slots, ctx_size, batch_size
         self.can_shift = False
         self._key = bytes.fromhex(fingerprint)[:16]

@@ -88,7 +88,13 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         fingerprint = _fingerprint(spec, options, file, int(params.flash_attn_type))
         context: LlamaContext
         if lib.llama_get_memory(pointer):
-            context = LlamaContext(pointer, model, vocab_size=vocab.size, fingerprint=fingerprint)
+            context = LlamaContext(
+                pointer,
+                model,
+                vocab_size=vocab.size,
+                fingerprint=fingerprint,
+                logits_max=int(params.n_outputs_max),
+            )
         else:
             lib.llama_free(pointer)
             context = EncoderContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
@@ -176,6 +182,7 @@ def _model_info(
         ctx_size_trained=int(lib.llama_model_n_ctx_train(model)),
         batch_size=context.batch_size,
         slots=context.slots,
+        logits_max=context.logits_max,
         size_bytes=int(lib.llama_model_size(model)),
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,

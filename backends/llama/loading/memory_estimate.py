@@ -30,9 +30,11 @@ from ..llama_log import capture
 from ..text.matching import BYTES_PER_TOKEN
 from .devices import Share, breakdown, devices, layers_of
 from .opening import (
+    LOGIT_BYTES,
     context_params,
     ctx_size_of,
     load_failed,
+    logits_max_of,
     name_of,
     open_context,
     open_model,
@@ -128,17 +130,25 @@ class LlamaMemoryEstimator:
         return replace(need, compute=need.compute + WORK_GAP_BYTES)
 
     def _taken(self, context: Any) -> tuple[list[Share], int, int, int]:
-        """Return a context's arguments for `total_need`, and free the context."""
+        """Return a context's arguments for `total_need`, and free the context. llama.cpp enlarges
+        the buffer of logits when a step first has more of them than there are slots.
+        """
         shares, process = breakdown(context), resident_bytes() + self._growth(context)
+        logits, slots = logits_max_of(self._spec, self._model), int(lib.llama_n_seq_max(context))
         output = _output_bytes(self._log.lines())
+        output += LOGIT_BYTES * self._vocab_size * max(0, logits - slots)
         # With layers on devices, the graph's buffers would be allocated there.
-        work = work_bytes(context) if self._layers == 0 else 0
+        work = work_bytes(context, max(logits, slots)) if self._layers == 0 else 0
         lib.llama_free(context)
         return shares, process, output, work
 
+    @property
+    def _vocab_size(self) -> int:
+        return int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
+
     def _growth(self, context: Any) -> int:
         """Return the bytes by which the process grows, apart from the buffers of its context."""
-        tokens = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
+        tokens = self._vocab_size
         cells = int(lib.llama_n_ctx(context)) if lib.llama_get_memory(context) else 0
         if lib.llama_model_is_recurrent(self._model):
             cells = 0

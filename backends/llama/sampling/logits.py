@@ -43,14 +43,18 @@ def top_candidates(logits: Logits, count: int) -> Ids | None:
 
 
 def probs_before_sampling(logits: Logits, token: int, count: int) -> TokenProbs:
-    """Return the model's logprobs of *token* and the *count* top tokens, before any sampler."""
-    found = top_candidates(logits, count)
+    """Return the model's logprobs of *token* and the *count* top tokens, before any sampler, and
+    the token's rank.
+    """
+    wanted = max(1, count)
+    found = top_candidates(logits, wanted)
     ids = np.arange(len(logits)) if found is None else found
-    ids = ids[np.argsort(-logits[ids], kind="stable")[:count]]
+    ids = ids[np.argsort(-logits[ids], kind="stable")[:wanted]]
     high = logits[ids[0]]
     total = float(high) + math.log(float(np.exp(logits - high).sum(dtype=np.float64)))
-    top = [(int(i), _bounded(float(logits[i]) - total)) for i in ids]
-    return TokenProbs(token, _bounded(float(logits[token]) - total), top)
+    top = [(int(i), _bounded(float(logits[i]) - total)) for i in ids[:count]]
+    rank = 1 + int(np.count_nonzero(logits > logits[token]))
+    return TokenProbs(token, _bounded(float(logits[token]) - total), top, rank)
 
 
 def _bounded(logarithm: float) -> float:

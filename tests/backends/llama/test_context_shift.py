@@ -289,7 +289,11 @@ class Unified:
     def __init__(self, path: Path):
         self.bare = Bare(path, ctx_size=256, unified=True)
         self.context = LlamaContext(
-            self.bare.context, self.bare.model, vocab_size=VOCAB_SIZE, fingerprint="00" * 16
+            self.bare.context,
+            self.bare.model,
+            vocab_size=VOCAB_SIZE,
+            fingerprint="00" * 16,
+            logits_max=SLOTS,
         )
 
     def step(self, *chunks: Chunk) -> NDArray[np.float32]:

@@ -49,17 +49,18 @@ need = estimator.need(estimator.shape)
 estimator.close()
 model = load_model(spec, lambda _: True)
 model.step([Chunk(0, [5], 0, True)])
+most = model.info.logits_max
 tokens = [5 + number % 200 for number in range(model.info.batch_size)]
 if sys.argv[2] == "computed":
     model.trim(0, 0)
     for length in range(0, model.info.ctx_size, len(tokens)):
-        model.step([Chunk(0, tokens, length, True)])
+        model.step([Chunk(0, tokens, length, min(most, len(tokens)))])
 else:
     # The parts of a batch are computed one after the other, in the same buffers.
     del tokens[tokens_at_a_time(model._context):]
     swa_full = bool(spec.options.get("swa-full"))
     length = fill_context(model._context, len(tokens), swa_full=swa_full)
-    model.step([Chunk(0, tokens, length, True)])
+    model.step([Chunk(0, tokens, length, min(most, len(tokens)))])
 for slot in range(1, spec.slots):
     model.step([Chunk(slot, [5], 0, True)])
 model._matching.wait()
