@@ -168,7 +168,7 @@ class EmbeddingSlots:
     def check_batch(self, chunks: Sequence[Chunk]) -> None:
         """Check a batch; see `check_chunks`."""
         most, step_most = self.info.tokens_max, self.info.batch_tokens_max
-        check_chunks(chunks, self._lengths, step_most, most, self._vocab_size)
+        check_chunks(chunks, self._lengths, step_most, most, self._vocab_size, step_most)
         total = sum(self._lengths.values()) + sum(len(chunk.tokens) for chunk in chunks)
         if total > most:
             raise BackendError(f"{total} tokens in all slots; {most} at most")

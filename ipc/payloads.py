@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = Mapping[str, Any]
 """A chat message: `role`, and `content` as a text or a list of text parts."""
-Prompt: TypeAlias = str | Sequence[Message]
+Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
+"""A text, messages, or token ids, which are added to the history unchanged."""
 Config: TypeAlias = Mapping[str, Any] | str | bytes
 """Parameters: a mapping, or its JSON text."""
 TensorLike: TypeAlias = "Tensor | str | Buffer"
@@ -100,17 +101,22 @@ def as_tensor(value: TensorLike) -> Tensor:
     return Tensor(data=data, dimensions=[len(data)], type="u8")
 
 
-def turn_input(prompt: Prompt | None) -> tuple[str | None, list[dict[str, Any]] | None]:
-    """Return a turn's (text, messages); at most one of the two is not None."""
-    if prompt is None or isinstance(prompt, str):
-        return prompt, None
+def turn_input(prompt: Prompt | None) -> dict[str, Any]:
+    """Return the fields of a turn's params that have its prompt; none without one."""
+    if prompt is None:
+        return {}
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
     if isinstance(prompt, Sequence):
+        tokens = [each for each in prompt if isinstance(each, int) and not isinstance(each, bool)]
+        if tokens and len(tokens) == len(prompt):
+            return {"prompt_tokens": tokens}
         messages = [dict(m) for m in prompt if isinstance(m, Mapping)]
         if len(messages) == len(prompt):
-            return None, messages
+            return {"messages": messages}
     raise InvalidArgument(
         f"a {type(prompt).__name__} is not a prompt",
-        hint='pass text, or messages such as [{"role": "user", "content": "…"}]',
+        hint='pass text, messages such as [{"role": "user", "content": "…"}], or token ids',
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ..backends import Sampler
 from .kv.origin import Origin, scoped
-from .messages import Adjust, ResumePoint, TaskSpec, TurnStats, unpack_tokens
+from .messages import Adjust, ResumePoint, TaskSpec, TokenLogprob, TurnStats, unpack_tokens
 from .output.stopping import Ending, StopReason, TurnConditions
 from .output.text import TextAssembler
 from .priority import PRIORITY_MAX
@@ -89,6 +89,10 @@ class Task:
     """A hash of the first tokens. It is equal for tasks that share a prefix worth waiting for."""
     checkpoints: set[int] = field(default_factory=set)
     """Numbers of computed tokens at which the state is saved, for prompts that diverge there."""
+    end_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """The logprobs of the token that ended it and is not in the answer, if they are wanted."""
+    logprobs_done: int = 0
+    """Tokens at the start of its prompt whose logprobs are reported."""
     dropped: int = 0
     """Tokens that context shifts took out of `tokens`."""
     shifts: int = 0
@@ -153,6 +157,7 @@ class Task:
             if spec.pull
             else 0,
             trial_tokens=spec.trial_tokens,
+            logprobs_done=before.prompt_logprobs,
             dropped=before.dropped,
             shifts=before.shifts,
             forced=before.forced_tokens,
@@ -198,6 +203,39 @@ class Task:
         """Whether more is to be decoded than the last sampled token and those forced behind it."""
         unread = self.computed + self.dropped < self.prompt_size
         return unread or self.pending > 1 + self.forced_behind
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of its prompt are wanted that are not reported."""
+        return self.spec.prompt_logprobs is not None and self.logprobs_done < self.prompt_size
+
+    @property
+    def ignores_cache(self) -> bool:
+        """Whether it uses no KV state except its own: the logprobs of its prompt's tokens are known
+        only once these are computed.
+        """
+        return self.spec.no_cache or self.scores_prompt
+
+    def logits_of(self, count: int) -> int:
+        """Return how many of its next *count* tokens need logits; they are the last ones.
+
+        The last of all its tokens has logits, to sample from them. While the logprobs of its prompt
+        are wanted, each token before one without logprobs has logits.
+        """
+        end = self.computed + count
+        if self.scores_prompt:
+            return max(0, end - max(self.computed, self._first_scored()))
+        return int(end == len(self.tokens))
+
+    def tokens_within(self, logits: int) -> int:
+        """Return how many of its next tokens can be computed with at most *logits* logits."""
+        if self.scores_prompt:
+            return logits + max(0, self._first_scored() - self.computed)
+        return self.pending
+
+    def _first_scored(self) -> int:
+        """Return the position of the token after which the next wanted logprob is."""
+        return max(1, self.logprobs_done) - 1
 
     def tokens_to_checkpoint(self) -> int:
         """Return the number of tokens up to the next point at which the state is saved."""

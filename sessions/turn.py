@@ -34,7 +34,7 @@ PROBABILITIES_MAX = 20_000
 LOGPROB_BYTES = 200
 
 TokensSink = Callable[[m.Tokens], None]
-ProgressSink = Callable[[m.Position | m.PromptProgress], None]
+ProgressSink = Callable[[m.Position | m.PromptLogprobs | m.PromptProgress], None]
 Event = Callable[[SessionCall], None]
 
 
@@ -44,9 +44,9 @@ class Turn:
     `tokens` and `text` are the output sent to the reader. `stats` is set when the turn has
     finished, `error` when it has failed. `shifts` are its context shifts (tokens kept, then
     dropped). *on_call* moves the session's state, *on_tokens* forwards a stream. *on_progress*
-    forwards the position in the queue, which is 0 at the first slot, and the progress of the prompt
-    before the first token.
-    *comparer* compares sentences with the text of `stop-similarity`.
+    forwards, before the first token, the position in the queue, which is 0 at the first slot, the
+    progress of the prompt, and a stream's logprobs of it. *comparer* compares sentences with the
+    text of `stop-similarity`.
     """
 
     def __init__(
@@ -68,6 +68,12 @@ class Turn:
         """The paths of constraints of its JSON schema that its grammar does not keep."""
         self.logprobs: list[m.TokenLogprob] = []
         """Logprobs of the first tokens, if they were requested."""
+        self.prompt_logprobs: list[m.TokenLogprob] = []
+        """Logprobs of the prompt's tokens, if they were requested, except of a stream."""
+        self.end_logprobs: list[m.TokenLogprob] = []
+        """Those of the token that ended the answer and is not part of it."""
+        self._prompt_scored = 0
+        """The number of the prompt's first tokens whose logprobs were reported."""
         self.probabilities_max = PROBABILITIES_MAX
         self._logprobs_count = 0
         self.text = bytearray()
@@ -113,6 +119,8 @@ class Turn:
         self.surprisals += before.surprisals
         self.shifts += before.shifts
         self._shifted = before.history() if self.shifts else None
+        if self.tokens:  # they came after the logprobs of the prompt
+            self._prompt_scored = m.count_tokens(self.spec.tokens)
         self.resumed = True
 
     def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
@@ -126,6 +134,7 @@ class Turn:
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
             surprisals=m.pack_floats(self.surprisals),
             tokens_requested=self._pulled.requested,
+            prompt_logprobs=self._prompt_scored,
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
             forced_tokens=self.forced_tokens,
@@ -186,9 +195,7 @@ class Turn:
             case m.Tokens(_, tokens, text):
                 if self.first_token_at is None:
                     self.first_token_at = time.monotonic()
-                if self._credit > 0:
-                    self._credit -= 1
-                    self._unread_at = None if self._credit else time.monotonic()
+                self._use_credit()
                 self.tokens += tokens
                 self.text += text
                 self.forced_tokens += report.forced
@@ -201,6 +208,13 @@ class Turn:
                     self._on_tokens(report)
                 if self.spec.pull:
                     self._pulled.add_piece(text)
+            case m.PromptLogprobs(_, offset, logprobs):
+                self._use_credit()
+                self._prompt_scored = offset + len(logprobs)
+                if self.spec.credit < 0:
+                    self.prompt_logprobs += logprobs
+                elif self._on_progress is not None:
+                    self._on_progress(report)
             case m.ConstraintsDropped(_, paths):
                 self.dropped = paths
             case m.SentenceEnded():
@@ -229,11 +243,17 @@ class Turn:
                 self.embedding = report
             case m.Finished(_, text, end, stats):
                 self.stats, self.tail, self.end_piece = stats, text, end
+                self.end_logprobs = report.logprobs
                 self.text += text
                 self._end(SessionCall.FINISHED)
             case m.Failed(_, error):
                 self.error = error_from_wire(error)
                 self._end(SessionCall.FAIL)
+
+    def _use_credit(self) -> None:
+        if self._credit > 0:
+            self._credit -= 1
+            self._unread_at = None if self._credit else time.monotonic()
 
     def _send_comparison(self, compared: m.SentenceCompared) -> None:
         """Send a comparison to the present worker; a new worker requests it again."""
@@ -271,7 +291,9 @@ class Turn:
         numbers = len(self.tokens) + len(self._shifted or ()) + len(self.surprisals)
         vectors = b"" if self.embedding is None else self.embedding.vectors
         texts = len(self.spec.tokens) + len(self.text) + len(self.tail) + len(vectors)
-        logprobs = LOGPROB_BYTES * min(self._logprobs_count, self.probabilities_max)
+        count = min(self._logprobs_count, self.probabilities_max)
+        per_token = 1 + (self.spec.prompt_logprobs or 0)
+        logprobs = LOGPROB_BYTES * (count + per_token * len(self.prompt_logprobs))
         pieces = self._pulled.kept_bytes + sum(map(len, self.dropped))
         return TOKEN_BYTES * numbers + texts + pieces + logprobs
 

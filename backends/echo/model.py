@@ -151,7 +151,7 @@ class EchoModel(EchoContext):
         return lambda token: 10.0 if token < EOG and byte(token) in surprising else 0.0
 
     def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
-        """Return logprobs that fall with the distance between a token and the one before it."""
+        """Return logprobs that fall with the distance between a token and its predecessor."""
         sequence = self.slots[slot]
         if position not in sequence.scored:
             raise BackendError(f"token {position} of slot {slot} has no logits")

@@ -187,6 +187,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("structural-tag", "structural-tag", "request", "", "free text with parts that follow a schema: `structures` of `begin`, `schema` and `end`, with `triggers`; see grammars.md"),
     Parameter("jump-forward", "bool", "request", True, "tokens that the grammar forces are not sampled, and several of them are computed at once; false: each token is sampled"),
     Parameter("n-probs", "int", "request", 0, "number of top tokens returned with each sampled token, with the model's logprobs; 0: none", ("logprobs",), low=0, high=N_PROBS_MAX),
+    Parameter("prompt-logprobs", "int", "request", None, "number of top tokens returned with each token of the prompt, with the model's logprobs; the whole prompt is computed; unset: no logprobs of the prompt", low=0, high=N_PROBS_MAX),
     Parameter("post-sampling-probs", "bool", "request", False, "return probabilities after the samplers instead"),
     Parameter("tools", "tools", "request", [], "functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB, with names of up to 128 characters"),
     Parameter("tool-choice", "tool-choice", "request", "auto", "calls of `tools` in the answer: auto, none, required, or a map that names a function or (`allowed_tools`) those that may be called, as OpenAI defines them; a required call follows the function's schema, and has no arguments beside its `properties` unless the schema allows for them"),

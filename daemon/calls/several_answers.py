@@ -51,7 +51,8 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
 def _check(p: w.AnswersParams, session: Session) -> None:
     if not 1 <= p.n <= ANSWERS_MAX:
         raise InvalidArgument(f"{p.n} answers; the range is 1 … {ANSWERS_MAX}")
-    if p.prompt is None and p.messages is None and session.state != "ready":
+    given = (p.prompt, p.prompt_tokens, p.messages)
+    if all(part is None for part in given) and session.state != "ready":
         raise InvalidArgument("answers needs a prompt or messages", hint="pass one of them")
 
 
@@ -110,10 +111,17 @@ class _Answers:
         return turn
 
     def _options(self, number: int) -> TurnOptions:
-        """Return the options of answer *number*; a given seed is incremented by it."""
+        """Return the options of answer *number*; a given seed is incremented by it. Only the first
+        answer has the logprobs of their prompt.
+        """
         p = self._p
         seed = {"seed": (self._seed + number) % SEEDS} if self._seed >= 0 else {}
-        options = TurnOptions(options=p.options | seed, special=False, quota_checked=number > 0)
+        options = TurnOptions(
+            options=p.options | seed,
+            special=False,
+            quota_checked=number > 0,
+            scores_prompt=number == 0,
+        )
         return turn_options(p, options)
 
 

@@ -12,8 +12,8 @@ from ...backends.errors import Cancelled, InvalidArgument, error_from_wire
 from ...ipc import messages as w
 from ...ipc.chat_messages import checked_messages
 from ...ipc.server.request import Request
-from ...scheduler.messages import Position, PromptProgress, Tokens
-from ...scheduler.output.logprobs import describe_logprobs
+from ...scheduler.messages import Position, PromptLogprobs, PromptProgress, Tokens
+from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
 from ...sessions import Session, Turn, TurnOptions
 from ...sessions.history.answer_splitter import AnswerSplitter
 from ...sessions.history.reasoning import AnswerParts
@@ -195,15 +195,19 @@ class _TokensSender:
 
 def _progress_sender(daemon: Daemon, request: Request, params: w.StreamedParams) -> ProgressSink:
     """Return a function that sends the queue position and the progress of the prompt, each at most
-    so many times as its constant says, and the end of the prompt in any case. It sends the start of
-    the turn if the *params* request it.
+    so many times as its constant says, and the end of the prompt and its logprobs in any case. It
+    sends the start of the turn if the *params* request it.
     """
     remaining = QUEUE_EVENTS_MAX
     reported = -1
 
-    def send_progress(report: Position | PromptProgress) -> None:
+    def send_progress(report: Position | PromptLogprobs | PromptProgress) -> None:
         nonlocal remaining, reported
-        if isinstance(report, PromptProgress):
+        if isinstance(report, PromptLogprobs):
+            logprobs = describe_prompt(report.logprobs)
+            scored = w.TokensEvent(prompt_logprobs=logprobs, prompt_offset=report.offset)
+            daemon.emit(request, scored)
+        elif isinstance(report, PromptProgress):
             share = PROMPT_EVENTS_MAX * report.processed // max(1, report.total)
             if share > reported:
                 reported = share
@@ -241,6 +245,8 @@ async def add_input(
     daemon.check_open()
     if p.messages is not None:
         return await session.input.add_messages(checked_messages(p.messages), p.options)
+    if p.prompt_tokens is not None:
+        return await session.input.add_tokens(p.prompt_tokens)
     if p.prompt is None:
         return None
     if p.raw:

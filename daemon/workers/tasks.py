@@ -15,6 +15,7 @@ from .failures.deaths import Death
 
 TaskReport = (
     m.Tokens
+    | m.PromptLogprobs
     | m.SentenceEnded
     | m.ConstraintsDropped
     | m.StateChanged

@@ -39,6 +39,8 @@ class Metadata(TypedDict, total=False):
     adjusted: dict[str, str]
     ignored: list[str]
     completion_probabilities: list[dict[str, Any]]
+    end_token: dict[str, Any]
+    prompt_logprobs: list[dict[str, Any]]
 
 
 class ModelInfo(TypedDict, total=False):

@@ -93,10 +93,8 @@ class TurnSettings:
         return self.add_scheduling(params)
 
     def _input_fields(self, prompt: Prompt | None) -> dict[str, Any]:
-        text, messages = turn_input(prompt)
         return {
-            "prompt": text,
-            "messages": messages,
+            **turn_input(prompt),
             "raw": bool(self.raw),
             "options": self.options or {},
         }

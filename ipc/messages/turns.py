@@ -52,12 +52,14 @@ class StreamedParams(ScheduledParams, kw_only=True):
 class StreamParams(StreamedParams):
     """`stream` and `chat`: one turn, with parameters in `options`.
 
-    Without `prompt` and `messages` it computes the input of `set_input`. Otherwise these are added
-    to the history, through the chat template or, with `raw`, unchanged.
+    Without `prompt`, `prompt_tokens` and `messages` it computes the input of `set_input`. Otherwise
+    these are added to the history, through the chat template or, with `raw`, unchanged. Token ids
+    are always added unchanged.
     """
 
     context: int
     prompt: str | None = None
+    prompt_tokens: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     raw: bool = False
     options: dict[str, Any] = {}
@@ -107,6 +109,9 @@ class TokensEvent(Map):
     `completion_probabilities` has their logprobs, in llama-server's form. `raw_text` is the text
     with tool calls as the model wrote them, where it differs from `text`.
 
+    With `prompt-logprobs`, the events before the first token have parts of the prompt's
+    `prompt_logprobs` instead; `prompt_offset` is the number of the prompt's tokens before them.
+
     An event with `prompt_progress` has nothing else, precedes the first token and uses no credit.
     It has `total`, `cache` and `processed`, numbers of the prompt's tokens, and `time_ms`, since
     the first slot, as in llama-server.
@@ -119,6 +124,8 @@ class TokensEvent(Map):
     raw_text: bytes = b""
     offset: int = 0
     completion_probabilities: list[dict[str, Any]] = []
+    prompt_logprobs: list[dict[str, Any]] = []
+    prompt_offset: int = 0
     prompt_progress: dict[str, Any] = {}
 
 
@@ -137,6 +144,7 @@ class AnswersParams(ScheduledParams):
     context: int
     n: int = 2
     prompt: str | None = None
+    prompt_tokens: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     raw: bool = False
     options: dict[str, Any] = {}

@@ -125,7 +125,7 @@ class EmbeddingQueue:
         for part in batch:
             if not part.task.computed:
                 embedder.start_text(part.task.slot, self._spec(part.task).pooling)
-        embedder.step([part.chunk(generates=False) for part in batch])
+        embedder.step([part.chunk() for part in batch])
         for part in batch:
             part.task.computed += part.count
         return [(part.task, self._embedded(part.task)) for part in batch if not part.task.pending]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
 from ...backends.params import NOT_KEPT_TOKENS
 from .. import messages as m
-from ..output.logprobs import token_logprobs
+from ..output.logprobs import prompt_logprobs, token_logprobs
 from ..output.sampling import (
     AddedToken,
     needs_preparation,
@@ -19,6 +19,7 @@ from ..output.sampling import (
 )
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
 from ..output.stopping.sentences import Sentences
+from ..policy.batch_plan import ScheduledTokens
 from ..policy.cost import StepCost, StepLoad
 from ..policy.slow_sampling import SlowSampling
 from ..recording.recorder import ActivityKind
@@ -57,6 +58,22 @@ class Answers:
             elif task.unread_since is None:
                 task.reader_away_since = now
         self._recorder.record_activity(ActivityKind.OTHER)
+
+    def report_prompts(self, batch: Sequence[ScheduledTokens]) -> None:
+        """Report the logprobs of prompts that the step of *batch*, which was just computed, has
+        made known. A stream takes each report for one credit.
+        """
+        for part in batch:
+            task = part.task
+            found = prompt_logprobs(self._model, task, part.count) if task.scores_prompt else []
+            if not found:
+                continue
+            self._reporter.send(m.PromptLogprobs(task.spec.id, task.logprobs_done, found))
+            task.logprobs_done += len(found)
+            if task.credit > 0 and not task.spec.pull:
+                task.credit -= 1
+                if not task.wants_token:
+                    task.reader_away_since = self._clock.now
 
     def add_forced_tokens(self, tasks: Iterable[Task]) -> None:
         """Add the tokens that grammars force to the answers of *tasks*, none of which has logits.
@@ -149,6 +166,7 @@ class Answers:
         stream's further tokens go into *event*, which is sent later with the iteration's reports.
         """
         if added.text is None:
+            task.end_logprobs = token_logprobs(self._model, task)
             return event
         if event is not None and not task.spec.pull:
             event.tokens.append(added.token)

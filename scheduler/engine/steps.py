@@ -128,6 +128,7 @@ class Steps:
         started = self._clock.read()
         try:
             self._model.step(chunks)
+            self.answers.report_prompts(batch)
         except KvFull as exc:
             self.assignment.make_kv_space(batch, exc)
             return
@@ -164,7 +165,8 @@ class Steps:
         if self._unlearned is None:
             return
         step, self._unlearned = self._unlearned, None
-        load = StepLoad.of_chunks([(chunk.position, len(chunk.tokens)) for chunk in step.chunks])
+        chunks = [(chunk.position, len(chunk.tokens)) for chunk in step.chunks]
+        load = StepLoad.of_chunks(chunks, sum(part.logits_read for part in step.batch))
         self._cost.learn_step(load, step.seconds)
         self._quantum = self._quantum.with_tokens(load.tokens)
         self._metrics.page.count_step(step.kind, load.tokens, len(step.batch), step.seconds)
@@ -185,10 +187,10 @@ class Steps:
         self._excluded = sum(t.spec.adapters != adapters for t in tasks)
         if adapters != self.adapters:
             self.use_adapters(adapters)
-        size = self._model.info.batch_size
+        size, logits_max = self._model.info.batch_size, self._model.info.logits_max
         if trial is not None:
-            return plan_trial(trial, settings, size, self._cost)
-        return plan_tokens(tasks, order, settings, size, self._cost, adapters)
+            return plan_trial(trial, settings, size, self._cost, logits_max)
+        return plan_tokens(tasks, order, settings, size, self._cost, adapters, logits_max)
 
     def _count_tokens(self, part: ScheduledTokens) -> None:
         task, counts = part.task, self._metrics.counts
@@ -196,12 +198,13 @@ class Steps:
         counts["prompt"] += min(part.count, prompt_left)
         task.computed += part.count
         task.count_tokens(part.count, self._clock.now, self._excluded)
-        task.quantum += part.count
+        work = part.count + self._cost.logits_as_tokens(part.logits_read)
+        task.quantum += work
         task.shift_pending = False
         task.has_logits = task.pending == 0
         self._clock.tokens += part.count
         counts["batch_tokens"] += part.count
-        self._tasks.owners.count_work(task.spec.owner, part.count)
+        self._tasks.owners.count_work(task.spec.owner, work)
         if task.computed in task.checkpoints:
             task.checkpoints.discard(task.computed)
             self._tasks.kv.task_states.save_checkpoint(task)

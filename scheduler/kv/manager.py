@@ -133,7 +133,7 @@ class KvManager:
     def share_with_task(self, task: Task) -> None:
         """Bring the KV state that another user shares with a new task into memory for the task."""
         shared = task.spec.shared_kv
-        if shared is not None and not task.spec.no_cache:
+        if shared is not None and not task.ignores_cache:
             target = Origin(task.spec.owner.user, "", task.spec.adapters)
             self._share(shared.user, shared.name, target, array("i", task.tokens[: shared.size]))
 
@@ -229,7 +229,7 @@ class KvManager:
         for task in queue:
             if not task.looked_up:
                 task.looked_up = True
-                if not task.spec.no_cache:
+                if not task.ignores_cache:
                     self._fetch(task, self.disk)
             elif task.fetching and now >= task.arrived_at + self._settings.fetch_timeout_s:
                 task.fetching = False

@@ -48,7 +48,7 @@ class TaskStates:
             task.has_logits = False
             tokens = array("i", task.tokens)
             source = KvSource()
-            if not task.spec.no_cache:
+            if not task.ignores_cache:
                 source = self._search.find_source(task.origin, tokens)
             approximate, tier = source.approximate, source.tier
             if source.slot is not None and source.slot.task is None:

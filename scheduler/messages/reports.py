@@ -83,12 +83,15 @@ class ModelNotLoaded(Message):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token with its text and logprob (`backends.TokenProbs`). A sampled token has top tokens."""
+    """A token with its text and logprob (`backends.TokenProbs`). Tokens that were sampled or are in
+    a prompt have top tokens. The first token of a prompt has neither a rank nor a logprob.
+    """
 
     token: int
     piece: bytes
     value: float
     top: list[TokenLogprob] = []
+    rank: int = 0
 
 
 class Tokens(TaskMessage):
@@ -102,6 +105,13 @@ class Tokens(TaskMessage):
     """−ln of the probability that the model gave the last token, if the turn needs it."""
     logprobs: list[TokenLogprob] = []
     forced: int = 0
+
+
+class PromptLogprobs(TaskMessage):
+    """The logprobs of a prompt's tokens, from number *offset* on. It uses a credit."""
+
+    offset: int
+    logprobs: list[TokenLogprob]
 
 
 class SentenceEnded(TaskMessage):
@@ -191,12 +201,14 @@ class Embedded(TaskMessage):
 
 class Finished(TaskMessage):
     """A task has ended. *text* was withheld until now. *end* is the name of the token that ended
-    the task; WasmEdge shows this name at the end of the output.
+    the task; WasmEdge shows this name at the end of the output. *logprobs* are those of that token,
+    which is not in the answer.
     """
 
     text: bytes
     end: bytes
     stats: TurnStats
+    logprobs: list[TokenLogprob] = []
 
 
 class Failed(TaskMessage):
@@ -223,6 +235,7 @@ Report = (
     | Loaded
     | ModelNotLoaded
     | Tokens
+    | PromptLogprobs
     | SentenceEnded
     | ConstraintsDropped
     | StateChanged

@@ -29,6 +29,8 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     surprisals: bytes = b""
     """The packed surprisals of the answer's tokens, if the turn needs them."""
     tokens_requested: int = 0
+    prompt_logprobs: int = 0
+    """The number of the prompt's first tokens whose logprobs were reported."""
     dropped: int = 0
     shifts: int = 0
     forced_tokens: int = 0
@@ -112,6 +114,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The KV state of another user with which the tokens begin."""
     no_cache: bool = False
     """Compute the whole prompt and use no KV state."""
+    prompt_logprobs: int | None = None
+    """Report the logprobs of the prompt's tokens, each with this many top tokens."""
     embed: EmbedSpec | None = None
     """Return an embedding of the tokens (`Embedded`) instead of generating text."""
     watch: bool = False

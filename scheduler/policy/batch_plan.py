@@ -23,19 +23,28 @@ FIRST_STEP_TOKENS = 32
 
 
 class ScheduledTokens(msgspec.Struct, frozen=True):
-    """The next *count* pending tokens of *task* go into the batch."""
+    """The next *count* pending tokens of *task* go into the batch. The last *logits* of them have
+    logits.
+    """
 
     task: Task
     count: int
+    logits: int
 
-    def chunk(self, *, generates: bool = True) -> Chunk:
-        """Return the chunk for the model. It has logits if the task *generates* and the chunk ends
-        with the last of its tokens.
-        """
+    @classmethod
+    def of_task(cls, task: Task, count: int) -> ScheduledTokens:
+        """Return the next *count* tokens of *task*, with the logits that it needs."""
+        return cls(task, count, task.logits_of(count))
+
+    def chunk(self) -> Chunk:
+        """Return the chunk for the model."""
         task, start = self.task, self.task.computed
-        end = start + self.count
-        logits = generates and end == len(task.tokens)
-        return Chunk(task.slot, task.tokens[start:end], start, logits)
+        return Chunk(task.slot, task.tokens[start : start + self.count], start, self.logits)
+
+    @property
+    def logits_read(self) -> int:
+        """The tokens with logits, except the last one."""
+        return max(0, self.logits - 1)
 
 
 def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
@@ -49,12 +58,13 @@ def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | No
 
 
 def plan_trial(
-    task: Task, settings: EngineSettings, batch_size: int, cost: StepCost
+    task: Task, settings: EngineSettings, batch_size: int, cost: StepCost, logits_max: int
 ) -> list[ScheduledTokens]:
     """Return the tokens of a step that computes only *task*."""
     left = batch_size if cost.known else min(batch_size, FIRST_STEP_TOKENS)
-    step = StepBudget([], cost, left, settings.prompt_tokens_min, settings.step_s_target)
-    return [ScheduledTokens(task, step.schedule_prompt(task))]
+    tokens_min, seconds = settings.prompt_tokens_min, settings.step_s_target
+    step = StepBudget([], cost, left, tokens_min, seconds, logits_max - 1)
+    return [ScheduledTokens.of_task(task, step.schedule_prompt(task))]
 
 
 def plan_tokens(
@@ -64,13 +74,15 @@ def plan_tokens(
     batch_size: int,
     cost: StepCost,
     adapters: tuple[str, ...] = (),
+    logits_max: int = 0,
 ) -> list[ScheduledTokens]:
     """Return the next batch: tokens of the *running* tasks with *adapters*, in the tasks' order.
 
     Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
     rest of the step's time (`prompts_step_s`), in the order of the queue. They get at least half as
     much time as the decoding tokens take, even if the step then exceeds its target. Prompts of a
-    lower class wait for those of a higher one.
+    lower class wait for those of a higher one. Each task may have logits after its last token;
+    prompts whose logprobs are wanted share the others of the *logits_max* tokens with logits.
     """
     tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]
@@ -80,10 +92,11 @@ def plan_tokens(
     seconds = forced_tokens_s(decoding, prompts, order, settings)
     planned = plan_forced(decoding, cost, seconds, max(most_forced, len(decoding)))
     if not prompts:
-        return [ScheduledTokens(t, n) for t, n in zip(decoding, planned, strict=True)]
+        return [ScheduledTokens.of_task(t, n) for t, n in zip(decoding, planned, strict=True)]
     counts = {id(t): n for t, n in zip(decoding, planned, strict=True)}
     chunks = [(t.computed, counts[id(t)]) for t in decoding]
-    step = StepBudget(chunks, cost, most - sum(planned), settings.prompt_tokens_min)
+    tokens_min, logits_left = settings.prompt_tokens_min, max(0, logits_max - len(tasks))
+    step = StepBudget(chunks, cost, most - sum(planned), tokens_min, logits_left=logits_left)
     prompts.sort(key=order.key)
     first = order.effective(prompts[0])
     prompts = [t for t in prompts if order.effective(t) == first]
@@ -92,4 +105,4 @@ def plan_tokens(
     step.seconds = max(step.seconds, 1.5 * step.predicted_s())
     for task in prompts:
         counts[id(task)] = step.schedule_prompt(task)
-    return [ScheduledTokens(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
+    return [ScheduledTokens.of_task(t, counts[id(t)]) for t in tasks if counts.get(id(t))]

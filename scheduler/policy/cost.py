@@ -19,6 +19,8 @@ SECONDS_MIN = 1e-6
 TREND_STEPS = 3
 """This many outliers in a row are a trend, caused by a change of the machine."""
 
+LOGITS_GAIN = 0.2
+"""Weight of the last step in the time of a token's logits."""
 LOST_FACTOR = 100.0
 """If such a trend is slower by this factor, the coefficients begin anew. Otherwise they would grow
 too slowly, because their own size bounds their uncertainty.
@@ -33,23 +35,25 @@ class StepLoad(msgspec.Struct, frozen=True):
 
     *ubatches* counts the different lengths of chunks. The backend runs the model once for each,
     because all sequences of a ubatch advance equally far. *depth* sums the positions of the tokens,
-    that is, how many earlier tokens each attends to.
+    that is, how many earlier tokens each attends to. *logits* counts the tokens with logits, except
+    the last one of each chunk.
     """
 
     ubatches: int
     tokens: int
     depth: int
+    logits: int = 0
 
     @classmethod
-    def of_chunks(cls, chunks: Sequence[tuple[int, int]]) -> StepLoad:
-        """Return the load of chunks, each (position, count)."""
+    def of_chunks(cls, chunks: Sequence[tuple[int, int]], logits: int = 0) -> StepLoad:
+        """Return the load of chunks, each (position, count), with *logits* more than one each."""
         tokens = depth = 0
         lengths = set()
         for position, count in chunks:  # one loop: plans of prompts try many loads
             lengths.add(count)
             tokens += count
             depth += count * position + count * (count - 1) // 2
-        return cls(len(lengths), tokens, depth)
+        return cls(len(lengths), tokens, depth, logits)
 
 
 class CostCoefficients(NamedTuple):
@@ -69,6 +73,8 @@ class StepCost:
         self._cost = LinearCost()
         self._token_s_least = math.inf
         """The shortest time of a token so far."""
+        self._logits_s = 0.0
+        """The time that a token takes longer if it has logits that are read."""
         self._threads = 0
         self._by_threads: dict[int, LinearCost] = {}
         """The costs with other numbers of threads."""
@@ -101,7 +107,13 @@ class StepCost:
         """
         if not self.steps:
             return 0.0
-        return max(self._cost.seconds(load), self._token_s_least * load.tokens)
+        seconds = max(self._cost.seconds(load), self._token_s_least * load.tokens)
+        return seconds + self._logits_s * load.logits
+
+    def logits_as_tokens(self, logits: int) -> int:
+        """Return how many tokens could be computed in the time that *logits* take."""
+        token_s = self.predict(StepLoad(0, 1, 0))
+        return round(logits * self._logits_s / token_s) if token_s else 0
 
     def recompute_s(self, tokens: int) -> float:
         """Return the seconds that it would take to compute the first *tokens* of a prompt again."""
@@ -120,14 +132,28 @@ class StepCost:
         self._cost = learned or self._cost.scaled(max(1.0, before / threads))
 
     def learn_step(self, load: StepLoad, seconds: float) -> None:
-        """Update the cost by a step of *load* that took *seconds*."""
+        """Update the cost by a step of *load* that took *seconds*. A step with logits, apart from
+        the first step, does not change the costs of the others.
+        """
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
+        if load.logits and self.steps > 1:
+            self._learn_logits(load, seconds)
+            return
         self._token_s_least = min(self._token_s_least, seconds / max(load.tokens, 1))
         if self.steps == 1:
             self._cost.init_from_step(load, seconds)
         else:
             self._cost.learn(load, seconds)
+
+    def _learn_logits(self, load: StepLoad, seconds: float) -> None:
+        """Update the time of a token's logits. An outlier, such as a pause of the process, counts
+        as little more than the time so far.
+        """
+        without = self.predict(msgspec.structs.replace(load, logits=0))
+        found = max(0.0, seconds - without) / load.logits
+        found = min(found, 2 * self._logits_s + without / load.tokens)
+        self._logits_s += LOGITS_GAIN * (found - self._logits_s)
 
 
 class LinearCost:

@@ -89,4 +89,4 @@ def plan_text_tokens(
             step.tokens_left -= task.pending
             counts[id(task)] = task.pending
     planned = sorted((t for t in running if counts.get(id(t))), key=lambda t: t.slot)
-    return [ScheduledTokens(t, counts[id(t)]) for t in planned]
+    return [ScheduledTokens(t, counts[id(t)], logits=0) for t in planned]

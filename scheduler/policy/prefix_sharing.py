@@ -16,7 +16,7 @@ OTHERS_MAX = 256
 
 def prefix_hash_of(task: Task, shared_prefix_tokens_min: int) -> int:
     """Return a hash of the first tokens of *task*; 0 if it cannot share a prefix."""
-    if task.spec.no_cache or len(task.tokens) <= shared_prefix_tokens_min:
+    if task.ignores_cache or len(task.tokens) <= shared_prefix_tokens_min:
         return 0
     prefix = tuple(task.tokens[:shared_prefix_tokens_min])
     return hash((task.scope, task.spec.adapters, prefix)) or 1

@@ -33,37 +33,55 @@ class StepBudget:
     tokens_left: int
     tokens_min: int
     seconds: float = 0.0
+    logits_left: int = 0
+    """Tokens that may have logits besides the last one of each chunk."""
+    logits: int = 0
+    """Those that have."""
 
     def predicted_s(self) -> float:
         """Return the seconds that the chunks so far will take."""
-        return self.cost.predict(StepLoad.of_chunks(self.chunks))
+        return self.cost.predict(StepLoad.of_chunks(self.chunks, self.logits))
 
     def schedule_prompt(self, task: Task) -> int:
         """Add as many tokens of *task* as fit, at least the prompts' minimum; return their number.
 
         Each chunk has a cost of its own. So a small rest of the prompt is added to the chunk before
-        it, and a prompt does not begin with a few tokens.
+        it, and a prompt does not begin with a few tokens. A prompt whose logprobs are wanted gets
+        no more tokens than may have logits.
         """
         most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
         most = min(most, task.reserved_tokens or most, task.spec.batch_size or most)
-        count = max(self._fitting(task.computed, most), min(most, self.tokens_min))
+        scored = task.tokens_within(1 + self.logits_left)
+        if scored < min(most, CHUNK_MIN) and not self.tokens_min:
+            return 0  # the prompts before it use the step's logits
+        most = min(most, scored)
+        count = max(self._fitting(task, most), min(most, self.tokens_min))
         if most - count <= count // 4:
             count = most
         elif count < CHUNK_MIN:
             count = 0
         if count:
             self.chunks.append((task.computed, count))
+            more = _logits_of(task, count)
+            self.logits, self.logits_left = self.logits + more, self.logits_left - more
             self.tokens_left -= count
             self.tokens_min = max(0, self.tokens_min - count)
         return count
 
-    def _fitting(self, position: int, most: int) -> int:
+    def _fitting(self, task: Task, most: int) -> int:
         """Return the greatest count, up to *most*, with which the step keeps to its time."""
+        position = task.computed
 
         def seconds(count: int) -> float:
-            return self.cost.predict(StepLoad.of_chunks([*self.chunks, (position, count)]))
+            logits = self.logits + _logits_of(task, count)
+            return self.cost.predict(StepLoad.of_chunks([*self.chunks, (position, count)], logits))
 
         return bisect_right(range(1, most + 1), self.seconds, key=seconds)
+
+
+def _logits_of(task: Task, count: int) -> int:
+    """Return the tokens with logits among the next *count*, without one for the chunk."""
+    return max(0, task.logits_of(count) - 1)
 
 
 def forced_tokens_s(

@@ -76,7 +76,8 @@ class Reporter:
             predicted_ms=round(stats.predicted_ms, 1),
             **self._text(task, "answer"),
         )
-        self.send(m.Finished(task.spec.id, task.text.flush(), ending.piece, stats))
+        text, end = task.text.flush(), task.end_logprobs
+        self.send(m.Finished(task.spec.id, text, ending.piece, stats, end))
         return stats
 
     def report_failed(self, spec: m.TaskSpec, error: InferdError) -> None:

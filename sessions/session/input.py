@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from ...backends import Rendering
-from ...backends.errors import PromptTooLong, TooLarge
+from ...backends.errors import InvalidArgument, PromptTooLong, TooLarge
 from ..admission.kept_bytes import memory_bytes
 from ..history.history import History
 from ..history.overflow import ContextLimit
@@ -74,6 +74,26 @@ class SessionInput:
             if overlong is not None:
                 raise overlong.error(len(self._core.conversation.prompt))
             history, _, unused = await self._with_text(text, options, appends=True)
+            before = self._core.accept_turn_input(history, unused)
+        return await self._record_input(before)
+
+    async def add_tokens(self, tokens: list[int]) -> BeforeInput:
+        """Append token ids to the history, for a turn; return the session before the input.
+
+        :raises SessionBusy: a turn is under way.
+        :raises InvalidArgument: there are none, or one is not in the model's vocabulary.
+        """
+        async with self._link.exclusive():
+            overlong = self._core.conversation.last.overlong
+            if overlong is not None:
+                raise overlong.error(len(self._core.conversation.prompt))
+            step(self._core.state, SessionCall.SET_INPUT)
+            append = bool(self._core.conversation.prompt)
+            unused = await self._link.query(
+                lambda c: _check_tokens(c, tokens), new_history=not append
+            )
+            history = self._core.conversation.current_history()
+            history.append_tokens(tokens) if append else history.replace_tokens(tokens)
             before = self._core.accept_turn_input(history, unused)
         return await self._record_input(before)
 
@@ -210,3 +230,21 @@ class SessionInput:
                 core.restore(before)
             await core.wait_recorded()
             raise
+
+
+async def _check_tokens(client: WorkerClient, tokens: Sequence[int]) -> Mapping[str, str]:
+    """Check token ids of a prompt; return the parameters without effect on its turn.
+
+    :raises InvalidArgument: there are none, or one is not in the model's vocabulary.
+    """
+    size = client.info.vocab_size
+    bad = next((token for token in tokens if not 0 <= token < size), None)
+    if bad is not None or not tokens:
+        raise InvalidArgument(
+            "prompt_tokens: there are none"
+            if bad is None
+            else f"prompt_tokens: token {bad} is not in the model's vocabulary of {size}",
+            hint="`tokenize` returns the tokens of a text",
+            data={"vocab_size": size},
+        )
+    return client.info.unused | NO_TEMPLATE

@@ -11,7 +11,7 @@ import msgspec
 from ...backends.errors import InferdError, NotFound
 from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.messages import Embedded, TurnStats
-from ...scheduler.output.logprobs import describe_logprobs
+from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
 from ..history.answer_splitter import AnswerSplitter
 from ..history.history import History
 from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
@@ -24,7 +24,12 @@ from .core import SessionCore
 DETACHED = "detached"
 """Stop reason of a turn whose reader has disconnected."""
 NO_STATS = TurnStats(stop_reason="")
-PROBABILITIES = "completion_probabilities"
+PROBABILITIES, END_TOKEN, PROMPT_LOGPROBS = (
+    "completion_probabilities",
+    "end_token",
+    "prompt_logprobs",
+)
+"""The keys of a turn's logprobs."""
 
 
 class SessionOutputs:
@@ -59,8 +64,7 @@ class SessionOutputs:
 
     def turn_end(self, turn: Turn) -> TurnEnd:
         """Return the end of *turn*, which has ended."""
-        metadata = self.metadata(turn)
-        metadata.pop(PROBABILITIES, None)  # they may be megabytes
+        metadata = self.metadata(turn, logprobs=False)  # they may be megabytes
         error = None if turn.error is None else turn.error.to_wire()
         return TurnEnd(metadata["stop_reason"], encode(metadata), error)
 
@@ -111,7 +115,7 @@ class SessionOutputs:
             self._core.conversation.last.failure = error.to_wire()
             self._core.count_kept_bytes()
 
-    def metadata(self, turn: Turn | None = None) -> dict[str, Any]:
+    def metadata(self, turn: Turn | None = None, *, logprobs: bool = True) -> dict[str, Any]:
         """Return the metadata of *turn* or the last turn: WasmEdge's four keys, then inferd's."""
         core, turn = self._core, turn or self._visible_turn()
         conversation, parameters = core.conversation, core.settings.parameters
@@ -158,7 +162,7 @@ class SessionOutputs:
             "not_applied": parameters.not_applied,
             "adjusted": _joined(parameters.reported, {} if turn is None else turn.adjusted),
             "ignored": parameters.ignored,
-            **_probabilities(turn),
+            **(_probabilities(turn) if logprobs else {}),
         }
 
     def _error_of(self, turn: Turn | None) -> dict[str, Any]:
@@ -179,10 +183,17 @@ def _joined(reasons: Mapping[str, str], others: Mapping[str, str]) -> dict[str, 
 
 
 def _probabilities(turn: Turn | None) -> dict[str, Any]:
-    if turn is None or not turn.logprobs:
+    if turn is None:
         return {}
     after_sampling = turn.spec.sampling.post_sampling_probs
-    return {PROBABILITIES: describe_logprobs(turn.logprobs, after_sampling=after_sampling)}
+    found: dict[str, Any] = {}
+    if turn.logprobs:
+        found[PROBABILITIES] = describe_logprobs(turn.logprobs, after_sampling=after_sampling)
+    if turn.end_logprobs:
+        [found[END_TOKEN]] = describe_logprobs(turn.end_logprobs, after_sampling=after_sampling)
+    if turn.prompt_logprobs:
+        found[PROMPT_LOGPROBS] = describe_prompt(turn.prompt_logprobs)
+    return found
 
 
 def embedding_json(embedded: Embedded) -> bytes:

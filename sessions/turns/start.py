@@ -21,6 +21,8 @@ from ..session.core import SessionCore
 from ..worker_client import WorkerClient
 from .turn_options import NO_SAMPLING, TurnOptions
 
+PROMPT_LOGPROBS_MAX = 1 << 15
+"""Logprobs of a prompt's tokens and of their top tokens, which are described in one reply."""
 _NAME_SHOWN_MAX = 100
 Reports = Mapping[str, AdapterReport]
 """A model's adapters by their names, in the order of the configuration."""
@@ -31,7 +33,8 @@ def task_of(
 ) -> m.TaskSpec:
     """Return the task of a turn that starts *now* on the session's prompt.
 
-    :raises InvalidArgument: an option or an adapter is unknown, or a value is out of its range.
+    :raises InvalidArgument: an option or an adapter is unknown, a value is out of its range, or
+        there would be too many logprobs of the prompt.
     """
     session.settings.parameters.set_turn_options(call.options)
     tokens = m.pack_tokens(session.conversation.prompt)
@@ -59,10 +62,25 @@ def task_of(
     spec = session.settings.parameters.constrain_calls(
         spec, history.tool_use, opened=history.opens_call
     )
+    if not call.scores_prompt:
+        spec = msgspec.structs.replace(spec, prompt_logprobs=None)
+    _check_prompt_logprobs(spec)
     return msgspec.structs.replace(
         spec,
         no_cache=_ignores_cache(session, now),
         adapters=chosen_keys(client.adapters, session.settings.parameters.get("lora")),
+    )
+
+
+def _check_prompt_logprobs(spec: m.TaskSpec) -> None:
+    size, top = m.count_tokens(spec.tokens), spec.prompt_logprobs
+    if top is None or size * (1 + top) <= PROMPT_LOGPROBS_MAX:
+        return
+    raise InvalidArgument(
+        f"prompt-logprobs: {size} tokens with {top} top tokens each make {size * (1 + top)}"
+        f" logprobs; at most {PROMPT_LOGPROBS_MAX} are returned",
+        hint="request fewer top tokens, or use a shorter prompt",
+        data={"prompt_tokens": size, "prompt_logprobs_max": PROMPT_LOGPROBS_MAX},
     )
 
 

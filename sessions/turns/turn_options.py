@@ -61,6 +61,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     credit: int = -1
     special: bool = True
     pull: bool = False
+    scores_prompt: bool = True
+    """The turn returns the logprobs of its prompt, if the parameters request them."""
     embeds: bool = False
     """The caller accepts an embedding, if the parameters request one."""
     watch: bool = False
@@ -302,5 +304,6 @@ class Parameters:
             n_keep=values.get("n-keep", 0),
             n_discard=values.get("n-discard", 0),
             cache_reuse=values.get("cache-reuse", 0),
+            prompt_logprobs=values.get("prompt-logprobs"),
             embed=embed,
         )

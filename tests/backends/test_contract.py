@@ -57,6 +57,58 @@ def test_a_chat_becomes_a_prompt(model: Model) -> None:
     assert "hello" in model.render([{"role": "user", "content": "hello"}])
 
 
+def test_several_tokens_of_a_chunk_have_logits(
+    model: Model, prompt: list[int], other: list[int]
+) -> None:
+    """Each has the logprobs that it has as the last token of its chunk."""
+    tokens, count = prompt[:12], 5
+    expected = []
+    for end in range(len(tokens) - count, len(tokens)):
+        model.trim(0, 0)
+        prefill(model, 0, tokens[:end])
+        expected.append(model.probs_after(0, end - 1, tokens[end], 3))
+    model.trim(0, 0)
+    prefill(model, 1, other[:3])
+    model.step([Chunk(0, tokens, 0, logits=count + 1), Chunk(1, other[3:6], 3, logits=2)])
+    for position, one in enumerate(expected, start=len(tokens) - count - 1):
+        found = model.probs_after(0, position, tokens[position + 1], 3)
+        assert found.token == one.token and len(found.top) == 3
+        assert found.value == pytest.approx(one.value, abs=0.1)
+        values = [value for _, value in found.top]
+        assert values == sorted(values, reverse=True) and values[0] >= found.value
+        assert found.rank == 1 + sum(value > found.value for value in values) or found.rank > 3
+    refused = [(0, len(tokens) - count - 2), (0, len(tokens)), (0, -1), (1, 3), (2, 0)]
+    for slot, position in refused:
+        with pytest.raises(REFUSED):
+            model.probs_after(slot, position, tokens[0], 1)
+    sampler = model.sampler(GREEDY, tokens)
+    assert sample_tokens(model, 0, sampler, len(tokens), count=2)
+    sampler.close()
+    with pytest.raises(REFUSED):
+        model.probs_after(1, 4, other[5], 1)
+
+
+def test_a_step_with_too_many_logits_is_refused_and_changes_nothing(
+    model: Model, prompt: list[int]
+) -> None:
+    """llama.cpp would abort the process."""
+    most = model.info.logits_max
+    assert model.info.slots <= most <= model.info.batch_size
+    tokens = (prompt * 10)[: model.info.batch_size]
+    model.step([Chunk(0, tokens, 0, logits=most)])
+    model.trim(0, 0)
+    wrong = [
+        [Chunk(0, tokens[:4], 0, logits=5)],
+        [Chunk(0, tokens[:4], 0, logits=-1)],
+    ]
+    if most < len(tokens):
+        wrong.append([Chunk(0, tokens[:most], 0, most), Chunk(1, tokens[:1], 0, 1)])
+    for chunks in wrong:
+        with pytest.raises(REFUSED):
+            model.step(chunks)
+        assert model.length(0) == 0
+
+
 def test_greedy_text_is_the_same_each_time_and_in_each_slot(
     model: Model, prompt: list[int]
 ) -> None:

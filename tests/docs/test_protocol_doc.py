@@ -338,13 +338,13 @@ def new_session() -> Session:
 
 
 def test_maps_have_the_keys_of_the_page() -> None:
-    assert keys("metadata") - {"parks", "completion_probabilities", "error"} == set(
-        new_session().outputs.metadata()
-    )
+    of_turns = {"parks", "completion_probabilities", "end_token", "prompt_logprobs", "error"}
+    assert keys("metadata") - of_turns == set(new_session().outputs.metadata())
     config = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 50'
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
         context = client.context("slow")
-        client.call("chat", context=context, prompt="x", options={"n-probs": 1})
+        options = {"n-probs": 1, "prompt-logprobs": 1}
+        client.call("chat", context=context, prompt="x", options=options)
         assert set(client.metadata(context)) == keys("metadata") - {"error"}
         client.start_request("stream", context=context, prompt="slowly", credit=1)
         assert client.read_message()[0] == w.Kind.EVENT

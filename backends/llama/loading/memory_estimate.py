@@ -14,7 +14,6 @@ not read again, and the kernel may reclaim them.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -42,9 +41,6 @@ from .opening import (
 )
 from .work_buffer import work_bytes
 
-_MIB = 1 << 20
-_OUTPUT = re.compile(r"\w+: +\S+ +output buffer size = +([\d.]+) MiB")
-"""The logged size of the buffer of logits, which is on the host and missing in the breakdown."""
 FIRST_STEP_BYTES = 3 << 20
 """Memory that a load and the first step use besides the model (measured by the process's growth):
 code of llama.cpp, llguidance and numpy, and the stacks and heaps of threads.
@@ -130,15 +126,17 @@ class LlamaMemoryEstimator:
         return replace(need, compute=need.compute + WORK_GAP_BYTES)
 
     def _taken(self, context: Any) -> tuple[list[Share], int, int, int]:
-        """Return a context's arguments for `total_need`, and free the context. llama.cpp enlarges
-        the buffer of logits when a step first has more of them than there are slots.
+        """Return a context's arguments for `total_need`, and free the context.
+
+        The buffer of logits, which is on the host, is missing in the breakdown. llama.cpp enlarges
+        it when a step first has more logits than there are slots.
         """
         shares, process = breakdown(context), resident_bytes() + self._growth(context)
-        logits, slots = logits_max_of(self._spec, self._model), int(lib.llama_n_seq_max(context))
-        output = _output_bytes(self._log.lines())
-        output += LOGIT_BYTES * self._vocab_size * max(0, logits - slots)
+        slots, batch_size = int(lib.llama_n_seq_max(context)), int(lib.llama_n_batch(context))
+        logits = logits_max_of(slots, batch_size, self._model)
+        output = LOGIT_BYTES * self._vocab_size * logits
         # With layers on devices, the graph's buffers would be allocated there.
-        work = work_bytes(context, max(logits, slots)) if self._layers == 0 else 0
+        work = work_bytes(context, logits) if self._layers == 0 else 0
         lib.llama_free(context)
         return shares, process, output, work
 
@@ -183,8 +181,3 @@ def total_need(shares: Iterable[Share], process: int, output: int, work: int) ->
 def _of_context(need: MemoryNeed) -> int:
     """Return the bytes on the host and on devices, without the process."""
     return need.context + need.compute + sum(need.devices.values())
-
-
-def _output_bytes(lines: list[str]) -> int:
-    found = (_OUTPUT.match(line) for line in lines)
-    return sum(round(float(match[1]) * _MIB) for match in found if match)

@@ -39,9 +39,10 @@ CTX_SIZE_STEP = 256
 UBATCH_SIZE_MAX = 512
 WEIGHTS_UBATCH_SIZE_MAX = 128
 LOGIT_BYTES = 4
+LOGITS_MAX = 128
 LOGITS_BYTES_MAX = 16 << 20
-"""Memory of one step's logits, if that suffices for one token of each slot: 85 tokens with a
-vocabulary of 49k, 16 with one of 262k.
+"""Bounds on the tokens with logits in a step, and on the memory of their logits, unless the slots
+need more: 85 tokens with a vocabulary of 49k, 16 with one of 262k.
 """
 """The same without flash attention on the CPU. The buffer of attention weights then takes a quarter
 of the memory, and stays in the caches, so that a long prompt takes 0.9 of the time.
@@ -305,22 +306,22 @@ def _set_attention(spec: ModelSpec, options: EngineOptions, model: Any, params: 
         params.n_ubatch = min(spec.batch_size, WEIGHTS_UBATCH_SIZE_MAX)
 
 
-def logits_max_of(spec: ModelSpec, model: Any) -> int:
+def logits_max_of(slots: int, batch_size: int, model: Any) -> int:
     """Return the most tokens of a step that have logits. llama.cpp aborts the process for more.
 
     Each slot needs one. Further ones are for the logprobs of prompts; a step has fewer of them if
     the vocabulary is large, because the logits of all are in memory at the same time.
     """
     tokens = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-    return max(spec.slots, min(spec.batch_size, LOGITS_BYTES_MAX // (LOGIT_BYTES * tokens)))
+    return max(slots, min(batch_size, LOGITS_MAX, LOGITS_BYTES_MAX // (LOGIT_BYTES * tokens)))
 
 
 def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
     """Return llama.cpp's parameters of the first context."""
     params = lib.llama_context_default_params()
     params.n_ctx = ctx_size_of(spec, model) * spec.slots
-    params.n_seq_max, params.n_outputs_max = spec.slots, logits_max_of(spec, model)
-    params.n_batch = spec.batch_size
+    params.n_seq_max, params.n_batch = spec.slots, spec.batch_size
+    params.n_outputs_max = logits_max_of(spec.slots, spec.batch_size, model)
     _set_attention(spec, options, model, params)
     params.n_threads = spec.threads or len(os.sched_getaffinity(0))
     params.n_threads_batch = options.threads_batch or params.n_threads

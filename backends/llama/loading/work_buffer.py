@@ -63,9 +63,9 @@ def _plan_function() -> Any:
     return function
 
 
-def work_bytes(context: Any, logits_max: int) -> int:
+def work_bytes(context: Any, logits_max: int = 0) -> int:
     """Return the size of the work buffer for a full batch of *context* at its full depth, with the
-    logits of *logits_max* tokens.
+    logits of *logits_max* tokens, or at least one of each slot.
 
     The context must have no layers on devices, because the compute buffers of its graph are
     allocated until the context is freed; on the host they are not touched. If they are larger than
@@ -73,7 +73,7 @@ def work_bytes(context: Any, logits_max: int) -> int:
     """
     slots = lib.llama_n_seq_max(context)
     tokens = min(lib.llama_n_ctx(context), lib.llama_n_ubatch(context))
-    graph = _reserve(context, tokens, slots, min(tokens, logits_max))
+    graph = _reserve(context, tokens, slots, min(tokens, max(slots, logits_max)))
     if not graph:
         return 0
     threads = max(lib.llama_n_threads(context), lib.llama_n_threads_batch(context))

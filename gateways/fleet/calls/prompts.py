@@ -15,7 +15,7 @@ from ....ipc.messages import Tensor
 from ....ipc.messages.contexts import METADATA_INDEX
 from .frames import UNREADABLE, Fields, integer_in, is_given, text_in
 
-_messages = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_items = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _options = msgspec.msgpack.Decoder(Fields)
 _tensor = msgspec.msgpack.Decoder(Tensor)
 _inputs = msgspec.msgpack.Decoder(list[tuple[str, Tensor]])
@@ -51,9 +51,10 @@ def prompt_text(call: str, params: Fields) -> bytes:
 
 def _chat_text(params: Fields) -> bytes:
     head = _tools_in(params)
-    if is_given(params, "messages"):
-        # Not the encoded list, which begins with its length.
-        return head + b"".join(bytes(raw) for raw in _messages.decode(params["messages"]))
+    for name in ("messages", "prompt_tokens"):
+        if is_given(params, name):
+            # Not the encoded list, which begins with its length.
+            return head + b"".join(bytes(raw) for raw in _items.decode(params[name]))
     return head + text_in(params, "prompt").encode()
 
 

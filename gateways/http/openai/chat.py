@@ -25,7 +25,7 @@ from .chat_fields import (
     thinking_arguments,
 )
 from .errors import error_body
-from .logprobs import chat_logprobs
+from .logprobs import chat_logprobs, prompt_logprobs
 from .messages import read_messages
 from .timings import Timings, with_fields
 from .usage import usage_of
@@ -65,6 +65,9 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
         raise field_error("top_logprobs", "top_logprobs: logprobs is not true")
     if chat.logprobs:
         options["n-probs"] = max(1, chat.top_logprobs)
+    check_prompt_logprobs(chat.prompt_logprobs, stream=chat.stream)
+    if chat.prompt_logprobs is not None:
+        options["prompt-logprobs"] = chat.prompt_logprobs
     if chat.logit_bias:
         options["logit-bias"] = bias_pairs(chat.logit_bias)
     if chat.response_format is not None:
@@ -82,6 +85,19 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
         session_id=chat.session_id,
         progress=chat.stream and (chat.return_progress or chat.timings_per_token),
     )
+
+
+def check_prompt_logprobs(top: int | None, *, stream: bool) -> None:
+    """Refuse `prompt_logprobs` of a stream, as vLLM does.
+
+    :raises InvalidArgument: a stream has it.
+    """
+    if stream and top is not None:
+        raise field_error(
+            "prompt_logprobs",
+            "prompt_logprobs: a stream has none",
+            hint="leave out stream; in /v1/completions, echo with logprobs streams them",
+        )
 
 
 def bias_pairs(bias: dict[str, float]) -> list[tuple[int, float]]:
@@ -144,8 +160,10 @@ class ChatFrame:
 
     def whole(self, answers: list[Answer]) -> dict[str, Any]:
         """Return the whole completion."""
+        top, scored = self.chat.prompt_logprobs, answers[0].metadata.get("prompt_logprobs", [])
         return {
             **self.common,
+            **({} if top is None else {"prompt_logprobs": prompt_logprobs(scored, top)}),
             "object": "chat.completion",
             "system_fingerprint": answers[0].metadata.get("fingerprint"),
             "choices": [self._choice(number, answer) for number, answer in enumerate(answers)],

@@ -20,6 +20,10 @@ from ..fields import (
 )
 
 TOP_LOGPROBS_MAX = 20
+PromptLogprobs = Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)]
+PROMPT_LOGPROBS_FIELD = honoured(
+    "prompt_logprobs", "vLLM's, up to 20; not of a stream", sets="prompt-logprobs"
+)
 ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -94,6 +98,7 @@ class ChatRequest(Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
+    prompt_logprobs: PromptLogprobs | None = None
     logit_bias: dict[str, float] = {}
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
@@ -145,6 +150,7 @@ CHAT = FieldTable(
         ),
         honoured("logprobs", sets="n-probs"),
         honoured("top_logprobs", "up to 20"),
+        PROMPT_LOGPROBS_FIELD,
         honoured("logit_bias", sets="logit-bias"),
         honoured(
             "reasoning_effort", "passed to the chat template; with `none`, `enable_thinking` is off"

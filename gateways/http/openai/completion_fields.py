@@ -19,9 +19,11 @@ from ..fields import (
 )
 from .chat_fields import (
     PROGRESS,
+    PROMPT_LOGPROBS_FIELD,
     SEED_NOTE,
     STRUCTURED_OUTPUTS,
     THINKING,
+    PromptLogprobs,
     ServiceTier,
     StreamOptions,
 )
@@ -37,7 +39,7 @@ class CompletionRequest(Struct, kw_only=True):
     """The fields that the gateway's own code reads; the others are parameters."""
 
     model: str
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=PROMPTS_MAX)]
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     stream: bool = False
     stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
     n: Annotated[int, Meta(ge=1, le=16)] = 1
@@ -46,6 +48,7 @@ class CompletionRequest(Struct, kw_only=True):
     timings_per_token: bool = False
     return_progress: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     logit_bias: dict[str, float] = {}
     service_tier: ServiceTier = "auto"
     priority: Priority | None = None
@@ -55,13 +58,19 @@ COMPLETIONS = FieldTable(
     "/v1/completions",
     [
         honoured("model"),
-        honoured("prompt", "a text, or up to 16; it is used unchanged, without a chat template"),
+        honoured(
+            "prompt",
+            f"a text or token ids of the model, or up to {PROMPTS_MAX} of either; it is used"
+            " unchanged, without a chat template",
+            sets="prompt_tokens",
+        ),
         honoured("stream"),
         honoured("stream_options", "`include_usage`"),
         honoured("n", f"up to 16, and {ANSWERS_MAX} with all prompts; each has the next seed"),
         honoured("max_tokens", "16 if absent, as with OpenAI", sets="n-predict"),
-        honoured("echo", "the text begins with the prompt, whose tokens have no logprobs"),
+        honoured("echo", "the text begins with the prompt, and so do the `logprobs`"),
         honoured("logprobs", "up to 5"),
+        PROMPT_LOGPROBS_FIELD,
         honoured("logit_bias", sets="logit-bias"),
         honoured("service_tier", "as in a chat"),
         parameter("temperature", note="the default is the model's"),

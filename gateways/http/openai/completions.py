@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from ....backends.errors import InferdError
+from ....backends.errors import InferdError, InvalidArgument
 from ....ipc.client import Piece, QueueEvent
 from ..callers.caller import Caller
 from ..exchange import Exchange, collect_turns, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
 from ..turns import Answer, TurnProgress, TurnRequest
-from .chat import DONE, bias_pairs, priority_of, waiting_comment
-from .completion_fields import ANSWERS_MAX, COMPLETIONS, CompletionRequest
+from .chat import DONE, bias_pairs, check_prompt_logprobs, priority_of, waiting_comment
+from .completion_fields import ANSWERS_MAX, COMPLETIONS, PROMPTS_MAX, CompletionRequest
 from .errors import error_body
-from .logprobs import CompletionLogprobs
+from .logprobs import CompletionLogprobs, joined, prompt_logprobs
 from .timings import Timings, with_fields
 from .usage import add_usage, usage_of
 
@@ -31,6 +32,7 @@ async def answer_completion(exchange: Exchange) -> None:
     frame = _Frame(request)
     try:
         turns = frame.turns(options, exchange.caller)
+        await frame.read_echoes(exchange)
         if request.stream:
             await stream_turn(exchange, turns, _Stream(frame))
         else:
@@ -48,8 +50,10 @@ class _Frame:
         self.timings = Timings(
             per_token=request.timings_per_token, progress=request.return_progress
         )
-        prompt = request.prompt
-        self.prompts = [prompt] if isinstance(prompt, str) else prompt
+        self.prompts = _prompts_of(request)
+        self.scored: dict[int, list[dict[str, Any]]] = {}
+        """By answer of a stream, the logprobs of its prompt."""
+        self._echoes = [""] * len(self.prompts)
         self.common: dict[str, Any] = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -63,12 +67,16 @@ class _Frame:
         :raises InvalidArgument: a field has a wrong value.
         """
         request = self.request
+        check_prompt_logprobs(request.prompt_logprobs, stream=request.stream)
         if request.n * len(self.prompts) > ANSWERS_MAX:
             answers = f"{len(self.prompts)} prompts with {request.n} answers each"
             raise field_error("n", f"n: {answers} are more than {ANSWERS_MAX} answers")
         options = {**options, "n-predict": request.max_tokens}
         if request.logprobs is not None:
             options["n-probs"] = max(1, request.logprobs)
+        scored = [request.prompt_logprobs, request.logprobs if request.echo else None]
+        if (top := max((n for n in scored if n is not None), default=None)) is not None:
+            options["prompt-logprobs"] = top
         if request.logit_bias:
             options["logit-bias"] = bias_pairs(request.logit_bias)
         return [
@@ -80,13 +88,37 @@ class _Frame:
                 answers=request.n,
                 progress=request.stream and (request.return_progress or request.timings_per_token),
                 priority=priority_of(request.priority, request.service_tier, caller),
+                on_prompt=partial(self._note_scored, number * request.n),
             )
-            for prompt in self.prompts
+            for number, prompt in enumerate(self.prompts)
         ]
 
-    def prompt_of(self, answer: int) -> str:
-        """Return the prompt of an answer."""
-        return self.prompts[answer // self.request.n]
+    def _note_scored(self, first: int, answer: int, scored: list[dict[str, Any]]) -> None:
+        self.scored[first + answer] = scored
+
+    async def read_echoes(self, exchange: Exchange) -> None:
+        """Read the texts of the prompts that are echoed, which may be given as token ids.
+
+        :raises InvalidArgument: an id is not in the model's vocabulary.
+        """
+        if not self.request.echo:
+            return
+        for number, prompt in enumerate(self.prompts):
+            if isinstance(prompt, str):
+                self._echoes[number] = prompt
+            else:
+                self._echoes[number] = await self._detokenize(exchange, prompt)
+
+    async def _detokenize(self, exchange: Exchange, prompt: list[int]) -> str:
+        try:
+            return await exchange.turns.detokenize(exchange.caller, self.request.model, prompt)
+        except InvalidArgument as exc:
+            exc.data.setdefault("param", "prompt")
+            raise
+
+    def echo_of(self, answer: int) -> str:
+        """Return the text of the prompt of an answer, if it is echoed."""
+        return self._echoes[answer // self.request.n]
 
     def whole(self, by_prompt: list[list[Answer]]) -> dict[str, Any]:
         """Return the whole completion."""
@@ -94,24 +126,65 @@ class _Frame:
         return {
             **self.common,
             "system_fingerprint": answers[0].metadata.get("fingerprint"),
-            "choices": [self._choice(number, answer) for number, answer in enumerate(answers)],
+            "choices": [
+                self._choice(number, answer, by_prompt[number // self.request.n][0])
+                for number, answer in enumerate(answers)
+            ],
             "usage": add_usage([usage_of(answers) for answers in by_prompt]),
             **self.timings.of_end(answers[0]),
         }
 
-    def _choice(self, number: int, answer: Answer) -> dict[str, Any]:
-        text = answer.text
-        logprobs = None
-        prompt = self.prompt_of(number) if self.request.echo else ""
-        if self.request.logprobs is not None:
-            form = CompletionLogprobs(self.request.logprobs, offset=len(prompt))
-            logprobs = form.add(answer.probabilities)
-        return {
+    def _choice(self, number: int, answer: Answer, first: Answer) -> dict[str, Any]:
+        """Return an answer's choice; *first* is the first answer to the same prompt."""
+        request, prompt, logprobs = self.request, self.echo_of(number), None
+        scored = first.metadata.get("prompt_logprobs", [])
+        if request.logprobs is not None:
+            form = CompletionLogprobs(request.logprobs)
+            parts = [form.add_prompt(scored, prompt)] if request.echo else []
+            parts.append(form.add(answer.probabilities))
+            if request.echo:
+                parts.append(form.add(end_of(answer)))
+            logprobs = joined(parts)
+        choice = {
             "index": number,
-            "text": prompt + text,
+            "text": prompt + answer.text,
             "logprobs": logprobs,
             "finish_reason": answer.finish_reason,
         }
+        if request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(scored, request.prompt_logprobs)
+        return choice
+
+
+def _prompts_of(request: CompletionRequest) -> list[str | list[int]]:
+    """Return the prompts of a request, each a text or token ids.
+
+    :raises InvalidArgument: they are of several forms, or too many.
+    """
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    tokens = [each for each in prompt if isinstance(each, int)]
+    if len(tokens) == len(prompt):
+        return [tokens]
+    found = [each for each in prompt if not isinstance(each, int)]
+    if tokens or len({type(each) for each in found}) > 1:
+        raise field_error(
+            "prompt", "prompt: a list has texts, token ids or lists of token ids, not several kinds"
+        )
+    if [] in found:
+        raise field_error("prompt", "prompt: a list of token ids is empty")
+    if len(found) > PROMPTS_MAX:
+        raise field_error("prompt", f"prompt: {len(found)} are more than {PROMPTS_MAX} prompts")
+    return found
+
+
+def end_of(answer: Answer) -> list[dict[str, Any]]:
+    """Return the probabilities of the token that ended an answer and is not part of it, if any.
+    Evaluations take the last entry of an echo for the one token that they let the model generate.
+    """
+    end = answer.metadata.get("end_token")
+    return [] if end is None else [end]
 
 
 class _Stream:
@@ -132,20 +205,26 @@ class _Stream:
         ]
         self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
         self._logprobs = [
-            CompletionLogprobs(
-                self._request.logprobs or 0,
-                offset=len(frame.prompt_of(number)) if self._request.echo else 0,
-            )
-            for number in range(self._answers)
+            CompletionLogprobs(self._request.logprobs or 0) for _ in range(self._answers)
         ]
+        self._unechoed = set(range(self._answers)) if self._request.echo else set[int]()
+        """The answers whose prompts are still to be echoed."""
         self._ended: dict[int, Answer] = {}
 
     def begin(self) -> bytes:
-        """Return the prompts, if they are echoed."""
-        if not self._request.echo:
+        """Return nothing: each answer begins with its own echo."""
+        return b""
+
+    def _echo(self, answer: int) -> bytes:
+        """Return the prompt of an answer, if it is still to be echoed."""
+        if answer not in self._unechoed:
             return b""
-        prompts = (self._frame.prompt_of(number) for number in range(self._answers))
-        return b"".join(self._chunk(number, text) for number, text in enumerate(prompts))
+        self._unechoed.discard(answer)
+        prompt, logprobs = self._frame.echo_of(answer), None
+        if self._request.logprobs is not None:
+            scored = self._frame.scored.pop(answer, [])
+            logprobs = self._logprobs[answer].add_prompt(scored, prompt)
+        return self._choice(answer, prompt, logprobs)
 
     def waiting(self, place: QueueEvent | None) -> bytes:
         """Return a comment with the place in the queue."""
@@ -159,15 +238,19 @@ class _Stream:
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the chunk of a piece."""
         more = self._timings.of_piece(answer)
+        echo = self._echo(answer) if self._unechoed else b""
         if not (probabilities or more):
-            return self._text_heads[answer] + _encode(str(piece)) + self._text_tail
-        return self._chunk(answer, str(piece), probabilities, more=more)
+            return echo + self._text_heads[answer] + _encode(str(piece)) + self._text_tail
+        return echo + self._chunk(answer, str(piece), probabilities, more=more)
 
     def end(self, answer: int, end: Answer) -> bytes:
         """Return the last chunk of an answer."""
         self._ended[answer] = end
         more = self._timings.of_end(end)
-        return self._chunk(answer, "", end.probabilities, end.finish_reason, more=more)
+        probabilities, echo = end.probabilities, self._echo(answer)
+        if self._request.echo and self._request.logprobs is not None:
+            probabilities = [*probabilities, *end_of(end)]
+        return echo + self._chunk(answer, "", probabilities, end.finish_reason, more=more)
 
     def _chunk(
         self,
@@ -178,6 +261,16 @@ class _Stream:
         more: dict[str, Any] | None = None,
     ) -> bytes:
         logprobs = self._logprobs[answer].add(probabilities) if probabilities else None
+        return self._choice(answer, text, logprobs, finish_reason, more)
+
+    def _choice(
+        self,
+        answer: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> bytes:
         choice = {
             "index": answer,
             "text": text,

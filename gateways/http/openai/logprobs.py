@@ -1,7 +1,8 @@
-"""Logprobs in OpenAI's form, from llama-server's form."""
+"""Logprobs in OpenAI's and vLLM's forms, from llama-server's form."""
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 LOGPROB_MIN = -9999.0
@@ -19,37 +20,103 @@ def _token(each: dict[str, Any], top: int) -> dict[str, Any]:
 
 
 def _entry(each: dict[str, Any]) -> dict[str, Any]:
-    logprob = each.get("logprob", LOGPROB_MIN)
-    return {
-        "token": each["token"],
-        "bytes": each.get("bytes"),
-        "logprob": max(logprob, LOGPROB_MIN),
-    }
+    return {"token": each["token"], "bytes": each.get("bytes"), "logprob": _logprob(each)}
+
+
+def _logprob(each: dict[str, Any]) -> float:
+    return max(float(each.get("logprob", LOGPROB_MIN)), LOGPROB_MIN)
+
+
+def prompt_logprobs(scored: list[dict[str, Any]], top: int) -> list[dict[str, Any] | None]:
+    """Return vLLM's `prompt_logprobs`: for each token of the prompt a map of ids, with that of the
+    token itself and of *top* others. The first token has none.
+    """
+    return [
+        None
+        if each["logprob"] is None
+        else {
+            str(one["id"]): {
+                "logprob": _logprob(one),
+                "rank": one.get("rank", number),
+                "decoded_token": one["token"],
+            }
+            for number, one in enumerate([each, *each["top_logprobs"][:top]])
+        }
+        for each in scored
+    ]
 
 
 class CompletionLogprobs:
-    """The `logprobs` of an answer of `/v1/completions`, in parts.
+    """The `logprobs` of an answer of `/v1/completions`, in parts, with *top* alternatives of each
+    token.
 
-    *offset* is the number of characters before the answer.
+    The offset of a token is the number of characters before the one with which it begins, in the
+    answer, or in the prompt and the answer if the prompt is echoed.
     """
 
-    def __init__(self, top: int, offset: int = 0):
-        self._top, self._offset = top, offset
+    def __init__(self, top: int):
+        self._top, self._offset = top, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add_prompt(self, scored: list[dict[str, Any]], prompt: str) -> dict[str, Any]:
+        """Return the part for the tokens of the echoed *prompt*. The first one has no logprob.
+
+        A tokenizer may add tokens or a space that the prompt does not have.
+        """
+        text, at = prompt.encode(errors="replace"), 0
+        consumed = []
+        for each in scored:
+            piece = bytes(each["bytes"])
+            if not text.startswith(piece, at):
+                piece = piece[1:] if piece[:1] == b" " and text.startswith(piece[1:], at) else b""
+            consumed.append(piece)
+            at += len(piece)
+        part = self._part(scored, consumed)
+        self._offset = len(prompt)
+        self._decoder.reset()
+        return part
 
     def add(self, probabilities: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the part for the next tokens."""
-        entries = [_entry(each) for each in probabilities]
+        """Return the part for the next tokens of the answer."""
+        return self._part(probabilities, [bytes(each["bytes"]) for each in probabilities])
+
+    def _part(self, found: list[dict[str, Any]], pieces: list[bytes]) -> dict[str, Any]:
         offsets = []
-        for entry in entries:
+        for piece in pieces:
             offsets.append(self._offset)
-            self._offset += len(entry["token"])
+            self._offset += len(self._decoder.decode(piece))
         return {
-            "tokens": [entry["token"] for entry in entries],
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [self._alternatives(each) for each in probabilities],
+            "tokens": [_text(each) for each in found],
+            "token_logprobs": [_logprob_or_none(each) for each in found],
+            "top_logprobs": [self._alternatives(each) for each in found],
             "text_offset": offsets,
         }
 
-    def _alternatives(self, each: dict[str, Any]) -> dict[str, float]:
-        others = [_entry(other) for other in each.get("top_logprobs", [])[: self._top]]
-        return {other["token"]: other["logprob"] for other in others}
+    def _alternatives(self, each: dict[str, Any]) -> dict[str, float] | None:
+        """Return the logprobs of the top tokens and of the token itself, by their texts. Of several
+        tokens with the same text, this is the most probable one.
+        """
+        if _logprob_or_none(each) is None:
+            return None
+        found: dict[str, float] = {}
+        for one in (*each.get("top_logprobs", [])[: self._top], each):
+            found.setdefault(_text(one), _logprob(one))
+        return found
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the `logprobs` that *parts* make together."""
+    return {key: [each for part in parts for each in part[key]] for key in parts[0]}
+
+
+def _logprob_or_none(each: dict[str, Any]) -> float | None:
+    return None if each.get("logprob", LOGPROB_MIN) is None else _logprob(each)
+
+
+def _text(each: dict[str, Any]) -> str:
+    """Return the text of a token. OpenAI writes a token with a part of a character so, too."""
+    piece = bytes(each["bytes"])
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

@@ -33,3 +33,7 @@ class TurnRequest:
     note: Callable[[Answer], bytes] | None = None
     progress: bool = False
     """Pass the progress of a streamed answer's prompt to its reader."""
+    on_prompt: Callable[[int, list[dict[str, Any]]], None] | None = None
+    """Called before the first piece of a streamed answer with its number and the logprobs of the
+    prompt, if there are any.
+    """

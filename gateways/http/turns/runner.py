@@ -115,7 +115,7 @@ class TurnRunner:
                 )
                 streams.append((stream, progress))
             if len(streams) == 1:
-                end = await self._read_stream(caller, *streams[0], 0, reader, load_s)
+                end = await self._read_stream(caller, request, *streams[0], 0, reader, load_s)
                 await self._store_note(session, request, end)
                 if request.session_id is None:
                     await reader.write_end(0, end)
@@ -124,27 +124,28 @@ class TurnRunner:
             else:
                 async with anyio.create_task_group() as group:
                     for number, (stream, progress) in enumerate(streams):
-                        group.start_soon(
-                            self._read_to_end, caller, stream, progress, number, reader, load_s
-                        )
+                        read = partial(self._read_to_end, caller, request, stream, progress)
+                        group.start_soon(read, number, reader, load_s)
         if end_of_session is not None:
             await reader.write_end(0, end_of_session)
 
     async def _read_to_end(
         self,
         caller: Caller,
+        request: TurnRequest,
         stream: AsyncStream,
         progress: TurnProgress | None,
         number: int,
         reader: TurnReader,
         load_s: float,
     ) -> None:
-        end = await self._read_stream(caller, stream, progress, number, reader, load_s)
+        end = await self._read_stream(caller, request, stream, progress, number, reader, load_s)
         await reader.write_end(number, end)
 
     async def _read_stream(
         self,
         caller: Caller,
+        request: TurnRequest,
         stream: AsyncStream,
         progress: TurnProgress | None,
         number: int,
@@ -153,11 +154,19 @@ class TurnRunner:
     ) -> Answer:
         """Write the pieces of a stream to *reader*, and return its end."""
         written = 0
+        scored = False
         error: InferdError | None = None
+
+        def note_prompt() -> None:
+            nonlocal scored
+            if not scored and stream.prompt_logprobs and request.on_prompt is not None:
+                request.on_prompt(number, stream.prompt_logprobs)
+            scored = True
 
         def take(pieces: Iterator[Piece]) -> bool:
             nonlocal written
             for piece in pieces:
+                note_prompt()
                 probabilities = stream.probabilities[written:]
                 written += len(probabilities)
                 if progress is not None:
@@ -172,6 +181,7 @@ class TurnRunner:
         except InferdError as exc:
             error = exc
         finally:
+            note_prompt()
             answer = Answer(
                 metadata=stream.metadata,
                 finish_reason=finish_reason_of(stream.metadata, bool(stream.tool_calls)),
@@ -242,6 +252,15 @@ class TurnRunner:
                 timeout=self._limits.turn_s_max,
             )
         return rendered.tokens
+
+    async def detokenize(self, caller: Caller, model: str, tokens: Sequence[int]) -> str:
+        """Return the text of token ids.
+
+        :raises InferdError: the request was refused or failed.
+        """
+        async with self.lease_graph(caller, model) as (client, graph):
+            text = await client.detokenize(graph, tokens, timeout=self._limits.turn_s_max)
+        return text.decode(errors="replace")
 
     @asynccontextmanager
     async def lease_graph(

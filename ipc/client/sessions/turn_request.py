@@ -143,7 +143,9 @@ class TurnRequest:
         if step is RecoveryStep.ANSWER:
             if isinstance(params, w.ResumeParams):
                 return None
-            self._params = msgspec.structs.replace(params, prompt=None, messages=None)
+            self._params = msgspec.structs.replace(
+                params, prompt=None, prompt_tokens=None, messages=None
+            )
         self._note_before(after)
         return self._params
 

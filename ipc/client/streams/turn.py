@@ -68,6 +68,7 @@ class StreamedTurn:
         """The text with tool calls as the model wrote them, from which the turn can be resumed."""
         self.tool_calls = ToolCalls()
         self.probabilities: list[dict[str, Any]] = []
+        self.prompt_logprobs: list[dict[str, Any]] = []
         self._start, self._driver = start, driver
         self._timeout_s, self._retries = timeout_s, retries
         self._on_queue, self._on_prompt, self._on_start = on_queue, on_prompt, on_start
@@ -140,6 +141,8 @@ class StreamedTurn:
             self._on_prompt(progress)
             return Piece(""), 0
         self.probabilities += event.get("completion_probabilities", ())
+        if "prompt_logprobs" in event:  # after a loss, a turn may begin again
+            self.prompt_logprobs[event.get("prompt_offset", 0) :] = event["prompt_logprobs"]
         tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")
         text = event.get("text", b"")
         self.raw_text += event.get("raw_text", text)
@@ -214,6 +217,11 @@ class TurnSoFar:
     def probabilities(self) -> list[dict[str, Any]]:
         """With `n-probs`, llama-server's `completion_probabilities` of the tokens so far."""
         return self._turn.probabilities
+
+    @property
+    def prompt_logprobs(self) -> list[dict[str, Any]]:
+        """With `prompt-logprobs`, the logprobs of the prompt's tokens, before the first piece."""
+        return self._turn.prompt_logprobs
 
     @property
     def reasoning(self) -> str:

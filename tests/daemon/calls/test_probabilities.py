@@ -8,6 +8,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends import SamplingParams
+from inferd.backends.echo.vocabulary import EOG
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
@@ -69,3 +70,14 @@ def test_metadata_has_probabilities_of_the_first_tokens_up_to_a_bound() -> None:
         turn.report(m.Tokens(1, [7], b"a", logprobs=[one]))
     assert len(turn.logprobs) == PROBABILITIES_MAX // 100
     assert len(_probabilities(turn)["completion_probabilities"]) == len(turn.logprobs)
+
+
+def test_the_token_that_ends_an_answer_has_probabilities_of_its_own(client: Client) -> None:
+    with client.session("echo") as session:
+        reply = session.chat("a", raw=True, options=ASKED)
+        end = {"id": EOG, "token": "", "bytes": [], "logprob": 0.0}
+        assert reply.metadata["end_token"] == end | {"top_logprobs": [end]}
+        assert len(reply.metadata["completion_probabilities"]) == 1
+        cut = session.chat("aa", raw=True, options=ASKED | {"n-predict": 1})
+        assert "end_token" not in cut.metadata
+        assert "end_token" not in session.chat("a", raw=True).metadata

@@ -362,7 +362,8 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
         ),
         (
             AsyncStream,
-            "aclose metadata pass_pieces probabilities raw_text reasoning tokens tool_calls",
+            """aclose metadata pass_pieces probabilities prompt_logprobs raw_text reasoning tokens
+            tool_calls""",
         ),
         (AsyncPull, "aclose"),
     ],

@@ -213,3 +213,32 @@ def test_learned_costs_predict_the_same_elsewhere() -> None:
         assert copy.predict(load) == machine.cost.predict(load)
     assert copy.coefficients() == known
     assert StepCost().coefficients() is None
+
+
+@pytest.mark.parametrize("logits_s", [0.2 * ROW_S, 3 * ROW_S])
+def test_logits_are_learned_without_a_change_of_other_steps(logits_s: float) -> None:
+    machine = lived(Machine())
+    others = [((0, 120),), ((300, 1),) * 16]
+    before = [machine.cost.predict(StepLoad.of_chunks(chunks)) for chunks in others]
+    assert machine.cost.logits_as_tokens(100) == 0
+    for at in range(0, 800, 20):
+        load = StepLoad.of_chunks([(at, 20)], 19)
+        machine.cost.learn_step(load, machine.seconds(load) + 19 * logits_s)
+    load = StepLoad.of_chunks([(0, 20), (50, 1)], 19)
+    seconds = machine.seconds(load) + 19 * logits_s
+    assert machine.cost.predict(load) == pytest.approx(seconds, rel=0.15)
+    assert machine.cost.logits_as_tokens(100) == pytest.approx(100 * logits_s / ROW_S, rel=0.25)
+    assert [machine.cost.predict(StepLoad.of_chunks(chunks)) for chunks in others] == before
+
+
+def test_a_pause_during_a_step_with_logits_is_forgotten_soon() -> None:
+    machine = lived(Machine())
+    load = StepLoad.of_chunks([(0, 20)], 19)
+    seconds = machine.seconds(load) + 19 * ROW_S
+    for _ in range(30):
+        machine.cost.learn_step(load, seconds)
+    machine.cost.learn_step(load, 20.0)
+    assert machine.cost.predict(load) < 1.5 * seconds
+    for _ in range(10):
+        machine.cost.learn_step(load, seconds)
+    assert machine.cost.predict(load) == pytest.approx(seconds, rel=0.1)

@@ -279,7 +279,7 @@ async def test_a_place_in_the_queue_is_reported_when_it_changes() -> None:
     harness = Harness()
     session = opened(harness)
     await session.input.set_input(b"x")
-    sent: list[m.Position | m.PromptProgress] = []
+    sent: list[m.Position | m.PromptLogprobs | m.PromptProgress] = []
     turn = await session.runner.start_turn(TurnOptions(watch=True), on_progress=sent.append)
 
     for position in (3, 3, 2, 2, 1):
@@ -293,7 +293,7 @@ async def test_the_progress_of_a_prompt_is_reported_when_it_has_grown() -> None:
     harness = Harness()
     session = opened(harness)
     await session.input.set_input(b"x")
-    sent: list[m.Position | m.PromptProgress] = []
+    sent: list[m.Position | m.PromptLogprobs | m.PromptProgress] = []
     options = TurnOptions(watch_prompt=True)
     turn = await session.runner.start_turn(options, on_progress=sent.append)
 

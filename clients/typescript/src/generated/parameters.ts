@@ -183,6 +183,8 @@ export interface ModelParameters {
   "jump-forward"?: boolean | undefined;
   /** number of top tokens returned with each sampled token, with the model's logprobs; 0: none (default: 0) */
   "n-probs"?: number | undefined;
+  /** number of top tokens returned with each token of the prompt, with the model's logprobs; the whole prompt is computed; unset: no logprobs of the prompt (default: null) */
+  "prompt-logprobs"?: number | undefined;
   /** return probabilities after the samplers instead (default: false) */
   "post-sampling-probs"?: boolean | undefined;
   /** functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB, with names of up to 128 characters (default: []) */

@@ -59,6 +59,7 @@ export const LIMITS = {
   QUEUE_EVENTS_MAX: 256,
   PROMPT_EVENTS_MAX: 256,
   PROBABILITIES_MAX: 20000,
+  PROMPT_LOGPROBS_MAX: 32768,
   INPUTS_MAX: 128,
   EMBED_TEXTS_MAX: 256,
   DETOKENIZE_TOKENS_MAX: 65536,
@@ -219,6 +220,10 @@ export interface Metadata {
   ignored?: string[] | undefined;
   /** with `n-probs`, except for a stream, whose events have it: for each token a map as llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with `post-sampling-probs` `prob`, `top_probs`. It covers the first tokens, up to 20 000 such entries, and no tokens sampled before an interruption; otherwise the key is absent */
   completion_probabilities?: Fields[] | undefined;
+  /** with `n-probs`, if a token ended the answer that is not part of it: such a map of this token; otherwise the key is absent */
+  end_token?: Fields | undefined;
+  /** with `prompt-logprobs`, except for a stream, whose events have it: for each token of the prompt a map of `id`, `token`, `bytes`, `logprob`, `rank` (1 for the most probable token) and `top_logprobs`, with the model's logprobs. The `logprob` of the first token is nil, as nothing precedes it. Of the answers of `answers`, only the first one has it. Otherwise the key is absent */
+  prompt_logprobs?: Fields[] | undefined;
 }
 
 export interface ModelInfo {
@@ -725,7 +730,9 @@ export interface StreamParams {
   context: Context;
   /** the user's next message */
   prompt?: string | null | undefined;
-  /** 1 to 1000 messages; with them, `prompt` and `raw` are ignored */
+  /** token ids of the model, added to the history unchanged; with them, `prompt` and `raw` are ignored */
+  prompt_tokens?: number[] | null | undefined;
+  /** 1 to 1000 messages; with them, `prompt`, `prompt_tokens` and `raw` are ignored */
   messages?: Message[] | null | undefined;
   /** add `prompt` unchanged */
   raw?: boolean | undefined;
@@ -779,12 +786,16 @@ export interface StreamEvent {
   offset: number;
   /** with `n-probs`: the tokens' logprobs, see metadata */
   completion_probabilities: Fields[];
+  /** with `prompt-logprobs`, in the events before the first token: the next of the prompt's logprobs, see metadata */
+  prompt_logprobs: Fields[];
+  /** number of the prompt's tokens before these; a turn that another worker repeats may begin at 0 again */
+  prompt_offset: number;
   /** with the param `prompt_progress`, in events of their own: `total`, `cache` (not computed), and `processed` tokens of the prompt, and `time_ms` since the first slot */
   prompt_progress: Fields;
 }
 
 export function readStreamEvent(fields: Fields): StreamEvent {
-  return { tokens: [], text: new Uint8Array(), reasoning: new Uint8Array(), raw_text: new Uint8Array(), offset: 0, completion_probabilities: [], prompt_progress: {}, ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as StreamEvent;
+  return { tokens: [], text: new Uint8Array(), reasoning: new Uint8Array(), raw_text: new Uint8Array(), offset: 0, completion_probabilities: [], prompt_logprobs: [], prompt_offset: 0, prompt_progress: {}, ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as StreamEvent;
 }
 
 export interface QueueEvent {
@@ -874,6 +885,8 @@ export interface AnswersParams {
   n?: number | undefined;
   /** as in `stream`; without `prompt` and `messages`, the turns compute the input that `set_input` left */
   prompt?: string | null | undefined;
+  /** as in `stream` */
+  prompt_tokens?: number[] | null | undefined;
   /** as in `stream` */
   messages?: Message[] | null | undefined;
   /** add `prompt` unchanged */

@@ -44,6 +44,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
         "index", "size_max", "n", "credit", "normalize", "turns", "tokens", "request", "fd",
         "ctx_size", "slots", "cached_tokens", "stored_tokens", "size", "size_bytes", "offset",
         "position", "waiting", "encoding", "target", "uid", "moved", "number",
+            "prompt_tokens", "prompt_offset",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):
