@@ -99,7 +99,7 @@ class Setting(msgspec.Struct, frozen=True):
         :raises ValueError: the value is invalid; each line of the message is one error.
         """
         if self.form is not None:
-            return self.form.parse(value)
+            return self.form.parse(as_whole(value))
         if self.choices:
             return one_of(value, self.choices)
         strict = strict or isinstance(value, float)  # otherwise 1.0 would be true

@@ -133,14 +133,14 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
 def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
     file = tmp_path / "inferd.toml"
     file.write_text(
-        "[daemon]\ncores = 2.0\nsessions-max = 1e2\nshutdown-grace-s = 3.0\n"
+        "[daemon]\ncores = 2.0\nsessions-max = 1e2\nshutdown-grace-s = 3.0\nmetrics = 9000.0\n"
         '[models.small]\nfile = "small.gguf"\nctx-size = 160.0\nslots = 2.0\n'
     )
     config = load_config({"config": file}, {"INFERD_SESSIONS_USER_MAX": "8.0"})
     context = config.models["small"].options["ctx-size"]
     found = (config.cores, config.sessions_max, config.sessions_user_max, context)
     assert found == (2, 100, 8, 160) and all(type(number) is int for number in found)
-    assert type(config.shutdown_grace_s) is float
+    assert type(config.shutdown_grace_s) is float and str(config.metrics) == "127.0.0.1:9000"
     assert errors_of(tmp_path, "[daemon]\ncores = 2.5\nlog-text = 1.0\n") == [
         "[daemon] cores: 2.5 is not a whole number",
         "[daemon] log-text: 1.0 is neither true nor false",

@@ -223,7 +223,7 @@ def keyed(daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> It
         "bob": 'models = ["echo"]\nrequests-max = 1\n',
         "eve": 'user = ""\nlabel = "eve"\ntokens-per-minute = 10\n',
         "kim": 'priority-max = "low"\n',
-        "tom": "tokens-per-minute = 10\n",
+        "tom": "tokens-per-minute = 10.0\n",
     }
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
     file.write_text("\n".join(entry + more[name] for name, (_, entry) in entries.items()))
@@ -356,6 +356,7 @@ def test_sighup_reads_the_keys_again(keyed: WithKeys) -> None:
         (f'[keys.a]\nsha256 = "{"0" * 64}"\n[keys.b]\nsha256 = "{"0" * 64}"\n', "equal"),
         (f'[keys."a b"]\nsha256 = "{"0" * 64}"\n', "a b"),
         ("[keys", "Expected"),
+        (f'[keys.a]\nsha256 = "{"0" * 64}"\nrequests-max = 1.5\n', "requests-max"),
     ],
 )
 def test_mistakes_in_the_keys_are_reported(tmp_path: Path, text: str, problem: str) -> None:

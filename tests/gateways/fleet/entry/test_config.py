@@ -39,6 +39,7 @@ def test_nodes_may_come_from_ray_alone(tmp_path: Path) -> None:
     [
         ("", "127.0.0.1:4634"),
         ("metrics = 9000\n", "127.0.0.1:9000"),
+        ("metrics = 9000.0\nconnections-max = 8.0\n", "127.0.0.1:9000"),
         ('metrics = "off"\n', "off"),
         ('metrics = "/run/fleet.metrics"\n', "/run/fleet.metrics"),
         ('metrics = "0.0.0.0:9000"\nmetrics-network = "any"\n', "0.0.0.0:9000"),
