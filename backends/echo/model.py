@@ -24,13 +24,13 @@ from ..base import (
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
 from ..errors import BackendError, load_cancelled
+from ..grammars.checking import GrammarCheck
 from ..memory.memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import FORMATS, SamplingParams
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
-from .grammar import EchoGrammars
 from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
@@ -84,7 +84,7 @@ class EchoModel(EchoContext):
         super().__init__(_echo_info(spec, self.options), self.options)
         self.threads = 0
         self.adapters = EchoAdapters()
-        self._grammars = EchoGrammars()
+        self._grammars = GrammarCheck()
         self._vocabulary = vocabulary = EchoVocabulary(self.options.vocabulary)
         self.faults = EchoFaults(self.options, vocabulary)
         self._embedder: EchoEmbedder | None = None

@@ -218,9 +218,10 @@ class _StreamWriter:
 
     def note_accepted(self, answer: int) -> None:
         """Note that the turn of an answer was accepted."""
-        self._unaccepted.discard(answer)
-        if not self._unaccepted:
-            self._accepted.set()
+        if self._unaccepted:
+            self._unaccepted.discard(answer)
+            if not self._unaccepted:
+                self._accepted.set()
 
     def note_place(self, place: QueueEvent) -> None:
         """Note a place in the queue."""

@@ -77,6 +77,7 @@ async def _load(client: AsyncClient, model: str, progress: Any = None) -> None:
 
 
 async def _stream_load(exchange: Exchange, client: AsyncClient, model: str) -> None:
+    await client.show(model)  # an unknown model is an error before the stream begins
     await exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
     fractions, changed = [0.0], anyio.Event()
 

@@ -15,7 +15,6 @@ import anyio.to_thread
 import msgspec
 
 from ....backends import Rendering
-from ....backends.echo.grammar import EchoGrammars
 from ....backends.errors import (
     InferdError,
     InvalidArgument,
@@ -23,6 +22,7 @@ from ....backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
+from ....backends.grammars.checking import GrammarCheck
 from ....backends.params import (
     SamplingParams,
     adjust_parameters,
@@ -51,7 +51,7 @@ class TurnPrecheck:
     def __init__(self, pool: ConnectionPool):
         self._pool = pool
         self._lock = anyio.Lock()
-        self._grammars = EchoGrammars()
+        self._grammars = GrammarCheck()
 
     async def check(self, caller: Caller, request: TurnRequest) -> None:
         """Check a turn. Other failures than refusals of the turn are ignored.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from inferd.testing import RunningDaemon
@@ -250,6 +251,18 @@ def test_a_client_that_sends_all_first_reads_the_early_response(
         found = b"".join(iter(lambda: sock.recv(65536), b""))
     assert found.startswith(b"HTTP/1.1 %d " % status) and b"connection: close" in found
     assert b"error" in found.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_openais_client_gets_the_413(http: RunningGateway, stream: bool) -> None:
+    messages: Any = [{"role": "user", "content": "x" * (7 << 20)}]
+    with (
+        openai.OpenAI(base_url=f"{http.url}/v1", api_key="none", max_retries=0) as api,
+        pytest.raises(openai.APIStatusError) as caught,
+    ):
+        api.chat.completions.create(model="echo", messages=messages, stream=stream)
+    assert caught.value.status_code == 413
+    assert "/v1/chat/completions allows 1048576" in caught.value.message
 
 
 def test_chunks_that_become_too_long_get_their_413(http: RunningGateway) -> None:

@@ -58,8 +58,9 @@ def test_an_operator_loads_swaps_and_unloads_models(callers: tuple[Caller, Calle
     wait_until(lambda: operator.post("/models/swap", model="other", to="other").status == 200)
     assert state_of(operator, "other")["swapped_to"] is None
     assert operator.post("/models/unload", model="other", force=True).status == 200
-    unknown = operator.post("/models/load", model="missing")
-    assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+    for stream in (False, True):
+        unknown = operator.post("/models/load", model="missing", stream=stream)
+        assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
 
 
 def test_a_load_streams_its_progress_and_its_end(callers: tuple[Caller, Caller]) -> None:

@@ -267,6 +267,17 @@ def test_the_page_connects_again_after_restarts(chromium: Browser) -> None:
             ask(page, "still here")
 
 
+def test_a_page_that_is_opened_without_a_daemon_says_so(chromium: Browser) -> None:
+    with running_daemon(CONFIG) as own, pages(chromium) as open_page, gateway(own) as running:
+        own.kill()
+        open_page.announce(NETWORK_ERROR, 503)
+        page = open_page(running)
+        connection = page.locator("#connection")
+        expect(connection).to_have_text("The daemon is away")
+        own.start_again()
+        expect(connection).to_have_text("Connected")
+
+
 def test_an_error_in_the_console_fails_a_test_unless_it_was_announced(
     http: RunningGateway, chromium: Browser
 ) -> None:

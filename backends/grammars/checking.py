@@ -1,4 +1,4 @@
-"""Check of grammars, which the echo model does not follow."""
+"""The check of grammars without a vocabulary, which may name any tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from ..params import SamplingParams
 
 if TYPE_CHECKING:
-    from ..grammars.trial.checker import GrammarChecker
+    from .trial.checker import GrammarChecker
 
 
 class CheckedGrammar(msgspec.Struct, frozen=True):
@@ -18,8 +18,10 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
     dropped: tuple[str, ...] = ()
 
 
-class EchoGrammars:
-    """Checks the format of a turn's answer. A grammar may name any tokens."""
+class GrammarCheck:
+    """Checks the format of a turn's answer, for a model without a vocabulary such as echo, and for
+    turns whose model is not loaded. It checks one at a time.
+    """
 
     def __init__(self) -> None:
         self._checker: GrammarChecker | None = None
@@ -29,9 +31,9 @@ class EchoGrammars:
         if not params.has_grammar:
             return None
         # Imported late: otherwise llguidance and numpy take half of the time of a worker's start.
-        from ..grammars.formats import NO_VOCABULARY, check_request
-        from ..grammars.languages.gbnf import parse_gbnf
-        from ..grammars.trial.checker import GrammarChecker
+        from .formats import NO_VOCABULARY, check_request
+        from .languages.gbnf import parse_gbnf
+        from .trial.checker import GrammarChecker
 
         if params.grammar:
             parse_gbnf(params.grammar)
