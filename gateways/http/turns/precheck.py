@@ -41,6 +41,8 @@ from .request import TurnRequest
 _REFUSALS = (InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation)
 _UNMARKED = (ToolFormat.NONE, ToolFormat.JSON, ToolFormat.LLAMA)
 """The forms in which `strict` alone makes no grammar."""
+_REFUSE_LONG = (None, "auto", "error")
+"""Values of `overflow` with which a prompt that begins a session must fit into the context."""
 _CALL_S_MAX = 10.0
 Values = Mapping[str, Any]
 
@@ -149,7 +151,7 @@ async def _check_size(
     ctx_size = (info.get("info") or {})["ctx_size"]
     ctx_size = min(values.get("ctx-size") or ctx_size, ctx_size)
     settings = {**(info.get("options") or {}), **values}
-    shortens = settings.get("ctx-shift") or settings.get("overflow", "error") != "error"
+    shortens = settings.get("ctx-shift") or settings.get("overflow") not in _REFUSE_LONG
     if request.session_id is not None or shortens:
         return
     graph = await client.load_by_name(request.model, timeout=_CALL_S_MAX)
