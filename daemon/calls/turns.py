@@ -212,10 +212,8 @@ def _progress_sender(daemon: Daemon, request: Request, params: w.StreamedParams)
             if share > reported:
                 reported = share
                 daemon.emit(request, _prompt_event(report))
-            return
-        starts = report.position == 0
-        if params.start_event if starts else remaining:
-            remaining -= not starts
+        elif params.start_event if report.position == 0 else remaining:
+            remaining -= report.position > 0
             event = w.QueueEvent(
                 position=report.position, waiting=report.waiting, starts_in_s=report.starts_in_s
             )

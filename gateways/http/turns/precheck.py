@@ -34,6 +34,7 @@ from ....backends.params import (
 from ....backends.tool_formats import ToolFormat, tool_format_of
 from ....ipc.chat_messages import checked_messages
 from ....ipc.client import AsyncClient, ModelInfo
+from ....ipc.payloads import turn_input
 from ..callers.caller import Caller
 from .pool import ConnectionPool
 from .request import TurnRequest
@@ -78,8 +79,8 @@ class TurnPrecheck:
         values = read_options(request.options, strict=True).values
         check_turn_level(values)
         adjusted, _ = adjust_parameters(values)
-        if not request.raw and not isinstance(request.prompt, str):
-            checked_messages([dict(message) for message in request.prompt])
+        if not request.raw:
+            _messages_of(request)
         self._grammars.check(sampling_params(adjusted, 0))
         return values
 
@@ -130,9 +131,10 @@ def _template_of(info: ModelInfo) -> str:
 
 
 def _messages_of(request: TurnRequest) -> list[dict[str, Any]]:
-    if isinstance(request.prompt, str):
-        return [{"role": "user", "content": request.prompt}]
-    return checked_messages([dict(message) for message in request.prompt])
+    """Return the messages of a chat, with a text as the user's message."""
+    fields = turn_input(request.prompt)
+    messages = fields.get("messages", [{"role": "user", "content": fields.get("prompt")}])
+    return checked_messages(messages)
 
 
 def _rendering_of(values: Values) -> Rendering:
