@@ -2,7 +2,7 @@
 
 from .adjustment import overflow_beside
 from .chat_options import ToolChoice, tool_choice_of
-from .fitting import Fitting, as_whole, with_whole_numbers
+from .fitting import Fitting, as_whole, with_whole_numbers, without_nulls
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .other_runtimes.lenient_values import SEEDS
 from .other_runtimes.spellings import FORMS
@@ -74,4 +74,5 @@ __all__ = (
     "structural_tag_text",
     "tool_choice_of",
     "with_whole_numbers",
+    "without_nulls",
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import inspect
 
-__all__ = ("Fitting", "as_whole", "with_whole_numbers")
+__all__ = ("Fitting", "as_whole", "with_whole_numbers", "without_nulls")
 
 _WHOLE_END = 1 << 63
 UNKNOWN_MAX = 64
@@ -23,6 +23,17 @@ def as_whole(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and -_WHOLE_END <= value < _WHOLE_END:
         return int(value)
     return value
+
+
+def without_nulls(value: Any, levels: int) -> Any:
+    """Return *value* without the nulls in its objects, down to the given number of *levels* of
+    objects. Deeper ones have values of the caller's tools, in which a null may mean something.
+    """
+    if isinstance(value, list):
+        return [without_nulls(item, levels) for item in value]
+    if not isinstance(value, dict) or not levels:
+        return value
+    return {n: without_nulls(v, levels - 1) for n, v in value.items() if v is not None}
 
 
 def with_whole_numbers(value: Any, kind: Any) -> Any:

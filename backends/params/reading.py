@@ -11,6 +11,7 @@ import msgspec
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
 from ..texts.shorten import plain_number, shorten
 from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
+from .fitting import without_nulls
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .numbers_of_items import check_distinct, check_list_text, read_biases, read_scales, read_shares
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
@@ -59,6 +60,12 @@ _SECTIONS = {
     "logging": "",
 }
 """Objects whose keys are read as top-level keys, with the prefix that these get."""
+_LEVELS = {
+    "response-format": 2,
+    **dict.fromkeys(("structured-outputs", "dynamic-timeout", "lora", "grammar-triggers"), 1),
+    **dict.fromkeys((f"{kind}-conditions" for kind in ("token", "pattern", "semantic")), 1),
+}
+"""By the spelling of a key, the levels of objects in its value in which a null counts as absent."""
 SECTION_NAMES = tuple(name for name in _SECTIONS if "." not in name)
 _SAMPLER_SPELLINGS = {n.replace("-", ""): n for n in SAMPLERS} | {
     "temp": "temperature",
@@ -139,6 +146,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
         names.add(name)
+        value = without_nulls(value, _LEVELS.get(name, 0))
         try:
             values = FORMS[name](value) if name in FORMS else {name: value}
         except ValueError as exc:

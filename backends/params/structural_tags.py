@@ -7,15 +7,17 @@ SGLang define them, and the newer `format` of the type `triggered_tags`, as XGra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..texts.shorten import shorten
 from .chat_options import read_json
+from .fitting import Fitting, without_nulls
 
 __all__ = ("StructuralTag", "StructuralTags", "read_structural_tag", "structural_tag_text")
 
+S = TypeVar("S", bound=msgspec.Struct)
 TAGS_MAX = 128
 TRIGGERS_MAX = 32
 MARK_BYTES_MAX = 1024
@@ -112,8 +114,9 @@ def read_structural_tag(value: Any) -> str:
 def _tags_of(value: Mapping[str, Any]) -> StructuralTags:
     if "tags" in value and "structures" not in value and "type" not in value:
         return msgspec.convert(value, StructuralTags)
+    value = without_nulls(value, 1)
     if "format" not in value:
-        plain = msgspec.convert(value, _Structures)
+        plain = _converted(value, _Structures)
         tags = tuple(
             StructuralTag(
                 begin=s.begin,
@@ -129,7 +132,7 @@ def _tags_of(value: Mapping[str, Any]) -> StructuralTags:
     kind = form.get("type") if isinstance(form, Mapping) else form
     if kind != "triggered_tags":
         raise ValueError(f"format: the type {shorten(kind)} is not supported; use triggered_tags")
-    triggered = msgspec.convert(form, _Triggered)
+    triggered = _converted(form, _Triggered)
     tags = tuple(_with_content(tag, triggered.triggers) for tag in triggered.tags)
     _check_triggers(triggered.triggers, tags)
     return StructuralTags(
@@ -139,13 +142,18 @@ def _tags_of(value: Mapping[str, Any]) -> StructuralTags:
     )
 
 
+def _converted(value: Any, kind: type[S]) -> S:
+    return msgspec.convert(Fitting(nulls_absent=True).fit(value, kind), kind)
+
+
 def _with_content(tag: _Tag, triggers: Sequence[str]) -> StructuralTag:
-    kind = tag.content.get("type")
+    content = without_nulls(tag.content, 1)
+    kind = content.get("type")
     field = _CONTENTS.get(kind) if isinstance(kind, str) else None
     if field is None:
         known = ", ".join(_CONTENTS)
         raise ValueError(f"content: the type {shorten(kind)} is not supported; use {known}")
-    value, others = tag.content.get(field), set(tag.content) - {"type", field}
+    value, others = content.get(field), set(content) - {"type", field}
     if others:
         raise ValueError(f"content: {shorten(min(others))} is not supported")
     name = "schema" if kind == "json_schema" else str(kind)

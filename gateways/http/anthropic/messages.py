@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import UnsupportedOperation
-from ..fields.table import field_error, without_nulls
+from ....backends.params import without_nulls
+from ..fields.table import field_error
 from .fields import Block, PromptFields, Tool
 
 _ROLES = ("user", "assistant", "system")

@@ -235,17 +235,6 @@ def _sendable(name: str, value: Any) -> Any:
     return value
 
 
-def without_nulls(value: Any, levels: int) -> Any:
-    """Return *value* without the nulls in its objects, down to the given number of *levels* of
-    objects. Deeper ones have values of the caller's tools, in which a null may mean something.
-    """
-    if isinstance(value, list):
-        return [without_nulls(item, levels) for item in value]
-    if not isinstance(value, dict) or not levels:
-        return value
-    return {n: without_nulls(v, levels - 1) for n, v in value.items() if v is not None}
-
-
 def field_error(name: str, message: str, hint: str = "") -> InvalidArgument:
     """Return the error for a field's value."""
     return InvalidArgument(

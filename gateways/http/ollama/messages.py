@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import UnsupportedOperation
-from ..fields.table import field_error, without_nulls
+from ....backends.params import without_nulls
+from ..fields.table import field_error
 
 _NAMES = {"thinking": "reasoning_content", "tool_name": "name"}
 _LEVELS = 3

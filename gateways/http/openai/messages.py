@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....backends.errors import InvalidArgument, UnsupportedOperation
-from ..fields.table import field_error, without_nulls
+from ....backends.params import without_nulls
+from ..fields.table import field_error
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _LEVELS = 3

@@ -220,6 +220,46 @@ def test_a_null_in_a_tool_counts_as_absent_except_in_its_schema(tool: dict[str, 
             read_options({"tools": [wrong]})
 
 
+SCHEMA = {"type": "object", "default": None}
+TAG = {"begin": "<a>", "end": "</a>"}
+CONTENT = {"type": "json_schema", "json_schema": SCHEMA}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<a"], "tags": [{**TAG, "content": CONTENT}]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("response_format", {"type": "json_object", "schema": None}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": SCHEMA, "x": None}}),
+        (
+            "response_format",
+            {"type": "structural_tag", "structures": [TAG], "triggers": ["<a"], "format": None},
+        ),
+        ("structural_tag", {"format": {**TRIGGERED, "at_least_one": None}, "type": None}),
+        ("structured_outputs", {"json": SCHEMA, "regex": None, "choice": None}),
+        ("lora", [{"id": 0, "scale": None}]),
+        ("lora", [{"name": None, "id": 0}]),
+        ("grammar_triggers", [{"type": None, "value": "a", "token": None}]),
+        ("token_conditions", [{"token_id": 5, "mode": None}]),
+        ("pattern_conditions", [{"pattern": "a", "match_type": None}]),
+        ("semantic_conditions", [{"type": "completion_detection", "threshold": None}]),
+        ("dynamic_timeout", {"base_ms": None, "max_ms": 5}),
+    ],
+)
+def test_a_null_within_a_value_counts_as_absent(key: str, value: Any) -> None:
+    def present(item: Any) -> Any:
+        if isinstance(item, list):
+            return [present(each) for each in item]
+        if isinstance(item, dict) and item is not SCHEMA:
+            return {name: present(each) for name, each in item.items() if each is not None}
+        return item
+
+    assert present(value) != value
+    found = read_options({key: value}).values
+    assert found == read_options({key: present(value)}).values != {}
+    assert ("default" in repr(found)) is ("default" in repr(value)), "a null in a schema stays"
+
+
 @pytest.mark.parametrize(
     ("seed", "used"),
     [

@@ -118,7 +118,7 @@ def test_ollamas_paths_ignore_unknown_fields_and_options(web: httpx.Client) -> N
         found = web.post(path, json={**BODIES[path], **fields})
         assert found.status_code == 200
         assert found.headers["inferd-ignored"] == (
-            "max_output_tokens, tool_choice, truncate, shift, temperature, image, functions,"
+            "max_output_tokens, tool_choice, temperature, image, functions,"
             " options.colour, options.threads, options.num_ctx"
         )
         assert found.json()["eval_count"] == 2

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from .....backends.errors import UnsupportedOperation
+from .....backends.params import without_nulls
 from .....ipc.chat_messages import ROLES as ALL_ROLES
-from ...fields.table import field_error, without_nulls
+from ...fields.table import field_error
 from ..messages import ROLES, read_parts
 from .ids import item_id
 
