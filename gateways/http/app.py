@@ -19,7 +19,7 @@ from .callers.keys import Keys
 from .callers.origins import Origins
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
 from .exchange.content import check_content
-from .exchange.exchange import IGNORED_HEADER, JSON
+from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON
 from .exchange.statuses import HttpRefusal
 from .limits import Limits, UnknownFields
 from .openapi import PATH, openapi_endpoint
@@ -215,7 +215,7 @@ class Gateway:
             exchange.cors = [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
                 (b"vary", b"origin"),
-                (b"access-control-expose-headers", IGNORED_HEADER),
+                (b"access-control-expose-headers", IGNORED_HEADER + b", " + ADJUSTED_HEADER),
             ]
 
     async def _answer_options(self, exchange: Exchange, methods: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ def whole_message(model: str, answer: Answer) -> dict[str, Any]:
     if answer.text or not answer.tool_calls:
         content.append({"type": "text", "text": answer.text})
     content += [{**_call(call), "input": _input_of(call)} for call in answer.tool_calls]
-    return {**_message(model, content, _usage(answer)), **_end(answer)}
+    return {**_message(model, content, _usage(answer)), **_end(answer), **answer.adjusted}
 
 
 def _message(model: str, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
@@ -148,7 +148,11 @@ class MessageStream:
         rest = self._whole_calls(self._calls.finish())
         if not self._blocks and not self._open:
             rest += self._in_block("text", {"text": ""})
-        return rest + self._close() + _event("message_delta", delta=_end(end), usage=_usage(end))
+        return (
+            rest
+            + self._close()
+            + _event("message_delta", delta=_end(end), usage=_usage(end), **end.adjusted)
+        )
 
     def error(self, error: InferdError, status: int) -> bytes:
         """Return an error, which Anthropic's clients raise."""

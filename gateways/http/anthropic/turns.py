@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....backends.errors import InferdError
-from ..exchange import Exchange, stream_turn
+from ..exchange import Exchange, collect_answers, stream_turn
 from ..fields.table import field_error
 from ..openai.chat_fields import thinking_arguments
 from ..turns import TurnRequest, schema_options
@@ -35,7 +35,7 @@ async def answer_messages(exchange: Exchange) -> None:
         if fields.stream:
             await stream_turn(exchange, request, MessageStream(fields.model))
         else:
-            [answer] = await exchange.turns.collect(exchange.caller, request)
+            [answer] = await collect_answers(exchange, request)
             await exchange.send_json(whole_message(fields.model, answer))
     except InferdError as exc:
         raise MESSAGES.name_field(exc) from None

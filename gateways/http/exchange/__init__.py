@@ -7,7 +7,7 @@ from .exchange import Exchange
 from .models import served_ctx_size, usable_models
 from .streaming import StreamForm, stream_turn
 from .waiting import WaitingStreams
-from .whole import collect_turns
+from .whole import collect_answers, collect_turns
 
 __all__ = (
     "Api",
@@ -15,6 +15,7 @@ __all__ = (
     "Exchange",
     "StreamForm",
     "WaitingStreams",
+    "collect_answers",
     "collect_turns",
     "served_ctx_size",
     "stream_turn",

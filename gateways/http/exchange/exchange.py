@@ -31,6 +31,13 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = b"application/json"
 IGNORED_HEADER = b"inferd-ignored"
 """The header of a response that names the fields of its request that have no effect."""
+ADJUSTED_HEADER = b"inferd-adjusted"
+"""The header of a whole response that has the parameters which were not applied as requested, such
+as the constraints of a schema that were left out, with the reasons.
+"""
+_ADJUSTED_CHARACTERS_MAX = 1000
+_SAFE = " !#$&'()*+,/:;=?@[]"
+"""Characters that are not escaped in that header."""
 _IGNORED_MAX, _IGNORED_CHARACTERS_MAX = 32, 64
 """Names in that header, and characters of each."""
 LINK = "inferd.link"
@@ -98,6 +105,8 @@ class Exchange:
     ):
         self.api, self.turns, self.limits, self.waiting = api, turns, limits, waiting
         self._unknown_fields = unknown_fields
+        self.adjusted: dict[str, str] = {}
+        """The parameters that were not applied as requested, with the reasons."""
         self.ignored: list[str] = []
         """The first fields of the request that have no effect, by their places, shortened and with
         other characters than those of names escaped.
@@ -196,6 +205,9 @@ class Exchange:
         fields = [(b"content-type", content_type), *self.cors, *(headers or ())]
         if self.ignored:
             fields.append((IGNORED_HEADER, ", ".join(self.ignored).encode()))
+        if self.adjusted:
+            text = "; ".join(f"{name}: {reason}" for name, reason in self.adjusted.items())
+            fields.append((ADJUSTED_HEADER, quote(text[:_ADJUSTED_CHARACTERS_MAX], _SAFE).encode()))
         await self._write({"type": "http.response.start", "status": status, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:

@@ -11,6 +11,17 @@ from ..turns import Answer, TurnRequest
 from .exchange import Exchange
 
 
+async def collect_answers(exchange: Exchange, request: TurnRequest) -> list[Answer]:
+    """Return the whole answers of a turn, and note parameters that were not applied as requested.
+
+    :raises InferdError: the turn failed.
+    """
+    answers = await exchange.turns.collect(exchange.caller, request)
+    for answer in answers:
+        exchange.adjusted |= answer.adjusted.get("adjusted", {})
+    return answers
+
+
 async def collect_turns(exchange: Exchange, requests: Sequence[TurnRequest]) -> list[list[Answer]]:
     """Return the answers of turns that run at the same time.
 
@@ -21,7 +32,7 @@ async def collect_turns(exchange: Exchange, requests: Sequence[TurnRequest]) -> 
 
     async def collect(number: int, request: TurnRequest) -> None:
         try:
-            found[number] = await exchange.turns.collect(exchange.caller, request)
+            found[number] = await collect_answers(exchange, request)
         except InferdError as exc:
             errors.append(exc)
             group.cancel_scope.cancel()

@@ -73,6 +73,7 @@ class Lines:
             prompt_eval_duration=_ns(answer.metadata.get("prompt_ms", 0.0)),
             eval_count=answer.output_tokens,
             eval_duration=_ns(answer.metadata.get("predicted_ms", 0.0)),
+            **answer.adjusted,
         )
         return end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....backends.errors import InferdError
-from ..exchange import Exchange, stream_turn
+from ..exchange import Exchange, collect_answers, stream_turn
 from ..fields import FieldTable
 from ..openai.chat_fields import thinking_arguments
 from ..turns import TurnRequest, schema_options
@@ -49,7 +49,7 @@ async def _answer(
         if lines.fields.stream:
             await stream_turn(exchange, request, LineStream(lines))
         else:
-            [answer] = await exchange.turns.collect(exchange.caller, request)
+            [answer] = await collect_answers(exchange, request)
             await exchange.send_json(lines.whole(answer))
     except InferdError as exc:
         raise table.name_field(OPTIONS.name_field(exc)) from None

@@ -12,7 +12,7 @@ from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.priorities import Priority
 from ..callers.caller import Caller
-from ..exchange import Exchange, stream_turn
+from ..exchange import Exchange, collect_answers, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
 from ..turns import Answer, TurnProgress, TurnRequest, WholeCalls, schema_options
@@ -43,7 +43,7 @@ async def answer_chat(exchange: Exchange) -> None:
         if chat.stream:
             await stream_turn(exchange, request, ChatStream(frame))
         else:
-            answers = await exchange.turns.collect(exchange.caller, request)
+            answers = await collect_answers(exchange, request)
             await exchange.send_json(frame.whole(answers))
     except InferdError as exc:
         raise CHAT.name_field(exc) from None
@@ -190,6 +190,7 @@ class ChatFrame:
             "message": message,
             "logprobs": logprobs,
             "finish_reason": answer.finish_reason,
+            **answer.adjusted,
         }
 
 
@@ -260,14 +261,14 @@ class ChatStream:
         self._add_calls(delta, answer, self._calls[answer].finish())
         rest = self._chunk(answer, delta, end.probabilities) if delta or end.probabilities else b""
         more = self._timings.of_end(end)
-        return rest + self._chunk(answer, {}, finish_reason=end.finish_reason, more=more)
+        return rest + self._chunk(answer, {}, end=end, more=more)
 
     def _chunk(
         self,
         answer: int,
         delta: dict[str, Any],
         probabilities: list[dict[str, Any]] | None = None,
-        finish_reason: str | None = None,
+        end: Answer | None = None,
         more: dict[str, Any] | None = None,
     ) -> bytes:
         logprobs = None
@@ -277,7 +278,8 @@ class ChatStream:
             "index": answer,
             "delta": delta,
             "logprobs": logprobs,
-            "finish_reason": finish_reason,
+            "finish_reason": None if end is None else end.finish_reason,
+            **({} if end is None else end.adjusted),
         }
         return self._head + _encode(choice) + with_fields(self._tail, more or {})
 

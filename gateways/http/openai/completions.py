@@ -145,11 +145,12 @@ class _Frame:
             if request.echo:
                 parts.append(form.add(end_of(answer)))
             logprobs = joined(parts)
-        choice = {
+        choice: dict[str, Any] = {
             "index": number,
             "text": prompt + answer.text,
             "logprobs": logprobs,
             "finish_reason": answer.finish_reason,
+            **answer.adjusted,
         }
         if request.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(scored, request.prompt_logprobs)
@@ -250,32 +251,33 @@ class _Stream:
         probabilities, echo = end.probabilities, self._echo(answer)
         if self._request.echo and self._request.logprobs is not None:
             probabilities = [*probabilities, *end_of(end)]
-        return echo + self._chunk(answer, "", probabilities, end.finish_reason, more=more)
+        return echo + self._chunk(answer, "", probabilities, end, more=more)
 
     def _chunk(
         self,
         answer: int,
         text: str,
         probabilities: list[dict[str, Any]] | None = None,
-        finish_reason: str | None = None,
+        end: Answer | None = None,
         more: dict[str, Any] | None = None,
     ) -> bytes:
         logprobs = self._logprobs[answer].add(probabilities) if probabilities else None
-        return self._choice(answer, text, logprobs, finish_reason, more)
+        return self._choice(answer, text, logprobs, end, more)
 
     def _choice(
         self,
         answer: int,
         text: str,
         logprobs: dict[str, Any] | None,
-        finish_reason: str | None = None,
+        end: Answer | None = None,
         more: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {
             "index": answer,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": finish_reason,
+            "finish_reason": None if end is None else end.finish_reason,
+            **({} if end is None else end.adjusted),
         }
         return self._head + _encode(choice) + with_fields(self._tail, more or {})
 

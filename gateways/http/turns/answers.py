@@ -47,6 +47,14 @@ class Answer:
     """The time until the model was loaded and the turn's session was open."""
 
     @property
+    def adjusted(self) -> dict[str, dict[str, str]]:
+        """The field of an API's object for the parameters that were not applied as requested, with
+        the reasons; without any, no field.
+        """
+        reasons = self.metadata.get("adjusted")
+        return {"adjusted": reasons} if reasons else {}
+
+    @property
     def input_tokens(self) -> int:
         """Tokens of the prompt, including the history."""
         return self.metadata.get("input_tokens", 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from .....backends.errors import InferdError, InvalidArgument
 from ...callers.caller import Caller
-from ...exchange import Exchange, stream_turn
+from ...exchange import Exchange, collect_answers, stream_turn
 from ...fields.table import field_error
 from ...turns import Answer, TurnRequest, no_previous, schema_options
 from ..chat import effort_arguments, priority_of
@@ -44,7 +44,7 @@ async def answer_response(exchange: Exchange) -> None:
                 failed = form.failed
             else:
                 turn = _with_note(request, turn, frame.whole)
-                [answer] = await exchange.turns.collect(exchange.caller, turn)
+                [answer] = await collect_answers(exchange, turn)
                 await exchange.send_json(frame.whole(answer))
         except InferdError:
             await _forget(exchange, turn)

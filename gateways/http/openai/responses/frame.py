@@ -59,7 +59,7 @@ class ResponseFrame:
         fields = {**self._fields, "status": status_of_end(answer), "output": output}
         if fields["status"] == "incomplete":
             fields["incomplete_details"] = {"reason": "max_output_tokens"}
-        return {**fields, "usage": _usage(answer)}
+        return {**fields, **answer.adjusted, "usage": _usage(answer)}
 
     def failed(self, error: InferdError, status: int) -> dict[str, Any]:
         """Return the response with the error by which it failed."""
