@@ -75,7 +75,8 @@ The grammars are those of [llguidance](https://github.com/guidance-ai/llguidance
 - `schema-lenient`: false, the default: a schema with a constraint that no grammar can keep is
   refused, with the constraint's JSON path and a hint. true: such constraints are left out, and a
   `oneOf` becomes `anyOf`, so the answer may violate them. `adjusted` in the metadata has their
-  paths; answers of the gateway have it as a field, and as the header `inferd-adjusted`. At most {DROPPED_MAX} are left out. Errors in the schema are refused all the same.
+  paths; answers of the gateway have it as a field, and as the header `inferd-adjusted`. At most
+  {DROPPED_MAX} are left out. Errors in the schema are refused all the same.
 - `schema-infer`: the keywords that are added where the schema leaves them out, so that a model does
   not spend its tokens on values that nobody meant. `closed`, the default: types and closed objects;
   `types`: only types; `none`: the schema means what the standard says.

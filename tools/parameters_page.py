@@ -34,11 +34,13 @@ nested objects of the latter are read too (`model`, `sampling`, `stopping`, `mem
 In JSON an unknown key has no effect and is reported as `ignored`, unless `"strict": true` stands
 beside it; everywhere else it is refused, and the error names the nearest known key. A value out of
 its range is refused with the range and the nearest valid value. In JSON that is not strict, another
-value is used and reported as `adjusted`: the nearest valid one, for an `n-predict` of −2 the rest
-of the context (without `ctx-shift`), for a `seed` its remainder modulo 2^32. That includes the
-numbers in `logit-bias`, `tensor-split` and `lora`. There `pooling-type`, `cache-type-k`,
-`cache-type-v`, `numa` and `rope-scaling-type` may be llama.cpp's numbers, and `flash-attn` may be
-`enabled` or `disabled`. All errors are reported at once.
+value is used and reported as `adjusted`: for −1 the configured default, for an `n-predict` of −2
+the rest of the context (without `ctx-shift`), for an `n-gpu-layers` of −2 as many as fit, else the
+nearest valid one. That includes the numbers in `logit-bias`, `tensor-split` and `lora`. There
+`pooling-type`, `cache-type-k`, `cache-type-v`, `numa` and `rope-scaling-type` may be llama.cpp's
+numbers, and `flash-attn` may be `enabled` or `disabled`. Everywhere, a `seed` is taken modulo 2^32,
+and all errors are reported at once. Tokens outside the vocabulary are left out of `logit-bias` and
+`stop-tokens`, and `adjusted` names them.
 [stopping.md](stopping.md) describes what ends a turn, and the further forms that are read.
 
 **Precedence**: the turn's value, then the session's, the graph's, the model's in the configuration,

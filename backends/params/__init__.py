@@ -30,7 +30,13 @@ from .reading import (
     parse_json_options,
     read_options,
 )
-from .sampler_options import GRAMMAR_FIELDS, SamplingParams, adjust_parameters, sampling_params
+from .sampler_options import (
+    GRAMMAR_FIELDS,
+    SamplingParams,
+    adjust_parameters,
+    leave_out_unknown_tokens,
+    sampling_params,
+)
 from .stop_options import StoppingParams, stopping_params
 from .structural_tags import StructuralTag, StructuralTags, structural_tag_text
 
@@ -64,6 +70,7 @@ __all__ = (
     "check_turn_level",
     "differing_values",
     "flat_keys",
+    "leave_out_unknown_tokens",
     "nearest",
     "overflow_beside",
     "parse_json_options",

@@ -15,7 +15,13 @@ from .fitting import without_nulls
 from .json_texts import JSON_BYTES_MAX, decode_json
 from .numbers_of_items import check_distinct, check_list_text, read_biases, read_scales, read_shares
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
-from .other_runtimes.lenient_values import UNTIL_FULL, Clamp, adjust_value, reduce_seed
+from .other_runtimes.lenient_values import (
+    CONFIGURED,
+    UNTIL_FULL,
+    Clamp,
+    adjust_value,
+    reduce_seed,
+)
 from .other_runtimes.spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
@@ -167,7 +173,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
                     lenient=not strict and lenient,
                 )
             elif strict:
-                errors.append(_unknown(key, name, suggests=suggests))
+                errors.append(_unknown(key, spelling, suggests=suggests))
                 suggests = False
             elif spelling in REFUSED_KEYS and item:
                 raise UnsupportedOperation(f"{key}: {REFUSED_KEYS[spelling]}", hint=REFUSED_HINT)
@@ -220,6 +226,10 @@ def _read_value(
     used, reason = reduce_seed(parameter, value)
     if lenient and not reason:
         used, reason = adjust_value(parameter, value)
+    if used is CONFIGURED:
+        options.values.pop(parameter.name, None)
+        options.adjusted[parameter.name] = reason
+        return
     try:
         if parameter.kind in _ITEM_READERS:
             clamp = Clamp() if lenient else None

@@ -12,6 +12,7 @@ import msgspec
 from ..errors import InvalidArgument
 from .adjustment import Adjustment, Rule, fields_of
 from .chat_options import tool_choice_of
+from .other_runtimes.lenient_values import REASONS_MAX
 from .parameter_table import (
     BY_NAME,
     DRY_BREAKERS,
@@ -120,6 +121,24 @@ def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
         errors = adjustment.errors
         raise InvalidArgument("; ".join(errors), hint=PARAMETERS_HINT, data={"errors": errors})
     return adjustment.values, adjustment.reasons
+
+
+def leave_out_unknown_tokens(values: dict[str, Any], vocab_size: int) -> dict[str, str]:
+    """Remove tokens outside the vocabulary from *values*, where they have no effect. Return by
+    parameter the reason.
+    """
+    reasons = {}
+    for name in ("logit-bias", "stop-tokens"):
+        items = values.get(name, ())
+        tokens = [item[0] if name == "logit-bias" else item for item in items]
+        unknown = [token for token in tokens if isinstance(token, int) and token >= vocab_size]
+        if unknown:
+            left_out = set(unknown)
+            values[name] = [i for i, t in zip(items, tokens, strict=True) if t not in left_out]
+            shown = ", ".join(map(str, unknown[:REASONS_MAX]))
+            more = f" and {len(unknown) - REASONS_MAX} more" if len(unknown) > REASONS_MAX else ""
+            reasons[name] = f"tokens outside the vocabulary of {vocab_size}: {shown}{more}"
+    return reasons
 
 
 def _limit_mirostat_chain(a: Adjustment) -> None:

@@ -143,7 +143,7 @@ class Session(SessionCore):
         parameters.apply(options)
         self.count_kept_bytes()
         if turn is not None and self.active:
-            turn.adjust(parameters.fill(turn.spec))
+            turn.adjust(parameters.fill(turn.spec, turn.client.info.vocab_size))
         self.recording.facts_changed()
 
     def set_note(self, note: bytes) -> None:

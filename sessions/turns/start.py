@@ -58,7 +58,7 @@ def task_of(
         request=str(get_contextvars().get("request", "")),
     )
     history = session.conversation.history_state.now
-    spec = session.settings.parameters.fill(spec)
+    spec = session.settings.parameters.fill(spec, client.info.vocab_size)
     spec = session.settings.parameters.constrain_calls(
         spec, history.tool_use, opened=history.opens_call
     )

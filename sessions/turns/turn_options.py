@@ -18,6 +18,7 @@ from ...backends.params import (
     adjust_parameters,
     check_turn_level,
     differing_values,
+    leave_out_unknown_tokens,
     overflow_beside,
     read_options,
     sampling_params,
@@ -283,9 +284,10 @@ class Parameters:
         unused = {n: why for n, why in self.unused.items() if n in given}
         return values, before | adjusted | unused
 
-    def fill(self, spec: TaskSpec) -> TaskSpec:
-        """Return *spec* with the parameters in force."""
+    def fill(self, spec: TaskSpec, vocab_size: int) -> TaskSpec:
+        """Return *spec* with the parameters in force, for a model with that vocabulary."""
         values, self.adjusted = self._adjust()
+        self.adjusted |= leave_out_unknown_tokens(values, vocab_size)
         embed = None
         if values.get("embedding"):
             embed = EmbedSpec(values.get("pooling", ""), values.get("embd-normalize", 2))

@@ -77,9 +77,10 @@ WASI_NN_BACKEND: dict[str, list[str]] = {
         "sampling.dynatemp": "range exponent",
         "stopping": """
             max_tokens ignore_eos stop grammar_triggers token_conditions pattern_conditions
-            semantic_conditions dynamic_timeout context_aware
+            semantic_conditions dynamic_timeout context_aware stop_sequences max_time_ms
+            timeout_config semantic_stopping token_filters
         """,
-        "backend": _BACKEND,
+        "backend": f"{_BACKEND} auto_cleanup_sessions",
         "memory_policy": _MEMORY,
         "memory": f"{_MEMORY} n_discard_tokens",
         "memory_management.cache_policy": "enable_prompt_cache retention_ms",

@@ -10,7 +10,7 @@ from __future__ import annotations
 _REASONS: dict[str, str] = {
     "the setting `sessions-max` decides this": "max-sessions",
     "the setting `idle-timeout-ms` decides this": """
-        idle-timeout-ms auto-cleanup auto-cleanup-enabled""",
+        idle-timeout-ms auto-cleanup auto-cleanup-enabled auto-cleanup-sessions""",
     "the settings `tasks-waiting-max` and `tasks-waiting-user-max` decide this": """
         queue-size queue-warning-threshold queue-reject-threshold auto-queue-cleanup""",
     "each request sets its own timeouts; no setting does": "default-task-timeout-ms",
@@ -65,6 +65,7 @@ _REASONS: dict[str, str] = {
         compute-ppl cvector-outfile cvector-positive-file cvector-negative-file
         cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
         runtime context-aware timeout-config semantic-stopping token-filters
+        grammar-triggers.patterns max-time-ms
         prompt-file interactive interactive-first interactive-specials simple-io use-color
         multiline-input embd-out embd-sep no-perf no-perf-sampling grp-attn-n grp-attn-w
         n-chunks spm-infill n-print logits-file usage special escape verbose-prompt

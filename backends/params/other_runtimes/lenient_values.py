@@ -6,7 +6,7 @@ Guests cannot read the message of an error, and other runtimes accept these valu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...texts.shorten import plain_number, shorten
 from ..fitting import as_whole
@@ -14,6 +14,27 @@ from ..parameter_table import Parameter
 
 UNTIL_FULL = "-2 means until the context is full: -1 is used, without ctx-shift"
 """The reason that is reported for an `n-predict` of -2, which also turns `ctx-shift` off."""
+CONFIGURED = object()
+"""Stands for the value that a parameter has without the request."""
+
+
+class Sentinel(NamedTuple):
+    """A value with a meaning of its own in another runtime, and the value that is *used* for it."""
+
+    value: int
+    used: Any
+    reason: str
+
+
+SENTINELS = {
+    "n-predict": Sentinel(-2, -1, UNTIL_FULL),
+    "n-gpu-layers": Sentinel(-2, -1, "-2 means all layers: -1 is used, as many as fit"),
+}
+"""By parameter, the sentinel of llama.cpp or Ollama that is out of its range."""
+DEFAULT_SENTINEL = Sentinel(-1, CONFIGURED, "-1 means the configured default")
+"""That of each other number in wasi_nn_backend, and of some in llama.cpp. Where -1 is within a
+parameter's range, it has the meaning in the parameter's description.
+"""
 REASONS_MAX = 4
 """Changed numbers within one value that its reason names."""
 SEEDS = 1 << 32
@@ -64,8 +85,8 @@ class Clamp:
 
 
 def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
-    """Return the value to use for *value*, and the reason if they differ. A value of the wrong type
-    is returned as it is.
+    """Return the value to use for *value*, or `CONFIGURED`, and the reason if they differ. A value
+    of the wrong type is returned as it is.
     """
     if isinstance(value, bool):
         return value, ""
@@ -75,8 +96,9 @@ def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
         return value, ""
     if parameter.kind not in ("int", "float") or parameter.low <= value <= parameter.high:
         return value, ""
-    if parameter.name == "n-predict" and value == -2:
-        return -1, UNTIL_FULL
+    for sentinel in (SENTINELS.get(parameter.name), DEFAULT_SENTINEL):
+        if sentinel is not None and value == sentinel.value:
+            return sentinel.used, sentinel.reason
     low, high = plain_number(parameter.low), plain_number(parameter.high)
     used = parameter.low if value < parameter.low else parameter.high
     number = int(used) if parameter.kind == "int" else used

@@ -25,6 +25,15 @@ def read_triggers(value: Any) -> list[list[Any]]:
     return [_trigger(item) for item in _items(value)]
 
 
+def _grammar_triggers(value: Any) -> dict[str, Any]:
+    """Return triggers, or with another key the patterns of ends that wasi_nn_backend's texts have
+    under the same name, as `{"enabled": true, "patterns": […]}`, and that it does not read.
+    """
+    if isinstance(value, Mapping) and value.keys() & {"enabled", "patterns"}:
+        return {"grammar-triggers.patterns": value}
+    return {"grammar-triggers": value}
+
+
 def _trigger(item: Any) -> list[Any]:
     if isinstance(item, str) and item:
         return ["word", item]
@@ -252,6 +261,7 @@ FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "pattern-conditions": _pattern_conditions,
     "semantic-conditions": _semantic_conditions,
     "dynamic-timeout": _dynamic_timeout,
+    "grammar-triggers": _grammar_triggers,
     "response-format": _response_format,
     "structured-outputs": _structured_outputs,
     "guided-json": _guided_json,
