@@ -17,6 +17,7 @@ from ....backends.errors import (
     UnsupportedOperation,
 )
 from ....backends.params import (
+    BY_NAME,
     Options,
     adjust_parameters,
     differing_values,
@@ -164,13 +165,12 @@ async def _open_graph(
             worker = await lease.ready()
         info, requested, configured = worker.info, options.level("model"), lease.model.options()
         configured = configured | overflow_beside({}, configured)
-        in_force = _values_in_force(lease.model, worker)
+        in_force = _values_in_force(lease.model, worker, configured)
         graph.not_applied = _not_applied(requested, configured | in_force, lease.model.fitted)
-        applied = {k for k in requested if k not in graph.not_applied and k not in configured}
         defaults = {k: v for k, v in backend.items() if k not in configured | requested}
-        layers = {"file": info.sampling, "model": configured | in_force, "backend": defaults}
+        layers = {"file": info.sampling, "model": configured, "backend": defaults}
         origins = {k: origin for origin, values in layers.items() for k in values}
-        graph.origins = {k: v for k, v in origins.items() if k not in own.keys() | applied}
+        graph.origins = {k: v for k, v in origins.items() if k not in own}
         graph.options = info.sampling | configured | in_force | defaults
         graph.options |= {**own, **overflow_beside(graph.options, own)}
         size = requested.get("ctx-size") or graph.options["ctx-size"]
@@ -192,10 +192,14 @@ def _send_progress(request: Request, fraction: float) -> None:
     request.emit(w.ProgressEvent(progress=fraction))
 
 
-def _values_in_force(model: ManagedModel, worker: ProcessClient) -> dict[str, Any]:
-    """Return the model-level values of a load that may differ from the configured ones."""
+def _values_in_force(
+    model: ManagedModel, worker: ProcessClient, configured: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the context's size, and the model-level values of a load that differ from the
+    configured ones. Each entry counts in the memory of the user's sessions.
+    """
     info, spec = worker.info, worker.spec
-    return {
+    values = {
         "ctx-size": info.ctx_size,
         "batch-size": info.batch_size,
         "slots": info.slots,
@@ -204,6 +208,11 @@ def _values_in_force(model: ManagedModel, worker: ProcessClient) -> dict[str, An
         "tensor-split": list(spec.tensor_split) if info.n_gpu_layers else [],
         "threads": spec.threads,
         "keep-alive": model.keep_alive_s,
+    }
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "ctx-size" or value != configured.get(name, BY_NAME[name].default)
     }
 
 
