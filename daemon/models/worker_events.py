@@ -9,11 +9,12 @@ from typing import Protocol
 
 import msgspec
 
-from ...backends.errors import InferdError
+from ...backends import Shape
+from ...backends.errors import InferdError, OutOfMemory
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 from ..residency.budget import MemoryBudget
-from ..residency.fit import with_sizes
+from ..residency.fit import smaller_shape, smallest_shape, with_sizes
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills
 from ..residency.model_files import Signature, files_in_use, signature_of
@@ -96,7 +97,8 @@ class WorkerEvents(WorkerListener):
         self._launcher.registry.gate.advance()
 
     async def reserve_embedding_memory(self) -> None:
-        """Reserve memory for embeddings; idle models are evicted for it if needed.
+        """Reserve memory for embeddings; idle models are evicted for it if needed. If that is not
+        enough, the model is loaded again in a smaller shape, in which they fit.
 
         :raises OutOfMemory: too little is free.
         """
@@ -104,9 +106,29 @@ class WorkerEvents(WorkerListener):
         while not worker.client.embeds:
             if self.model.worker is not worker or worker.unloading:
                 return
-            for unloading in self._launcher.budget.reserve_embedding(self.model, worker):
-                await unloading.exited.wait()
+            try:
+                unloading = self._launcher.budget.reserve_embedding(self.model, worker)
+            except OutOfMemory:
+                if not self._may_load_smaller():
+                    raise
+                self.model.embeds = True  # the load counts them
+                await self.model.unload()
+                if not (await self.model.load()).client.embeds:
+                    raise
+                return
+            for leaving in unloading:
+                await leaving.exited.wait()
             self.model.embeds = worker.client.embeds
+
+    def _may_load_smaller(self) -> bool:
+        """Return whether the model may be loaded in a smaller shape for embeddings: not while it
+        computes for others, and not again if that has failed.
+        """
+        worker, model, info = self.worker, self.model, self.worker.info
+        if model.has_tasks or model.pinned or worker.has_no_room_for_embeddings:
+            return False
+        shape = Shape(info.slots, info.ctx_size, info.batch_size, info.n_gpu_layers)
+        return smaller_shape(shape, smallest_shape(model, shape)) is not None
 
     def embedding_context_created(self) -> None:
         """Note that the memory of the embedding context is in use."""

@@ -170,8 +170,19 @@ class MemoryBudget:
         elif (shape := smaller_shape(load.report.shape, load.floor, shortage)) is not None:
             load.is_waiting = False
             load.worker.client.send_command(EstimateMemory(shape))
+        elif load.worker.client.embeds:
+            self._leave_out_embeddings(load)
         else:
             self._refuse(load, shortage, obtainable)
+
+    def _leave_out_embeddings(self, load: PendingLoad) -> None:
+        """Begin a load again without the memory for embeddings, which fit in no shape beside text:
+        a load that text alone would have does not fail because of them.
+        """
+        worker = load.worker
+        load.model.embeds = worker.client.embeds = load.is_waiting = False
+        worker.has_no_room_for_embeddings = True
+        worker.client.send_command(EstimateMemory(load.first_shape))
 
     def _shortage(self, load: PendingLoad, now: float) -> DeviceShortage | None:
         """Return a device that lacks memory for a load and the loads ahead of it, if any."""

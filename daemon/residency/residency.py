@@ -178,6 +178,7 @@ class ResidentModel(Protocol):
     requested: Mapping[str, Any]
     load_waiters: int
     never_shrinks: bool
+    embeds: bool
     residency: Residency
 
     @property

@@ -75,6 +75,8 @@ class Worker:
         """The process has exited after its load, without an order to quit."""
         self.remains: SpawnedProcess | None = None
         """The process, if it could not be ended."""
+        self.has_no_room_for_embeddings = False
+        """The load has left out the memory for embeddings, because it fits in no shape."""
         self._settings, self._kv_dir, self._hang_s = settings or {}, kv_dir, hang_s
         self._listener = listener
         self._has_embedding_context = False

@@ -100,6 +100,7 @@ class TurnRunner:
         client = await self._link.client()
         if embeds and core.settings.parameters.standing("embedding"):
             await client.reserve_embedding_memory()
+            client = await self._link.client()  # the model may have been loaded again for it
         step(core.state, SessionCall.COMPUTE)  # it may have been closed or reset meanwhile
         return client
 

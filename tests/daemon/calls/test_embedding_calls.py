@@ -396,6 +396,73 @@ def test_too_little_memory_for_embeddings_is_refused_with_both_numbers() -> None
             assert session.chat("hello") == "hello"
 
 
+def model_with_tokens(name: str, embedding: int, parameters: str = "", **options: int) -> str:
+    """Return the configuration of a model that takes 300 bytes, and one for each token."""
+    echo = {"weight_bytes": 300, "token_bytes": 1, "embedding_bytes": embedding, **options}
+    lines = "".join(f"{key} = {value}\n" for key, value in echo.items())
+    return f'[models.{name}]\nbackend = "echo"\n{parameters}[models.{name}.echo]\n{lines}'
+
+
+def test_a_tight_budget_shrinks_slots_and_context_for_embeddings() -> None:
+    """The text of 4 slots would fit in 2 slots of 4096 tokens, and with embeddings in less."""
+    config = "[daemon]\nmemory-bytes = 9000\n" + model_with_tokens("a", 4000)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("a") as session:
+            assert session.chat("hello") == "hello"
+            assert memory(client, "a")["total"] == 300 + 2 * 4096
+            [found] = client.embed("a", "hello")
+            assert len(found) == EMBEDDING_SIZE
+            assert memory(client, "a")["total"] == 300 + 4096 + 4000
+            assert session.chat("again") == "again", "its history is computed again"
+        assert client.show("a")["slots"] == 1
+        assert "model.fitted" in daemon.log
+
+
+def test_a_cold_model_is_fitted_to_embeddings_in_the_budget() -> None:
+    config = "[daemon]\nmemory-bytes = 3000\n" + model_with_tokens("a", 1500)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        found = client.embed("a", ["hello", "world"] * 20)
+        assert len(found) == 40
+        assert memory(client, "a")["total"] == 300 + 1024 + 1500
+        assert client.show("a")["slots"] == 1
+        assert daemon.log.count("model.loaded") == 2
+        client.embed("a", "hello")
+        assert daemon.log.count("model.loaded") == 2
+
+
+@pytest.mark.parametrize("fixed", ["", "slots = 4\nctx-size = 512\nbatch-size = 128\n"])
+def test_embeddings_that_fit_in_no_shape_leave_the_model_as_it_is(fixed: str) -> None:
+    config = "[daemon]\nmemory-bytes = 3000\n" + model_with_tokens("a", 2900, fixed)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("a") as session:
+            assert session.chat("hello") == "hello"
+            before = memory(client, "a")["total"]
+            for _ in range(3):
+                with pytest.raises(OutOfMemory) as caught:
+                    client.embed("a", "hello")
+                assert caught.value.data["needed_bytes"] == 2900
+            assert memory(client, "a")["total"] == before
+            assert session.chat("again") == "again"
+        assert daemon.log.count("model.loaded") == (1 if fixed else 2), "it is tried only once"
+
+
+def test_a_model_that_computes_for_others_is_not_loaded_again_for_embeddings() -> None:
+    config = "[daemon]\nmemory-bytes = 3000\n" + model_with_tokens("a", 1500, step_ms=5)
+    with (
+        running_daemon(config) as daemon,
+        Client(daemon.socket) as client,
+        Client(daemon.socket) as other,
+        client.session("a") as session,
+    ):
+        stream = session.stream("a long text " * 100)
+        next(stream)
+        with pytest.raises(OutOfMemory):
+            other.embed("a", "hello")
+        assert "".join(stream) != ""
+        assert daemon.log.count("model.loaded") == 1
+        assert len(other.embed("a", "hello")) == 1, "once it has ended"
+
+
 def test_a_replacement_worker_has_the_memory_for_embeddings_reserved_too() -> None:
     config = "[daemon]\nmemory-bytes = 1000\n" + model_of("a", 300, 500)
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
