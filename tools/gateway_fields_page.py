@@ -27,9 +27,9 @@ describes the gateway.
 A null counts as absent, also within a field, and so do the values that a table names as neutral.
 A whole number may be written as a float. A field that a table does not list is, where the table
 says so, a parameter of docs/parameters.md such as `top_k` or `grammar`, or one of the
-[fields of other servers](#fields-of-other-servers). Any other field is ignored, and with
-`--unknown-fields refuse` it is refused by name. On the paths of `/v1/inferd/` unknown fields are
-always refused.
+[fields of other servers](#fields-of-other-servers). Any other field is ignored. With
+`--unknown-fields refuse` it is refused by name, as are the ignored fields of other servers. On the
+paths of `/v1/inferd/` unknown fields are always refused.
 
 ## Bodies
 

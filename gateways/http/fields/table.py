@@ -126,6 +126,8 @@ class FieldTable(Generic[S]):
         self.kind, self.method = kind, method
         self.others, self.own_path = tuple(others), own_path
         self._by_name = {field.name: field for field in (*others, *fields)}
+        listed = {field.name for field in fields}
+        self._ignored_others = {f.name for f in others if f.use is Use.IGNORED} - listed
         self._by_option = {field.option or field.sets: field.name for field in fields}
 
     def read(
@@ -172,6 +174,8 @@ class FieldTable(Generic[S]):
                 raise UnsupportedOperation(
                     f"{name}: {field.note}", hint="leave it out", data={"param": name}
                 )
+            if name in self._ignored_others and unknown is UnknownFields.REFUSE:
+                raise self._unknown(name)
             if field.use is Use.IGNORED:
                 ignored.append(name)
             elif field.option:
@@ -188,10 +192,13 @@ class FieldTable(Generic[S]):
         if self.parameters and self._is_parameter(name.lower().replace("_", "-")):
             return parameter(name)
         if self.own_path or unknown is UnknownFields.REFUSE:
-            shown = name[:_SHOWN_NAME]
-            message = f"unknown field {shown!r}; {nearest(name, self._suggested())}".rstrip("; ")
-            raise field_error(shown, message)
+            raise self._unknown(name)
         return ignored(name, "unknown")
+
+    def _unknown(self, name: str) -> InvalidArgument:
+        shown = name[:_SHOWN_NAME]
+        message = f"unknown field {shown!r}; {nearest(name, self._suggested())}".rstrip("; ")
+        return field_error(shown, message)
 
     def _is_parameter(self, spelling: str) -> bool:
         """Return whether a parameter with this spelling applies to a request of this path."""

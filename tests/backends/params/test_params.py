@@ -151,7 +151,7 @@ def test_a_value_of_another_kind_is_refused_and_null_is_absent(parameter: Parame
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
 def test_every_spelling_is_read(parameter: Parameter) -> None:
-    unset: Any = parameter.low if parameter.kind == "float" else []
+    unset: Any = parameter.low if parameter.kind in ("int", "float") else []
     value = parameter.default if parameter.default is not None else unset
     for spelling in (parameter.name, *parameter.aliases):
         for key in (spelling, spelling.replace("-", "_"), spelling.upper()):
