@@ -13,7 +13,7 @@ from inferd import Client, Session
 from inferd.backends.errors import PromptTooLong
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, fast_smollm2
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 
@@ -48,8 +48,12 @@ def test_1000_turns_on_echo_in_a_context_of_512_tokens(
     with client.session("echo", raw=True, session_id="long", options=options) as session:
         found = facts(session, turns, **{"n-predict": 20})
         [shown] = client.sessions(session_id="long")
-    assert all(each["stop_reason"] in ("length", "eos") for each in found)
-    assert all(each["input_tokens"] < 512 and not each["shifts"] for each in found)
+    reasons = {each["stop_reason"] for each in found}
+    if options == {"overflow": "truncate"}:
+        reasons.discard("context_full")  # a prompt that just fits leaves little for its answer
+    assert reasons <= {"length", "eos"}
+    assert all(each["input_tokens"] < 512 for each in found)
+    assert options == SHIFT or not any(each["shifts"] for each in found)
     drops = [each for each in found if each["dropped_tokens"]]
     assert len(drops) > turns / 20
     if options == {"overflow": "drop-turns"}:
@@ -292,12 +296,12 @@ def tiny(tiny_config: str) -> Iterator[Client]:
 @pytest.mark.model
 @pytest.mark.timeout(400)
 def test_100_turns_on_smollm2(tmp_path: Path) -> None:
-    config = f"{ONE_THREAD}[models.smollm2]\nfile = '{smollm2()}'\nctx-size = 512\n"
+    config = f"{ONE_THREAD}[models.smollm2]\nfile = '{fast_smollm2()}'\nctx-size = 512\n"
     with (
         running_daemon(config) as daemon,
         Client(daemon.socket) as client,
         client.session("smollm2", system="Be brief.") as session,
     ):
-        found = facts(session, 100, **{"n-predict": 12})
+        found = facts(session, 100, **{"n-predict": 4})
         assert sum(each["dropped_turns"] > 0 for each in found) > 5
         assert "Paris" in session.chat("What is the capital of France?", options={"temp": 0})
