@@ -207,7 +207,8 @@ def _progress_sender(daemon: Daemon, request: Request, params: w.StreamedParams)
             logprobs = describe_prompt(report.logprobs)
             scored = w.TokensEvent(prompt_logprobs=logprobs, prompt_offset=report.offset)
             daemon.emit(request, scored)
-        elif isinstance(report, PromptProgress):
+            return
+        if isinstance(report, PromptProgress):
             share = PROMPT_EVENTS_MAX * report.processed // max(1, report.total)
             if share > reported:
                 reported = share
