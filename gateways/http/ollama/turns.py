@@ -14,6 +14,8 @@ from .lines import Lines, LineStream, chat_form, generate_form
 from .messages import read_messages
 
 REST_OF_CONTEXT = -1
+_UNTIL_FULL = -2
+"""The `num_predict` with which an answer ends when the context is full, and does not shift."""
 
 
 async def answer_chat(exchange: Exchange) -> None:
@@ -73,6 +75,8 @@ def _turn_of(
     options = {**overflow, **options}
     if own.num_predict is not None:
         options["n-predict"] = max(REST_OF_CONTEXT, own.num_predict)
+        if own.num_predict == _UNTIL_FULL:
+            options["ctx-shift"] = False
     if fields.logprobs:
         options["n-probs"] = max(1, fields.top_logprobs)
     if fields.format == "json":

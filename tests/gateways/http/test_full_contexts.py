@@ -120,7 +120,10 @@ def test_ollamas_prompts_lose_their_middle_and_answers_shift(
     reply = own.generate("tiny", "x" * 490, raw=True, options={"num_predict": 60})
     assert reply.eval_count == 60 and reply.done_reason == "length"
     body = {"model": "tiny", "prompt": "x" * 490, "raw": True, "stream": False, "shift": False}
-    ended = httpx.post(
-        f"{http.url}/api/generate", json=body | {"options": {"num_predict": 60}}
-    ).json()
-    assert ended["eval_count"] < 30 and ended["done_reason"] == "length"
+    for fields in (
+        {"options": {"num_predict": 60}},
+        {"options": {"num_predict": -2}},
+        {"options": {"num_predict": -2}, "shift": True},
+    ):
+        ended = httpx.post(f"{http.url}/api/generate", json=body | fields).json()
+        assert ended["eval_count"] < 30 and ended["done_reason"] == "length"
