@@ -123,6 +123,7 @@ keeps.
 
 ## Keywords
 
+The table holds for a schema with `schema-infer` `none`, or one that leaves no keyword out.
 *Kept*: the grammar allows the valid answers. *Narrowed*: it does not allow all of them. *Refused*:
 it cannot keep the constraint. Other keywords, such as `title`, `default` or unknown ones, are
 annotations without effect, as the standard says.

@@ -1,6 +1,7 @@
 """JSON schemas in llguidance's form.
 
-`document` reads a schema, `rewriting` replaces keywords that llguidance refuses, and
-`schema_grammar` writes the grammar. `refused_keyword` finds the keyword that prevents it, and
-`lenient` leaves such keywords out. `keyword_table` lists what is supported.
+`document` reads a schema, `malformed` finds its errors, `inference` adds keywords that it leaves
+out, `rewriting` replaces keywords that llguidance refuses, and `schema_grammar` writes the grammar.
+`refused_keyword` finds the keyword that prevents it, and `lenient` leaves such keywords out.
+`keyword_table` lists what is supported.
 """
