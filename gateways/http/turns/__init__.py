@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .answer_schemas import schema_options
 from .answers import Answer, FinishReason, TurnProgress, TurnReader
-from .formats import schema_options
 from .pool import ConnectionPool
 from .request import TurnRequest
 from .runner import Embedded, TurnRunner, no_previous

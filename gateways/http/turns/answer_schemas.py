@@ -1,4 +1,4 @@
-"""The parameters of an answer's format, for any API."""
+"""The parameters of an answer that follows a JSON schema, for any API."""
 
 from __future__ import annotations
 
