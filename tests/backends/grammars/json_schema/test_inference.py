@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import permutations
 from typing import Any
 
 import jsonschema
@@ -42,53 +42,54 @@ def fits(schema: Any, value: Any) -> bool:
     return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
 
 
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        (CITY, GOOD, BAD),
-        ({"properties": {"city": CITY}}, {"city": GOOD}, {"city": BAD}),
-        ({"type": "array", "items": CITY}, [GOOD], [GOOD, BAD]),
-        ({"prefixItems": [CITY]}, [GOOD], [BAD]),
-        ({"additionalProperties": CITY}, {"a": GOOD}, {"a": BAD}),
-        ({"anyOf": [CITY, {"type": "null"}]}, GOOD, BAD),
-        ({"oneOf": [CITY, {"type": "null"}]}, GOOD, BAD),
-        (REF | DEFS, GOOD, BAD),
-        ({"anyOf": [REF, {"type": "null"}]} | DEFS, GOOD, BAD),
-        ({"allOf": [REF], "description": "A city."} | DEFS, GOOD, BAD),
-        ({**CITY, "title": "City", "nullable": True, "x-order": 1}, GOOD, BAD),
-        ({"type": "object", "properties": {}}, {}, GOOD),
-        ({"properties": {"not": CITY, "if": {}}}, {"not": GOOD}, {"not": BAD}),
-        ({**CITY, "required": ["name", "size"]}, BOTH, {**BOTH, "other": 1}),
-        ({**CITY, "dependentRequired": {"name": ["size"]}}, BOTH, {**BOTH, "other": 1}),
-        ({**CITY, "patternProperties": {"^s": {}}}, BOTH, BAD),
-        ({"type": "object", "patternProperties": {"^n": {}}}, GOOD, BAD),
-        ({"allOf": [CITY, SIZE]}, BOTH, {**BOTH, "other": 1}),
-        ({"allOf": [REF, SIZE]} | DEFS, BOTH, {**BOTH, "other": 1}),
-        ({**CITY, "allOf": [{"anyOf": [SIZE_REF, {"required": ["x"]}]}]} | DEFS, BOTH, BAD),
-        ({**CITY, "anyOf": [{"required": ["size"]}, {"required": ["x"]}]}, BOTH, BAD | BOTH),
-        ({**REF, **SIZE, **DEFS}, BOTH, {**BOTH, "other": 1}),
-        ({**CITY, "then": SIZE, "if": {}}, BOTH, {**BOTH, "other": 1}),
-        ({**CITY, "dependentSchemas": {"name": SIZE}}, BOTH, {**BOTH, "other": 1}),
-        ({**CITY, "not": {"required": ["x"]}}, GOOD, BAD),
-        ({"allOf": [REF, SIZE], "unevaluatedProperties": False} | DEFS, BOTH, BAD | BOTH),
-        # A definition with both uses.
-        (
-            {"properties": {"a": REF, "b": {"allOf": [REF, SIZE]}}} | DEFS,
-            {"a": GOOD, "b": BOTH},
-            {"a": BAD, "b": BOTH},
-        ),
-        (
-            {"properties": {"a": REF, "b": {"allOf": [REF, SIZE]}}} | DEFS,
-            {"a": GOOD, "b": BOTH},
-            {"a": GOOD, "b": BAD},
-        ),
-        (
-            {"$ref": "#/$defs/Tree", "$defs": {"Tree": TREE}},
-            {"children": [{"children": []}]},
-            {"children": [{"others": []}]},
-        ),
-    ],
-)
+CLOSED: list[tuple[dict[str, Any], Any, Any]] = [
+    (CITY, GOOD, BAD),
+    ({"properties": {"city": CITY}}, {"city": GOOD}, {"city": BAD}),
+    ({"type": "array", "items": CITY}, [GOOD], [GOOD, BAD]),
+    ({"prefixItems": [CITY]}, [GOOD], [BAD]),
+    ({"additionalProperties": CITY}, {"a": GOOD}, {"a": BAD}),
+    ({"anyOf": [CITY, {"type": "null"}]}, GOOD, BAD),
+    ({"oneOf": [CITY, {"type": "null"}]}, GOOD, BAD),
+    (REF | DEFS, GOOD, BAD),
+    ({"anyOf": [REF, {"type": "null"}]} | DEFS, GOOD, BAD),
+    ({"allOf": [REF], "description": "A city."} | DEFS, GOOD, BAD),
+    ({**CITY, "title": "City", "nullable": True, "x-order": 1}, GOOD, BAD),
+    ({"type": "object", "properties": {}}, {}, GOOD),
+    ({"properties": {"not": CITY, "if": {}}}, {"not": GOOD}, {"not": BAD}),
+    ({**CITY, "required": ["name", "size"]}, BOTH, {**BOTH, "other": 1}),
+    ({**CITY, "dependentRequired": {"name": ["size"]}}, BOTH, {**BOTH, "other": 1}),
+    ({**CITY, "patternProperties": {"^s": {}}}, BOTH, BAD),
+    ({"type": "object", "patternProperties": {"^n": {}}}, GOOD, BAD),
+    ({"allOf": [CITY, SIZE]}, BOTH, {**BOTH, "other": 1}),
+    ({"allOf": [REF, SIZE]} | DEFS, BOTH, {**BOTH, "other": 1}),
+    ({**CITY, "allOf": [{"anyOf": [SIZE_REF, {"required": ["x"]}]}]} | DEFS, BOTH, BAD),
+    ({**CITY, "anyOf": [{"required": ["size"]}, {"required": ["x"]}]}, BOTH, BAD | BOTH),
+    ({**REF, **SIZE, **DEFS}, BOTH, {**BOTH, "other": 1}),
+    ({**CITY, "then": SIZE, "if": {}}, BOTH, {**BOTH, "other": 1}),
+    ({**CITY, "dependentSchemas": {"name": SIZE}}, BOTH, {**BOTH, "other": 1}),
+    ({**CITY, "not": {"required": ["x"]}}, GOOD, BAD),
+    ({"allOf": [REF, SIZE], "unevaluatedProperties": False} | DEFS, BOTH, BAD | BOTH),
+    # A definition with both uses.
+    (
+        {"properties": {"a": REF, "b": {"allOf": [REF, SIZE]}}} | DEFS,
+        {"a": GOOD, "b": BOTH},
+        {"a": BAD, "b": BOTH},
+    ),
+    (
+        {"properties": {"a": REF, "b": {"allOf": [REF, SIZE]}}} | DEFS,
+        {"a": GOOD, "b": BOTH},
+        {"a": GOOD, "b": BAD},
+    ),
+    (
+        {"$ref": "#/$defs/Tree", "$defs": {"Tree": TREE}},
+        {"children": [{"children": []}]},
+        {"children": [{"others": []}]},
+    ),
+]
+"""Schemas that are closed, each with a value that then fits, and one that fits only before."""
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), CLOSED)
 def test_objects_have_only_the_properties_that_the_schema_names(
     schema: dict[str, Any], good: Any, bad: Any
 ) -> None:
@@ -212,21 +213,47 @@ def test_each_value_of_a_schema_with_inferred_keywords_fits_the_schema(infer: st
     assert fewer > 20, "the keywords are inferred"
 
 
-@pytest.mark.process
-def test_answers_follow_the_inferred_keywords(tmp_path: Path) -> None:
-    path = write_tiny("llama", tmp_path)
+def texts(value: Any) -> Iterator[str]:
+    """Yield the texts of *value*, with the properties of an object in each order."""
+    orders = permutations(value.items()) if isinstance(value, dict) else ()
+    yield from map(json.dumps, map(dict, orders) if isinstance(value, dict) else [value])
+
+
+@pytest.fixture(scope="module")
+def walker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walker]:
+    path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
     with vocabulary(path) as vocab, compiler_of(vocab) as compiler:
-        walker = Walker(vocab, compiler)
-        list_texts = ("[1, 2]", "1", '"a"', "{}")
-        allowed = {
-            infer: [text for text in list_texts if walker.fits(INTEGERS, text, schema_infer=infer)]
-            for infer in ("none", "types")
-        }
-        assert allowed == {"none": list(list_texts), "types": ["[1, 2]"]}
-        assert walker.fits(CITY, json.dumps(BAD), schema_infer="types")
-        assert walker.fits(CITY, json.dumps(GOOD), schema_infer="closed")
-        for schema, text in ((INTEGERS, "1"), (CITY, json.dumps(BAD))):
-            assert not walker.fits(schema, text, schema_infer=BY_NAME["schema-infer"].default)
+        yield Walker(vocab, compiler)
+
+
+@pytest.mark.process
+def test_the_grammar_of_a_closed_schema_has_no_other_properties(walker: Walker) -> None:
+    refused = 0
+    for schema, good, bad in CLOSED:
+        try:
+            assert any(walker.fits(schema, t, schema_infer="closed") for t in texts(good)), schema
+        except InvalidArgument:
+            refused += 1
+            continue
+        assert not any(walker.fits(schema, t, schema_infer="closed") for t in texts(bad)), schema
+        for seed in range(2):
+            text = walker.walk(schema, seed, schema_infer="closed")
+            assert text is None or fits(schema, json.loads(text)), (schema, text)
+    assert refused <= 1, "only a negation is not supported"
+
+
+@pytest.mark.process
+def test_answers_follow_the_inferred_keywords(walker: Walker) -> None:
+    list_texts = ("[1, 2]", "1", '"a"', "{}")
+    allowed = {
+        infer: [text for text in list_texts if walker.fits(INTEGERS, text, schema_infer=infer)]
+        for infer in ("none", "types")
+    }
+    assert allowed == {"none": list(list_texts), "types": ["[1, 2]"]}
+    assert walker.fits(CITY, json.dumps(BAD), schema_infer="types")
+    assert walker.fits(CITY, json.dumps(GOOD), schema_infer="closed")
+    for schema, text in ((INTEGERS, "1"), (CITY, json.dumps(BAD))):
+        assert not walker.fits(schema, text, schema_infer=BY_NAME["schema-infer"].default)
     assert SamplingParams().schema_infer == BY_NAME["schema-infer"].default == "closed"
 
 
