@@ -29,8 +29,8 @@ def without_nulls(value: Any, levels: int) -> Any:
     """Return *value* without the nulls in its objects, down to the given number of *levels* of
     objects. Deeper ones have values of the caller's tools, in which a null may mean something.
     """
-    if isinstance(value, list):
-        return [without_nulls(item, levels) for item in value]
+    if isinstance(value, list) and levels:  # lists in lists stay, however deep they are
+        return [without_nulls(v, levels) if isinstance(v, dict) else v for v in value]
     if not isinstance(value, dict) or not levels:
         return value
     return {n: without_nulls(v, levels - 1) for n, v in value.items() if v is not None}

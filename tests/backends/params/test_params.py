@@ -220,6 +220,17 @@ def test_a_null_in_a_tool_counts_as_absent_except_in_its_schema(tool: dict[str, 
             read_options({"tools": [wrong]})
 
 
+@pytest.mark.parametrize("key", ["tools", "lora", "grammar_triggers", "response_format", "foo"])
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
+def test_a_deep_value_is_refused_or_ignored(key: str, opening: str) -> None:
+    closing = opening[::-1].translate(str.maketrans("[{", "]}", '":a'))
+    text = f'{{"{key}": {opening * 300}1{closing * 300}}}'
+    try:
+        assert parse_json_options(text).ignored == ["foo"]
+    except (InvalidArgument, InvalidEncoding) as exc:
+        assert "recursion" not in str(exc)
+
+
 SCHEMA = {"type": "object", "default": None}
 TAG = {"begin": "<a>", "end": "</a>"}
 CONTENT = {"type": "json_schema", "json_schema": SCHEMA}
