@@ -14,6 +14,7 @@ from ...backends.errors import (
     NotFound,
     UnsupportedOperation,
 )
+from ...ipc.model_names import is_model_file
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient, Graph
@@ -48,7 +49,7 @@ def parse_preload(text: str) -> tuple[str, Preload]:
         raise UnsupportedOperation(
             f"the target {target!r} of {name!r} is not supported", hint="use AUTO, CPU or GPU"
         )
-    return name, Preload(model, target.lower(), "/" in model or model.endswith(".gguf"))
+    return name, Preload(model, target.lower(), "/" in model or is_model_file(model))
 
 
 def find_preload(preloads: Mapping[str, Preload], name: str, target: str) -> Preload:

@@ -15,6 +15,7 @@ from inferd.gateways.wasm import Preload, parse_preload
         ("a:ggml:cpu:m", "a", Preload("m", "cpu")),
         ("a:AutoDetect:Gpu:m", "a", Preload("m", "gpu")),
         ("a:GGML:AUTO:x.gguf", "a", Preload("x.gguf", is_file=True)),
+        ("a:GGML:AUTO:X.GGUF", "a", Preload("X.GGUF", is_file=True)),
         ("a:GGML:AUTO:/models/a:b", "a", Preload("/models/a:b", is_file=True)),
         ("a:GGML:AUTO:pypi:tiny", "a", Preload("pypi:tiny")),
     ],
