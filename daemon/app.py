@@ -138,7 +138,7 @@ async def _main(
                     socket=listener.path,
                     inherited=listener.inherited,
                     pid=os.getpid(),
-                    models=len(daemon.registry.catalog.visible_to(os.getuid())),
+                    models=len(daemon.registry.catalog.listed_to(os.getuid())),
                 )
                 service.notify_ready()
                 _report_ready(daemon, report)

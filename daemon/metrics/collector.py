@@ -196,8 +196,9 @@ def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
 
 def _models(daemon: Daemon) -> Read:
     states: Counter[Labels] = Counter({(state.value,): 0 for state in ModelState})
-    models = (model for model in daemon.registry.catalog.known() if model.uid != HIDDEN_UID)
-    states.update((model.state.value,) for model in models)
+    catalog = daemon.registry.catalog
+    models = (model for model in catalog.known() if model.uid != HIDDEN_UID)
+    states.update((model.state.value,) for model in models if catalog.is_listed(model))
     yield "models", states
 
 

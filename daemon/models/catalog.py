@@ -165,8 +165,12 @@ class ModelCatalog:
             return True
         return self._contents.of_file(file) is None
 
+    def listed_to(self, uid: int) -> list[ManagedModel]:
+        """Return the models that *uid* sees in lists."""
+        return [model for model in self.visible_to(uid) if self.is_listed(model)]
+
     def visible_to(self, uid: int) -> list[ManagedModel]:
-        """Return the models that *uid* may see."""
+        """Return the models that *uid* may load."""
         self.scan()
         visible = [m for m in self._models.values() if m.uid in (None, uid)]
         return sorted(visible, key=lambda model: model.name)

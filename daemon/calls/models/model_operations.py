@@ -20,7 +20,6 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
     registry, catalog = daemon.registry, daemon.registry.catalog
     await catalog.refresh()
-    listed = [m for m in catalog.visible_to(request.owner.user) if catalog.is_listed(m)]
 
     def describe(model: ManagedModel) -> dict[str, Any]:
         facts = registry.file_facts.known_facts(files_in_use(model.config.file))
@@ -29,7 +28,7 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
 
     files = catalog.files_not_offered() if request.params.all_files else []
     return w.ModelsResult(
-        models=[describe(model) for model in listed],
+        models=[describe(model) for model in catalog.listed_to(request.owner.user)],
         not_offered=[{"file": one.file, "reason": one.reason} for one in files],
     )
 

@@ -78,7 +78,7 @@ def client(serving: RunningDaemon) -> Iterator[Client]:
 
 
 def test_all_interfaces_list_the_models_alone(
-    client: Client, http: RunningGateway, folder: Path
+    serving: RunningDaemon, client: Client, http: RunningGateway, folder: Path
 ) -> None:
     files = {model["name"]: model["file"] for model in client.models()}
     assert files == {name: str(folder / path) for name, path in OFFERED.items()} | {
@@ -91,6 +91,10 @@ def test_all_interfaces_list_the_models_alone(
         own = [model["id"] for model in web.get("/v1/inferd/models").json()["data"]]
     assert sorted(files) == sorted(listed) == sorted(tags) == sorted(own)
     assert client.show("sub-small")["file"] == str(folder / "sub/small.gguf")
+    [ready] = [line for line in serving.log.splitlines() if "daemon.ready" in line]
+    assert f"models={len(files)}" in ready
+    counted = client.stats()["metrics"]["models"]
+    assert sum(sample["value"] for sample in counted) == len(files)
 
 
 def test_the_log_and_the_list_name_each_other_file_with_its_reason(
