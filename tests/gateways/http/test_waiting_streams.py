@@ -48,3 +48,28 @@ async def test_a_stream_that_is_due_earlier_than_the_others_does_not_wait_for_th
             await early.begun.wait()
         group.cancel_scope.cancel()
     assert late.shown == 0
+
+
+async def test_a_check_that_fails_does_not_end_the_other_streams(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiting, other = WaitingStreams(), Stream(0.001)
+
+    async def check() -> None:
+        raise ZeroDivisionError
+
+    class Checked(Stream):
+        async def show_waiting(self) -> float:
+            waiting.start(check)
+            return await super().show_waiting()
+
+    checked = Checked()
+    async with anyio.create_task_group() as group:
+        group.start_soon(waiting.run)
+        waiting.add(checked, 0.0)
+        with anyio.fail_after(10):
+            await checked.begun.wait()
+            waiting.add(other, 0.001)
+            await other.begun.wait()
+        group.cancel_scope.cancel()
+    assert "check of a waiting stream failed" in caplog.text
