@@ -8,6 +8,7 @@ grammar, and the chat template's own checks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -81,8 +82,12 @@ class TurnPrecheck:
         adjusted, _ = adjust_parameters(values)
         if not request.raw:
             _messages_of(request)
-        self._grammars.check(sampling_params(adjusted, 0))
+        self._check_grammar(sampling_params(adjusted, 0))
         return values
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        with suppress(ModuleNotFoundError):  # llguidance belongs to the extra `llama`
+            self._grammars.check(params)
 
     def _check_template(self, request: TurnRequest, values: Values, info: ModelInfo) -> None:
         """Check the functions of a turn and, if the model is not loaded, the rendering of its
@@ -112,7 +117,7 @@ class TurnPrecheck:
                 schema = {"type": "object", **(function.get("parameters") or {})}
                 text = msgspec.json.encode(schema).decode()
                 try:
-                    self._grammars.check(SamplingParams(json_schema=text))
+                    self._check_grammar(SamplingParams(json_schema=text))
                 except InferdError as exc:
                     exc.data["param"] = "tools"
                     raise
