@@ -383,6 +383,8 @@ def test_https_is_served(daemon: RunningDaemon, tmp_path: Path) -> None:
         connection = HTTPSConnection(running.host, running.port, context=context)
         connection.request("POST", PATH, BODY, JSON)
         assert status_of(connection) == 200
+        connection.request("POST", PATH, b" " * (9 << 20), JSON)
+        assert status_of(connection) == 413
         connection.close()
     assert "TLS" in inferd("gateway", "--tls-certificate", str(key)).stderr
     assert "--tls-key" in inferd("gateway", "--tls-key", str(key)).stderr
