@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from inferd.testing import RunningDaemon
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
+from tests.waiting import wait_until
 
 HOST = "Host: 127.0.0.1\r\n"
 JSON = "Content-Type: application/json\r\n"
@@ -271,6 +273,22 @@ def test_chunks_that_become_too_long_get_their_413(http: RunningGateway) -> None
         sock.sendall(CHUNKED.encode() + chunk * 9 + b"0\r\n\r\n")
         found = b"".join(iter(lambda: sock.recv(65536), b""))
     assert found.startswith(b"HTTP/1.1 413 ") and b"allows 1048576" in found
+
+
+def test_a_client_that_does_not_close_after_a_refusal_is_disconnected(
+    daemon: RunningDaemon,
+) -> None:
+    """It reads the end of the response at once; its own side is awaited for a time."""
+    with gateway(daemon, "--receive-timeout", "0.5") as running, connected(running) as sock:
+        sock.sendall(f"{CHUNKED}zz\r\n".encode())
+        found = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert found.startswith(b"HTTP/1.1 400 ")
+        port, process = sock.getsockname()[1], psutil.Process(running.process.pid)
+        wait_until(lambda: port not in [each.raddr.port for each in _of_clients(process)])
+
+
+def _of_clients(process: psutil.Process) -> list[Any]:
+    return [each for each in process.net_connections() if each.raddr]
 
 
 def test_a_client_that_sends_after_its_response_without_end_is_disconnected(
