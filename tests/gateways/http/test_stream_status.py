@@ -82,7 +82,7 @@ WITH_MODEL: dict[str, tuple[str, dict[str, Any]]] = {
     "one long text of several": ("completions", {"prompt": ["a", "b" * 500, "c"]}),
     "a long text with several answers": ("completions", {"prompt": "x" * 500, "n": 3}),
     "an adapter": ("completions", {"prompt": "x", "lora": "nobody"}),
-    "a stop token": ("completions", {"prompt": "x", "stop-tokens": [10**6]}),
+    "a token": ("completions", {"prompt": [97, 10**6]}),
 }
 ALL = {**WITHOUT_MODEL, **WITH_MODEL}
 
