@@ -39,8 +39,8 @@ the rest of the context (without `ctx-shift`), for an `n-gpu-layers` of −2 as 
 nearest valid one. That includes the numbers in `logit-bias`, `tensor-split` and `lora`. There
 `pooling-type`, `cache-type-k`, `cache-type-v`, `numa` and `rope-scaling-type` may be llama.cpp's
 numbers, and `flash-attn` may be `enabled` or `disabled`. Everywhere, a `seed` is taken modulo 2^32,
-and all errors are reported at once. Tokens outside the vocabulary are left out of `logit-bias` and
-`stop-tokens`, and `adjusted` names them.
+and all errors are reported at once. Tokens outside the vocabulary are left out of `logit-bias`, and
+`adjusted` names them.
 [stopping.md](stopping.md) describes what ends a turn, and the further forms that are read.
 
 **Precedence**: the turn's value, then the session's, the graph's, the model's in the configuration,

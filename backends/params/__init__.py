@@ -34,7 +34,7 @@ from .sampler_options import (
     GRAMMAR_FIELDS,
     SamplingParams,
     adjust_parameters,
-    leave_out_unknown_tokens,
+    leave_out_unknown_biases,
     sampling_params,
 )
 from .stop_options import StoppingParams, stopping_params
@@ -70,7 +70,7 @@ __all__ = (
     "check_turn_level",
     "differing_values",
     "flat_keys",
-    "leave_out_unknown_tokens",
+    "leave_out_unknown_biases",
     "nearest",
     "overflow_beside",
     "parse_json_options",

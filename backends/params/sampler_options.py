@@ -123,22 +123,20 @@ def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     return adjustment.values, adjustment.reasons
 
 
-def leave_out_unknown_tokens(values: dict[str, Any], vocab_size: int) -> dict[str, str]:
-    """Remove tokens outside the vocabulary from *values*, where they have no effect. Return by
-    parameter the reason.
+def leave_out_unknown_biases(values: dict[str, Any], vocab_size: int) -> dict[str, str]:
+    """Remove biases of tokens outside the vocabulary from *values*, as they have no effect. Return
+    by parameter the reason.
     """
-    reasons = {}
-    for name in ("logit-bias", "stop-tokens"):
-        items = values.get(name, ())
-        tokens = [item[0] if name == "logit-bias" else item for item in items]
-        unknown = [token for token in tokens if isinstance(token, int) and token >= vocab_size]
-        if unknown:
-            left_out = set(unknown)
-            values[name] = [i for i, t in zip(items, tokens, strict=True) if t not in left_out]
-            shown = ", ".join(map(str, unknown[:REASONS_MAX]))
-            more = f" and {len(unknown) - REASONS_MAX} more" if len(unknown) > REASONS_MAX else ""
-            reasons[name] = f"tokens outside the vocabulary of {vocab_size}: {shown}{more}"
-    return reasons
+    name = "logit-bias"
+    biases = values.get(name, ())
+    unknown = [token for token, _ in biases if isinstance(token, int) and token >= vocab_size]
+    if not unknown:
+        return {}
+    left_out = set(unknown)
+    values[name] = [pair for pair in biases if pair[0] not in left_out]
+    shown = ", ".join(map(str, unknown[:REASONS_MAX]))
+    more = f" and {len(unknown) - REASONS_MAX} more" if len(unknown) > REASONS_MAX else ""
+    return {name: f"tokens outside the vocabulary of {vocab_size}: {shown}{more}"}
 
 
 def _limit_mirostat_chain(a: Adjustment) -> None:

@@ -18,7 +18,7 @@ from ...backends.params import (
     adjust_parameters,
     check_turn_level,
     differing_values,
-    leave_out_unknown_tokens,
+    leave_out_unknown_biases,
     overflow_beside,
     read_options,
     sampling_params,
@@ -287,7 +287,7 @@ class Parameters:
     def fill(self, spec: TaskSpec, vocab_size: int) -> TaskSpec:
         """Return *spec* with the parameters in force, for a model with that vocabulary."""
         values, self.adjusted = self._adjust()
-        self.adjusted |= leave_out_unknown_tokens(values, vocab_size)
+        self.adjusted |= leave_out_unknown_biases(values, vocab_size)
         embed = None
         if values.get("embedding"):
             embed = EmbedSpec(values.get("pooling", ""), values.get("embd-normalize", 2))

@@ -89,5 +89,3 @@ def test_a_bias_outside_the_vocabulary_is_left_out_and_named(client: RawClient, 
         assert f": {FAR}" in infer(client, context, {})["adjusted"]["logit-bias"]
     adjusted = infer(client, context, {"logit_bias": [[5, 1]]})["adjusted"]
     assert "vocabulary" not in adjusted.get("logit-bias", "")
-    client.set_input(context, json.dumps({"stop-tokens": [FAR]}).encode(), index=1)
-    assert f": {FAR}" in infer(client, context, {})["adjusted"]["stop-tokens"]

@@ -11,11 +11,11 @@ from inferd.backends.errors import (
     Busy,
     Cancelled,
     InferdError,
+    InvalidArgument,
     KvFull,
     PromptTooLong,
     ShuttingDown,
     Timeout,
-    UnsupportedOperation,
 )
 from inferd.scheduler import messages as m
 from inferd.sessions import Session, Turn, TurnOptions
@@ -65,7 +65,7 @@ async def had_a_turn(harness: Harness) -> Session:
     ("options", "error"),
     [
         ({"options": {"ctx-size": 4}}, PromptTooLong),
-        ({"options": {"embedding": True, "pooling": "rank"}, "embeds": True}, UnsupportedOperation),
+        ({"options": {"stop-tokens": [10_000]}}, InvalidArgument),
     ],
 )
 async def test_a_turn_that_the_engine_refuses_leaves_nothing_of_its_input(
@@ -133,7 +133,7 @@ async def test_the_input_of_set_input_stays() -> None:
     await answer(harness, session, b"hello")
     await session.input.set_input(b"next")
     tokens = session.conversation.tokens()
-    turn = await session.runner.start_turn(TurnOptions(options={"ctx-size": 4}))
+    turn = await session.runner.start_turn(TurnOptions(options={"stop-tokens": [10_000]}))
     harness.port.run()
 
     await error_of(session, turn)

@@ -140,17 +140,18 @@ async def test_the_metadata_have_adjusted_values() -> None:
 
 
 @pytest.mark.asyncio
-async def test_tokens_outside_the_vocabulary_are_left_out_and_named() -> None:
+async def test_biases_outside_the_vocabulary_are_left_out_and_named() -> None:
     harness, most = Harness(), VOCAB_SIZE - 1
     session = opened(harness)
-    session.set_options({"logit-bias": [[most, 1], [VOCAB_SIZE, 2], ["a", 1]], "stop-tokens": most})
+    session.set_options({"logit-bias": [[most, 1], [VOCAB_SIZE, 2], ["a", 1]]})
 
     adjusted = (await turn(harness, session, b"some text"))["adjusted"]
     assert adjusted["logit-bias"].startswith(f"tokens outside the vocabulary of {VOCAB_SIZE}: ")
     assert adjusted["logit-bias"].endswith(f": {VOCAB_SIZE}")
-    many = {"stop-tokens": [most, *range(10**6, 10**6 + 9)], "logit-bias": []}
+    many = {"logit-bias": [[most, 1], *([token, 1] for token in range(10**6, 10**6 + 9))]}
     adjusted = (await turn(harness, session, b"some text", **many))["adjusted"]
-    assert adjusted["stop-tokens"].endswith(": 1000000, 1000001, 1000002, 1000003 and 5 more")
-    none = {"stop-tokens": [most], "logit-bias": [[most, 1]]}
-    adjusted = (await turn(harness, session, b"some text", **none))["adjusted"]
-    assert not [why for why in adjusted.values() if "vocabulary" in why]
+    assert adjusted["logit-bias"].endswith(": 1000000, 1000001, 1000002, 1000003 and 5 more")
+    adjusted = (await turn(harness, session, b"some text", **{"logit-bias": [[most, 1]]}))[
+        "adjusted"
+    ]
+    assert "vocabulary" not in adjusted.get("logit-bias", "")

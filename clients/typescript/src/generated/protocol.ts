@@ -214,7 +214,7 @@ export interface Metadata {
   durable?: boolean | null | undefined;
   /** requested parameters of the model that are not in force, with the values in force */
   not_applied?: Fields | undefined;
-  /** parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `logit-bias` and `stop-tokens` with the tokens outside the vocabulary, which are left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it */
+  /** parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the vocabulary, which are left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it */
   adjusted?: Fields | undefined;
   /** unknown keys */
   ignored?: string[] | undefined;
