@@ -185,7 +185,7 @@ def _write_calls(writer: _Writer, page: str) -> None:
         if call == "show":
             result, result_reader = (
                 "ShowResult",
-                f"{result_reader} as (fields: Fields) => ShowResult",
+                f"{result_reader} as unknown as (fields: Fields) => ShowResult",
             )
         event_reader = f"read{events[0]}" if events else "null"
         if len(events) > 1:
