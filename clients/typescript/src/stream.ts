@@ -47,6 +47,8 @@ export class Stream implements AsyncIterable<Piece> {
   readonly tokens: number[] = [];
   /** With `n-probs`, the tokens' logprobs so far, as llama-server's `completion_probabilities`. */
   readonly probabilities: Fields[] = [];
+  /** With `prompt-logprobs`, the logprobs of the prompt's tokens, before the first piece. */
+  readonly promptLogprobs: Fields[] = [];
   readonly #text: Uint8Array[] = [];
   readonly #reasoning: Uint8Array[] = [];
   readonly #rawText: Uint8Array[] = [];
@@ -137,6 +139,10 @@ export class Stream implements AsyncIterable<Piece> {
   #readEvent(event: StreamEvent | QueueEvent): Piece | undefined {
     if (!("waiting" in event)) {
       this.probabilities.push(...event.completion_probabilities);
+      if (event.prompt_logprobs.length) {
+        this.promptLogprobs.splice(event.prompt_offset); // after a loss, a turn may begin again
+        this.promptLogprobs.push(...event.prompt_logprobs);
+      }
       this.#rawText.push(event.raw_text.length ? event.raw_text : event.text);
       return this.#add(event);
     }

@@ -185,6 +185,21 @@ test("logprobs come with the pieces", async () => {
   );
 });
 
+test("logprobs of a prompt come before the first piece", async () => {
+  await using session = await client.session("echo", { raw: true });
+  const stream = session.stream("abc", { options: { "prompt-logprobs": 0, "n-predict": 1 } });
+  await stream.reply();
+  assert.deepEqual(
+    stream.promptLogprobs.map(({ token, logprob }) => [token, logprob]).slice(0, 3),
+    [
+      ["<|prompt|>", null],
+      ["a", stream.promptLogprobs[1]?.["logprob"]],
+      ["b", -1 / 16],
+    ],
+  );
+  assert.equal(stream.promptLogprobs.length, 5);
+});
+
 test("branches are independent, and are closed with their session", async () => {
   const session = await client.session("echo");
   await session.chat("one");
