@@ -200,6 +200,13 @@ class Protocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._linger_timer = self.loop.call_later(self._limits.receive_s_max, self._abort)
 
+    def shutdown(self) -> None:
+        """Close the connection at the end of the server, after the response under way."""
+        if self._linger_timer is not None:
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def on_response_complete(self) -> None:
         """Answer the next request, or wait for it."""
         if self.lingers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -285,6 +286,18 @@ def test_a_client_that_does_not_close_after_a_refusal_is_disconnected(
         assert found.startswith(b"HTTP/1.1 400 ")
         port, process = sock.getsockname()[1], psutil.Process(running.process.pid)
         wait_until(lambda: port not in [each.raddr.port for each in _of_clients(process)])
+
+
+def test_a_client_that_does_not_close_does_not_delay_the_end_of_the_gateway(
+    daemon: RunningDaemon,
+) -> None:
+    with gateway(daemon) as running, connected(running) as sock:
+        sock.sendall(f"{CHUNKED}zz\r\n".encode())
+        assert sock.recv(65536).startswith(b"HTTP/1.1 400 ")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(CALL_S_MAX) == 0
+        assert running.process.stderr is not None
+        assert b"timeout" not in running.process.stderr.read()
 
 
 def _of_clients(process: psutil.Process) -> list[Any]:
