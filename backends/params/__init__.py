@@ -2,7 +2,7 @@
 
 from .adjustment import overflow_beside
 from .chat_options import ToolChoice, tool_choice_of
-from .fitting import Fitting, as_whole, with_whole_numbers, without_nulls
+from .fitting import Fitting, as_whole, fit_settings, with_whole_numbers, without_nulls
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .other_runtimes.lenient_values import SEEDS
 from .other_runtimes.spellings import FORMS
@@ -80,6 +80,7 @@ __all__ = (
     "stopping_params",
     "structural_tag_text",
     "tool_choice_of",
+    "fit_settings",
     "with_whole_numbers",
     "without_nulls",
 )

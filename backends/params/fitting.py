@@ -11,7 +11,9 @@ from typing import Any
 
 from msgspec import inspect
 
-__all__ = ("Fitting", "as_whole", "with_whole_numbers", "without_nulls")
+from ..texts.choices import choice_of
+
+__all__ = ("Fitting", "as_whole", "fit_settings", "with_whole_numbers", "without_nulls")
 
 _WHOLE_END = 1 << 63
 UNKNOWN_MAX = 64
@@ -41,6 +43,13 @@ def with_whole_numbers(value: Any, kind: Any) -> Any:
     return Fitting().fit(value, kind)
 
 
+def fit_settings(value: Any, kind: Any) -> Any:
+    """Return the content of a file of settings with ints in place of whole floats, and with words
+    in the spelling of the type *kind*.
+    """
+    return Fitting(any_case=True).fit(value, kind)
+
+
 @cache
 def _type_of(kind: Any) -> inspect.Type:
     return inspect.type_info(kind)
@@ -57,11 +66,12 @@ def _allows_null(kind: inspect.Type) -> bool:
 
 class Fitting:
     """The fitting of one value to a type. With *nulls_absent*, a null in a field whose type has no
-    null counts as absent. `unknown` has the places of the first fields that a struct lacks.
+    null counts as absent; with *any_case*, words are read as by `choice_of`. `unknown` has the
+    places of the first fields that a struct lacks.
     """
 
-    def __init__(self, *, nulls_absent: bool = False):
-        self._nulls_absent = nulls_absent
+    def __init__(self, *, nulls_absent: bool = False, any_case: bool = False):
+        self._nulls_absent, self._any_case = nulls_absent, any_case
         self.unknown: list[str] = []
 
     def fit(self, value: Any, kind: Any) -> Any:
@@ -76,6 +86,8 @@ class Fitting:
                 return self._fit_union(value, types, place)
             case inspect.IntType():
                 return as_whole(value)
+            case inspect.LiteralType(values=values) if self._any_case and isinstance(value, str):
+                return choice_of(value, [each for each in values if isinstance(each, str)]) or value
             case inspect.LiteralType(values=values):
                 return as_whole(value) if any(isinstance(each, int) for each in values) else value
             case inspect.StructType(fields=fields) if isinstance(value, dict):

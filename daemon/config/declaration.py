@@ -102,6 +102,8 @@ class Setting(msgspec.Struct, frozen=True):
             return self.form.parse(as_whole(value))
         if self.choices:
             return one_of(value, self.choices)
+        if self.kind is bool and not strict and isinstance(value, str):
+            value = _BOOLEANS.get(value.strip().lower(), value)
         strict = strict or isinstance(value, float)  # otherwise 1.0 would be true
         try:
             found = msgspec.convert(as_whole(value), self.kind, strict=strict)
@@ -139,6 +141,8 @@ def one_of(value: Any, choices: Sequence[str]) -> str:
     return choice
 
 
+_BOOLEANS = {"yes": True, "on": True, "no": False, "off": False}
+"""Texts of flags and variables, beside `true`, `false`, `1` and `0`."""
 _EXPECTED = {
     int: "not a whole number",
     float: "not a number",

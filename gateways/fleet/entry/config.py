@@ -9,7 +9,7 @@ import msgspec
 import platformdirs
 
 from ....backends.errors import InvalidArgument
-from ....backends.params import with_whole_numbers
+from ....backends.params import fit_settings
 from ....ipc.http.listen_address import LOOPBACK, Address, parse_address
 from ....ipc.paths import daemon_socket_path
 from ..addresses import NodeAddress, parse_node_address
@@ -107,7 +107,7 @@ def _read_settings(file: Path) -> EntrySettings:
             text = opened.read(FILE_BYTES_MAX + 1)
         if len(text) > FILE_BYTES_MAX:
             raise InvalidArgument(f"{file} has more than {FILE_BYTES_MAX} bytes")
-        content = with_whole_numbers(msgspec.toml.decode(text), EntrySettings)
+        content = fit_settings(msgspec.toml.decode(text), EntrySettings)
         settings = msgspec.convert(content, EntrySettings)
     except OSError as exc:
         raise InvalidArgument(

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....backends.errors import InvalidArgument
-from ....backends.params import with_whole_numbers
+from ....backends.params import fit_settings
 from ....ipc.names import OWN_USER, check_label, check_user_name
 from ....ipc.priorities import Priority
 from .caller import Caller, DaemonUser
@@ -89,7 +89,7 @@ def _read_file(path: Path) -> Mapping[str, Caller]:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
-        content = with_whole_numbers(tomllib.loads(data.decode()), _KeysFile)
+        content = fit_settings(tomllib.loads(data.decode()), _KeysFile)
         entries = msgspec.convert(content, _KeysFile).keys
         callers = {entry.sha256: _caller(name, entry) for name, entry in entries.items()}
         if len(callers) < len(entries):

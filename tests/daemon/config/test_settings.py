@@ -242,6 +242,17 @@ def test_words_are_read_in_any_case_and_by_other_programs_spellings(
         assert getattr(load_config(*source), field) == read
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("yes", True), ("ON", True), ("True", True), ("1", True), ("no", False), ("Off", False)],
+)
+def test_texts_of_flags_and_variables_are_booleans(text: str, value: bool) -> None:
+    assert load_config({"log-text": text}, {}).log_text is value
+    assert load_config({}, {"INFERD_LOG_TEXT": text}).log_text is value
+    with pytest.raises(ConfigError, match="neither true nor false"):
+        load_config({"log-text": f"{text}x"}, {})
+
+
 @pytest.mark.parametrize("value", ["", "warnings", "wärning", 3, True, ["warning"]])
 def test_other_words_are_refused_with_the_choices(value: object) -> None:
     with pytest.raises(ConfigError, match="is not one of debug, info, warning, error"):

@@ -219,7 +219,7 @@ def new_key(name: str) -> tuple[str, str]:
 def keyed(daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithKeys]:
     entries = {name: new_key(name) for name in ("ada", "bob", "eve", "kim", "tom")}
     more = {
-        "ada": 'priority-max = "high"\n',
+        "ada": 'priority-max = "High"\n',
         "bob": 'models = ["echo"]\nrequests-max = 1\n',
         "eve": 'user = ""\nlabel = "eve"\ntokens-per-minute = 10\n',
         "kim": 'priority-max = "low"\n',

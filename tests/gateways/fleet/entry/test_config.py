@@ -52,6 +52,19 @@ def test_the_address_of_the_metrics_has_the_daemons_forms(
 
 
 @pytest.mark.parametrize(
+    ("text", "name", "word"),
+    [
+        ('copies = "ASYNC"\n', "copies", "async"),
+        ('copies = " Off"\n', "copies", "off"),
+        ('users = "Accounts"\n', "users", "accounts"),
+        ('metrics-network = "LoopBack"\n', "metrics_network", "loopback"),
+    ],
+)
+def test_words_are_read_in_any_case(tmp_path: Path, text: str, name: str, word: str) -> None:
+    assert getattr(read_config(written(tmp_path, text + NODE)).settings, name) == word
+
+
+@pytest.mark.parametrize(
     ("text", "cause"),
     [
         ("", "0 nodes"),
