@@ -353,6 +353,23 @@ SCENARIO(the_memory_policy_decides_whether_full_contexts_are_shifted) {
     begin(NULL);
 }
 
+SCENARIO(a_full_conversation_goes_on) {
+    begin(NULL);
+    load("{\"ctx_size\":160,\"n_predict\":20}");
+    graph_execution_context context = open_session("a");
+    long drops = 0;
+    for (int i = 0; i < 30; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "Tell me fact number %d about the sea, please.", i);
+        char answer[256];
+        uint32_t size = sizeof answer;
+        CHECK_EQUAL(try_run(context, text, NULL, answer, &size), success);
+        drops += count_of(context, "\"dropped_tokens\"") > 0;
+        CHECK(count_of(context, "\"input_tokens\"") < 160);
+    }
+    CHECK(drops > 5);
+}
+
 /* ---- Stopping ---- */
 
 SCENARIO(stop_texts_of_the_configuration_hold) {
@@ -547,6 +564,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(the_daemons_maximum_of_sessions_makes_room_too),
     ENTRY(a_failed_switch_changes_nothing_and_another_replaces_the_model),
     ENTRY(the_memory_policy_decides_whether_full_contexts_are_shifted),
+    ENTRY(a_full_conversation_goes_on),
     ENTRY(stop_texts_of_the_configuration_hold),
     ENTRY(wrong_arguments_have_wasi_nn_backends_numbers),
     ENTRY(a_turn_ends_at_the_timeout_of_the_environment),

@@ -22,6 +22,7 @@ ENVIRONMENTS = {
     "the_environment_maps_names_to_models": {"INFERD_WASI_NN_MODELS": "default=echo,*=echo"},
     "the_environment_limits_the_names": {"INFERD_WASI_NN_MODELS": "other=echo,default=slow"},
     "a_turn_ends_at_the_timeout_of_the_environment": {"INFERD_WASI_NN_TIMEOUT_S": "0.05"},
+    "a_full_conversation_goes_on": {"MODEL": "tiny"},  # echo reads the last message only
 }
 REMEMBERS = "a_session_remembers_its_turns"  # echo answers the last message only
 REAL = (

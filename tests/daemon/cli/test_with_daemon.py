@@ -235,6 +235,21 @@ def test_chat_without_a_terminal_runs_one_turn_per_line(socket: str) -> None:
     assert result.stderr == "cleared\n"
 
 
+def test_chat_on_a_terminal_prints_a_note_about_dropped_turns(socket: str, tmp_path: Path) -> None:
+    home = {"XDG_STATE_HOME": str(tmp_path)}
+    options = ("-o", "ctx-size=160", "-o", "n-predict=20", "-o", "ignore-eos=true")
+    with on_terminal("chat", "tiny", *options, socket=socket, **home) as terminal:
+        shown = terminal.until(">>> ")
+        for number in range(6):
+            assert "the context was full" not in shown or number > 1
+            terminal.type(f"Tell me fact number {number} about the sea, please.\n")
+            shown += terminal.until(">>> ")
+        assert "the model no longer reads" in shown
+        assert "inferd: " not in shown
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
+
+
 def test_chat_continues_after_a_failed_turn(socket: str) -> None:
     result = inferd("chat", "echo", "--json", socket=socket, text="x" * 5000 + "\nsecond\n")
     answers = lines(result.stdout)
