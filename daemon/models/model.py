@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 
 from ...backends.errors import InferdError, WorkerCrashed
-from ...backends.params import REQUESTABLE
+from ...backends.params import REQUESTABLE, overflow_beside
 from ...scheduler.priority import Priority
 from ...sessions.turns.sentence_comparison import Comparison, Similarity
 from ...sessions.worker_client import TaskReader
@@ -294,7 +294,8 @@ class ManagedModel:
 
     def options(self) -> dict[str, Any]:
         """Return the configured parameters: the defaults, then the model's own."""
-        return self.registry.config.defaults | self.config.options
+        defaults, own = self.registry.config.defaults, self.config.options
+        return defaults | own | overflow_beside(defaults, own)
 
     @property
     def shrinks(self) -> int:

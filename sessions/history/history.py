@@ -462,10 +462,9 @@ class History:
             return self
         new = self.copy()
         new.recomputed = self.recomputed
-        turns = sum(cut.keep <= at < cut.keep + cut.discard for at in starts)
-        new.dropped = DroppedPart(self.dropped.tokens + cut.discard, self.dropped.turns + turns)
         new.prompt = self.prompt[: cut.keep] + self.prompt[cut.keep + cut.discard :]
-        new._drop_marks(cut.keep, cut.discard)
+        turns = new._drop_marks(cut.keep, cut.discard)
+        new.dropped = DroppedPart(self.dropped.tokens + cut.discard, self.dropped.turns + turns)
         new._rendered = self._rendered  # its end shows the form of the answer
         return new
 
@@ -474,17 +473,20 @@ class History:
         self.shifted = True
         self._drop_marks(keep, discard)
 
-    def _drop_marks(self, keep: int, discard: int) -> None:
+    def _drop_marks(self, keep: int, discard: int) -> int:
         """Move the marks as dropped tokens have moved the others. The messages of turns that have
         at most one token left are no longer read. In raw text, nobody can rewind to these turns.
+        Return the number of these turns.
         """
         end, marks, messages = keep + discard, list[Mark](), list(self.messages)
-        first = system_messages(messages)
+        first, turns = system_messages(messages), 0
         for mark, after in pairwise([*self.marks, Mark(end + 1, len(messages))]):
             if mark.tokens + 1 < keep or after.tokens > end:
                 tokens = mark.tokens - discard if mark.tokens >= end else min(mark.tokens, keep)
                 marks.append(Mark(tokens, mark.messages, mark.exact))
-            elif messages:
+                continue
+            turns += mark.exact
+            if messages:
                 marks.append(Mark(keep, mark.messages, exact=False))
                 for at in range(max(mark.messages, first), after.messages):
                     messages[at] = as_dropped(messages[at])
@@ -492,6 +494,7 @@ class History:
         self.marks = marks
         self.delete_dropped(DROPPED_BYTES_MAX)
         self._loosen()
+        return turns
 
     def _loosen(self) -> None:
         self._rendered, self._loose = None, bool(self.prompt and self.messages)

@@ -80,7 +80,9 @@ class ContextLimit:
 
     @property
     def kept_reason(self) -> str:
-        """The reason why a shortened prompt keeps fewer tokens than `n-keep`."""
+        """The reason why a shortened prompt keeps fewer tokens than `n-keep`, or empty."""
+        if 0 <= self.n_keep <= self.kept_tokens:
+            return ""
         half = f"a shortened prompt keeps at most half of the context of {self.ctx_size} tokens"
         return f"{half}: {self.kept_tokens}"
 
@@ -112,7 +114,6 @@ class ContextLimit:
         keep = self.kept_tokens
         match self.policy:
             case OverflowPolicy.DROP_TURNS:
-                keep = 1  # the first token may be BOS
                 ends = [at for at in turn_starts if keep < at < tokens]
                 if not (self.needs_drop(tokens) and ends):
                     return None

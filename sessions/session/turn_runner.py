@@ -131,12 +131,12 @@ class TurnRunner:
         return turn
 
     def _shorten_history(self, client: WorkerClient, call: TurnOptions) -> ContextLimit | None:
-        """Drop tokens of a history that exceeds the context, for a turn that generates text. Return
-        the limit that it exceeded, or None.
+        """Drop tokens of a history that exceeds the context. Return the limit that it exceeded, or
+        None.
         """
         conversation, parameters = self._core.conversation, self._core.settings.parameters
         history = conversation.history_state.now
-        if conversation.last.overlong is not None or parameters.in_turn("embedding", call.options):
+        if conversation.last.overlong is not None:
             return None
         size, chat = client.info.ctx_size, bool(history.messages)
         limit = parameters.context_limit(call.options, size, chat=chat)
@@ -158,8 +158,8 @@ class TurnRunner:
             spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
         finally:
             core.count_kept_bytes()  # the session keeps the options, even of a refused turn
-        if exceeded is not None and exceeded.n_keep > exceeded.kept_tokens:
-            core.settings.parameters.adjusted["n-keep"] = exceeded.kept_reason
+        if exceeded is not None and (reason := exceeded.kept_reason):
+            core.settings.parameters.adjusted["n-keep"] = reason
         core.settings.adapters = spec.adapters
         core.settings.lora = scales_by_name(client.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:

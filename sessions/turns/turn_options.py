@@ -198,13 +198,16 @@ class Parameters:
         self, options: Mapping[str, Any], ctx_size: int, *, chat: bool
     ) -> ContextLimit:
         """Return the limit of the history of a turn with *options*, on a model with contexts of
-        *ctx_size* tokens. With *chat* the history consists of messages.
+        *ctx_size* tokens. With *chat* the history consists of messages. A history whose embedding
+        is to be computed is not shortened.
 
         :raises InvalidArgument: an option is unknown, or its value out of its range.
         """
         policy = OverflowPolicy(self.in_turn("overflow", options))
         drops_input = policy is OverflowPolicy.DROP_TURNS
-        if policy is OverflowPolicy.AUTO and self.in_turn("ctx-shift", options):
+        if self.in_turn("embedding", options):
+            policy = OverflowPolicy.ERROR
+        elif policy is OverflowPolicy.AUTO and self.in_turn("ctx-shift", options):
             policy = OverflowPolicy.SHIFT
         elif policy is OverflowPolicy.AUTO:
             policy = OverflowPolicy.DROP_TURNS if chat else OverflowPolicy.ERROR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ CONFIG = echo_model("echo", **{"ctx-size": 512}) + echo_model("cut", overflow="t
 SMALL = {"ctx-size": 160, "temp": 0, "ignore-eos": True}
 """The tiny model has a token for each byte, and its template adds up to 12 to a message."""
 SHIFT = {"ctx-shift": True}
+Options = dict[str, Any]
 
 
 def fact(number: int) -> str:
@@ -152,7 +154,7 @@ def test_calls_of_wasi_nn_and_whole_chats_are_refused_by_default(
     with tiny.session("refusing", options=SMALL | {"n-predict": 30}) as session:
         with pytest.raises(PromptTooLong):
             facts(session, 9)
-        assert session.chat("go on", options=SHIFT).metadata["dropped_tokens"]
+        assert session.chat(fact(9), options=SHIFT).metadata["dropped_tokens"]
 
 
 def test_a_models_setting_holds_until_a_call_says_otherwise(client: Client) -> None:
@@ -180,6 +182,60 @@ def test_a_single_prompt_that_is_too_long_keeps_its_start_and_its_end(
         raw.call("compute", context=context)
         assert raw.output(context).startswith(b"start")
         assert raw.metadata(context)["input_tokens"] < 160
+
+
+LAYERS: list[tuple[Options, Options, Options, tuple[str, bool]]] = [
+    # [defaults], [models.NAME], session: overflow and ctx-shift in force
+    ({"overflow": "shift"}, {"ctx-shift": False}, {}, ("auto", False)),
+    ({"overflow": "shift"}, {"overflow": "drop-turns"}, {}, ("drop-turns", False)),
+    ({"overflow": "shift"}, {}, {"ctx-shift": False}, ("auto", False)),
+    ({"overflow": "error"}, {"ctx-shift": True}, {}, ("shift", True)),
+    ({"overflow": "error"}, {"ctx-shift": False}, {}, ("error", False)),
+    ({"ctx-shift": True}, {"overflow": "error"}, {}, ("error", False)),
+    ({"ctx-shift": True}, {"ctx-shift": False}, {}, ("auto", False)),
+    ({"ctx-shift": True}, {"overflow": "error"}, {"ctx-shift": True}, ("shift", True)),
+    ({}, {"overflow": "drop-turns", "ctx-shift": True}, {}, ("drop-turns", True)),
+    ({}, {"ctx-shift": True}, {"overflow": "truncate"}, ("truncate", False)),
+]
+
+
+def test_the_newer_one_of_overflow_and_ctx_shift_applies() -> None:
+    for defaults, model, session, expected in LAYERS:
+        lines = [f"{key} = {json.dumps(value)}" for key, value in defaults.items()]
+        config = "\n".join(["[defaults]", *lines, echo_model("echo", **model)])
+        with running_daemon(config) as daemon, RawClient(daemon.socket) as raw:
+            context = raw.context()
+            raw.call("set_options", context=context, options=session)
+            values = {
+                p["name"]: p["value"] for p in raw.call("parameters", context=context)["parameters"]
+            }
+            found = values["overflow"], values["ctx-shift"]
+            assert found == expected, (defaults, model, session)
+
+
+def test_a_text_to_embed_is_not_shortened(client: Client, daemon: RunningDaemon) -> None:
+    for size in (600, 5000):
+        with RawClient(daemon.socket) as raw:
+            context = raw.context()
+            options = {"embedding": True, "overflow": "shift"}
+            raw.call("set_options", context=context, options=options)
+            raw.set_input(context, b"x" * size)
+            with pytest.raises(PromptTooLong, match=str(size)):
+                raw.call("compute", context=context)
+
+
+@pytest.mark.model
+def test_run_inference_goes_on_with_wasi_nn_backends_defaults(
+    tiny_daemon: RunningDaemon,
+) -> None:
+    with RawClient(tiny_daemon.socket) as raw:
+        raw.call("init_backend", config="{}")
+        context, found = raw.context("tiny", '{"ctx_size": 160, "n_predict": 20}'), []
+        for number in range(30):
+            tensor = {"data": fact(number).encode()}
+            found.append(raw.call("run_inference", context=context, tensor=tensor)["metadata"])
+    assert all(each["input_tokens"] < 160 for each in found)
+    assert sum(each["dropped_tokens"] > 0 for each in found) > 5
 
 
 def test_n_keep_above_the_context_is_adjusted_and_reported(client: Client) -> None:
@@ -251,7 +307,7 @@ def test_a_turn_that_is_killed_after_a_drop_is_resumed(
         def stream_last(name: str, *, kill: bool) -> tuple[str, list[int]]:
             own = SMALL | options
             with client.session("tiny", session_id=name, options=own, resume=True) as session:
-                facts(session, 2, **{"n-predict": 8})
+                facts(session, 2, **{"n-predict": 12})
                 stream = session.stream(fact(2), options={"n-predict": 40})
                 said = "".join(itertools.islice(stream, 5))
                 if kill:
@@ -259,6 +315,7 @@ def test_a_turn_that_is_killed_after_a_drop_is_resumed(
                     daemon.start_again()
                 said += "".join(stream)
                 assert stream.metadata["dropped_tokens"]
+                assert not stream.metadata["shifts"], "a resumed answer would be another one"
                 return said, list(stream.tokens)
 
         assert stream_last("whole", kill=False) == stream_last("killed", kill=True)
@@ -288,8 +345,14 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_config: str) -> Iterator[Client]:
-    with running_daemon(tiny_config) as daemon, Client(daemon.socket) as client:
+def tiny_daemon(tiny_config: str) -> Iterator[RunningDaemon]:
+    with running_daemon(tiny_config) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_daemon: RunningDaemon) -> Iterator[Client]:
+    with Client(tiny_daemon.socket) as client:
         yield client
 
 

@@ -130,6 +130,36 @@ def test_system_messages_are_those_at_the_start() -> None:
     assert system_messages([]) == 0
 
 
+def test_each_dropped_turn_of_raw_text_is_counted() -> None:
+    history, context, counts = History(), limit(DROP, 100, n_predict=10), []
+    for _ in range(6):
+        history.append_tokens(ids("x" * 28))
+        fitted = history.fitted(context)
+        counts.append(fitted.dropped.turns)
+        history = fitted.after(turn_on(fitted, said("ab"), ended()))
+    assert counts == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("n_keep", "starts"), [(0, [1, 31]), (40, [0, 40]), (-1, [0, 50])])
+def test_raw_text_keeps_its_first_tokens(n_keep: int, starts: list[int]) -> None:
+    history = History()
+    for letter in "abcd":
+        history.append_tokens(ids(letter * 28))
+        history = history.after(turn_on(history, said("--"), ended()))
+    fitted = history.fitted(limit(DROP, 100, n_predict=5, n_keep=n_keep))
+    kept = max(1, min(n_keep, 50)) if n_keep >= 0 else 50
+    assert fitted.prompt[:kept] == history.prompt[:kept]
+    assert fitted.prompt[kept:] == history.prompt[-len(fitted.prompt) + kept :]
+    assert len(fitted.prompt) <= 95
+
+
+@pytest.mark.parametrize(
+    ("n_keep", "reports"), [(0, False), (1, False), (50, False), (51, True), (-1, True)]
+)
+def test_fewer_kept_tokens_than_n_keep_are_reported(n_keep: int, reports: bool) -> None:
+    assert bool(limit(TRUNCATE, n_keep=n_keep).kept_reason) == reports
+
+
 class BoundedClient(ChatClient):
     """Refuses texts of more tokens than a context holds."""
 
