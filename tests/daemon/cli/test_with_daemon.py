@@ -242,7 +242,7 @@ def test_chat_on_a_terminal_prints_a_note_about_dropped_turns(socket: str, tmp_p
         shown = terminal.until(">>> ")
         for number in range(6):
             assert "the context was full" not in shown or number > 1
-            terminal.type(f"Tell me fact number {number} about the sea, please.\n")
+            terminal.type(f"Please tell me fact number {number} about the sea.\n")
             shown += terminal.until(">>> ")
         assert "the model no longer reads" in shown
         assert "inferd: " not in shown
