@@ -67,6 +67,18 @@ class Recomputed(NamedTuple):
 NOT_RECOMPUTED = Recomputed()
 
 
+class FittingText(NamedTuple):
+    """The text of a chat that fits its context."""
+
+    prompt: ChatTokens
+    end: int
+    """The end of the dropped messages, or 0."""
+    whole_tokens: int
+    """The number of tokens of the whole chat, or the least number that it can have."""
+    extended: list[int]
+    """The tokens of the whole chat; empty if it does not extend the present history."""
+
+
 class History:
     """Used as a value: `after` returns a copy, which is changed and then replaces the old one.
 
@@ -219,26 +231,28 @@ class History:
         added = [as_read(without_raw_answer(message)) for message in messages]
         was_chat, previous = bool(self.messages), await self._rendered_text(client)
         drops = TurnDrops(self.read_messages, added, limit)
-        prompt, end, tokens = await self._fitting_text(client, drops, rendering, previous, limit)
+        fitting = await self._fitting_text(client, drops, rendering, previous, limit)
+        prompt, end = fitting.prompt, fitting.end
         self._begin_turn()
         if prompt.appended:
             self.prompt = self.prompt + prompt.tokens
         else:
             shared = common_prefix(self.prompt, prompt.tokens)
+            self.marks = self._marks_in(prompt.tokens, shared, fitting.extended)
             if obsolete := len(self.prompt) - shared:
                 other = rendering != self.rendering
                 cause = _recompute_cause(
                     previous, prompt.text, was_chat=was_chat, other_arguments=other
                 )
                 self.recomputed = Recomputed(obsolete, _DROPPED_CAUSE if end else cause)
-            self.marks = [_moved_mark(mark, shared) for mark in self.marks]
             self.prompt = prompt.tokens
         forms = drops.kept(end).forms
         if len(forms) > 1:
             self._replace_messages([*self.messages[:-1], forms[prompt.form]])
         if end:
             self._add_and_drop(added, drops, end)
-            self.dropped = DroppedPart(max(0, tokens - len(self.prompt)), drops.turns(end))
+            dropped_tokens = max(0, fitting.whole_tokens - len(self.prompt))
+            self.dropped = DroppedPart(dropped_tokens, drops.turns(end))
         else:
             self._append_messages(added)
         self._rendered, self._loose = prompt.text, False
@@ -252,18 +266,21 @@ class History:
         rendering: Rendering,
         previous: str,
         limit: ContextLimit,
-    ) -> tuple[ChatTokens, int, int]:
-        """Return the text of a chat without its oldest turns, as far as *limit* drops them; the end
-        of the dropped messages, or 0; and the tokens that the whole chat would have.
+    ) -> FittingText:
+        """Return the text of a chat without the oldest turns that *limit* drops.
+
+        :raises PromptTooLong: no context holds it.
         """
         whole = refusal = None
+        extended = list[int]()
         try:
             whole = await self._render_input(client, drops.kept(0), rendering, previous, limit)
-            tokens = len(whole.tokens) + (len(self.prompt) if whole.appended else 0)
+            extended = self.prompt + whole.tokens if whole.appended else []
+            tokens = len(extended or whole.tokens)
         except PromptTooLong as exc:
             refusal, tokens = exc, exc.data["prompt_tokens"]
         if whole is not None and not limit.needs_drop(tokens):
-            return whole, 0, tokens
+            return FittingText(whole, 0, tokens, extended)
         found = None if whole is None else (whole, 0)
         end = drops.next_end(0, tokens, tokens) if limit.drops_turns else None
         while end is not None:
@@ -279,7 +296,7 @@ class History:
         if found is None:
             assert refusal is not None
             raise refusal
-        return *found, tokens
+        return FittingText(*found, tokens, extended)
 
     async def _render_input(
         self,
@@ -302,6 +319,23 @@ class History:
             forms=list(map(without_raw_answer, kept.forms[1:])),
             cut_behind=limit.cut_behind,
         )
+
+    def _marks_in(self, tokens: list[int], shared: int, extended: list[int]) -> list[Mark]:
+        """Return the marks in the *tokens* of a chat that was rendered anew behind its first
+        *shared* tokens. The kept turns at the end have the same tokens as in the *extended*
+        history, if that is not empty; their marks stay exact.
+        """
+        same_end = common_prefix(extended[::-1], tokens[::-1])
+        end_begins, moved = len(extended) - same_end, len(tokens) - len(extended)
+
+        def moved_mark(mark: Mark) -> Mark:
+            if mark.tokens <= shared:
+                return mark
+            if same_end and mark.exact and mark.tokens >= end_begins:
+                return Mark(mark.tokens + moved, mark.messages)
+            return Mark(shared, mark.messages, exact=False)
+
+        return list(map(moved_mark, self.marks))
 
     def _add_and_drop(self, added: Sequence[dict[str, Any]], drops: TurnDrops, end: int) -> None:
         """Append messages, and mark those that *drops* drops up to *end*."""
@@ -498,13 +532,6 @@ class History:
 
     def _loosen(self) -> None:
         self._rendered, self._loose = None, bool(self.prompt and self.messages)
-
-
-def _moved_mark(mark: Mark, shared: int) -> Mark:
-    """Return a mark after the history was rendered anew behind its first *shared* tokens."""
-    if mark.tokens <= shared:
-        return mark
-    return Mark(shared, mark.messages, exact=False)
 
 
 def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_arguments: bool) -> str:

@@ -210,6 +210,29 @@ async def test_the_oldest_turns_are_dropped_behind_the_system_message(bounded: b
 
 
 @pytest.mark.asyncio
+async def test_the_kept_turns_can_be_rewound_to_their_tokens() -> None:
+    context, client = limit(DROP, 150, n_predict=20), ChatClient()
+    history = await long_chat(client, 4, context)
+    await history.add_messages(client, user("question 4"), limit=context)
+    assert history.dropped.turns == 2
+    history = history.after(turn_on(history, said("answer 4"), ended()))
+    kept = text_of(history.read_messages)
+    assert [mark.exact for mark in history.marks] == [True, False, True, True, True]
+
+    by_turns, by_tokens = history.copy(), history.copy()
+    by_turns.rewind_turns(1)
+    assert by_turns.prompt == ids(kept[: kept.index("\n<u>question 4")])
+    by_tokens.rewind_tokens(kept.index("\n<u>question 4") + 5)
+    assert contents(by_tokens.read_messages) == [
+        *("be brief", "question 2", "answer 2", "question 3", "answer 3"),
+    ]
+    for one in (by_turns, by_tokens):
+        await one.add_messages(client, user("again"), limit=context)
+        assert contents(one.read_messages)[-1] == "again"
+    assert by_turns.prompt == ids(text_of(by_turns.read_messages))
+
+
+@pytest.mark.asyncio
 async def test_a_chat_of_1000_turns_stays_within_its_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
