@@ -309,6 +309,6 @@ class Parameters:
             n_keep=values.get("n-keep", 0),
             n_discard=values.get("n-discard", 0),
             cache_reuse=values.get("cache-reuse", 0),
-            prompt_logprobs=values.get("prompt-logprobs"),
+            prompt_logprobs=None if embed is not None else values.get("prompt-logprobs"),
             embed=embed,
         )

@@ -15,11 +15,13 @@ from inferd.backends import SamplingParams
 from inferd.backends.echo.model import DISTANCE
 from inferd.backends.echo.vocabulary import PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE
 from inferd.backends.errors import InvalidArgument
+from inferd.backends.params import read_options
 from inferd.ipc import messages as w
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.start import PROMPT_LOGPROBS_MAX
+from inferd.sessions.turns.turn_options import Parameters
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 
@@ -204,3 +206,13 @@ def test_token_ids_outside_the_vocabulary_leave_the_session_as_it_was(
     assert after.pop("error")["name"] == "InvalidArgument" and after == before
     raw.call("chat", context=context, prompt_tokens=PROMPT)
     assert raw.metadata(context)["input_tokens"] == 2 * len(PROMPT) + 3
+
+
+def test_an_embedding_has_no_logprobs() -> None:
+    """A step would compute few of its tokens, as if each needed logits."""
+    parameters = Parameters({})
+    parameters.apply(read_options({"prompt-logprobs": 1}))
+    spec = m.TaskSpec(id=1, owner=Owner(1), tokens=b"", sampling=SamplingParams())
+    assert parameters.fill(spec, 259).prompt_logprobs == 1
+    parameters.apply(read_options({"embedding": True}))
+    assert parameters.fill(spec, 259).prompt_logprobs is None
