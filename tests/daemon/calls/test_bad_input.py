@@ -32,6 +32,7 @@ from inferd.backends.errors import (
     WorkerCrashed,
 )
 from inferd.backends.params.chat_options import DEPTH_MAX
+from inferd.ipc.messages import PROTOCOL_VERSION
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.nesting import NESTING_MAX
 from tests.echo import echo_model
@@ -494,7 +495,7 @@ def test_the_hello_is_the_first_frame_of_each_side(daemon: RunningDaemon) -> Non
         kind, hello = client.server_hello
 
         assert kind == HELLO[0]
-        assert hello["protocol"] == [1, 0]
+        assert hello["protocol"] == list(PROTOCOL_VERSION)
         assert hello["limits"]["frame_bytes_max"] == 1 << 20
         assert hello["instance"] >= 1
 

@@ -147,7 +147,7 @@ class OtherVersionsRefused(Fault):
     """A client of another minor version is refused."""
 
     def request(self, link: Link, message: Message) -> list[Message]:
-        if message[0] == HELLO and message[1].get("protocol") not in ([1, 0], None):
+        if message[0] == HELLO and message[1].get("protocol") not in ([1, 1], None):
             link.to_client([GOODBYE, INVALID])
             link.hang_up()
             return []
