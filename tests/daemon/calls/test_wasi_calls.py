@@ -97,7 +97,7 @@ def test_a_name_with_the_ending_of_its_file_finds_the_model(client: RawClient, n
     assert client.call("load", builders=[f"preload:{name}".encode()])["model"] == "echo"
     [described] = client.call("show", name=name)["models"]
     assert described["name"] == "echo"
-    for unknown in ("echo.gguf.gguf", ".gguf", "echo.GGUF"):
+    for unknown in ("echo.gguf.gguf", ".gguf", "echoes.GGUF"):
         with pytest.raises(ModelNotFound, match=unknown):
             client.call("load_by_name", name=unknown)
 
