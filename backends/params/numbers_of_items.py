@@ -43,7 +43,7 @@ def _bias(pair: Any, clamp: Clamp | None) -> list[Any]:
         raise ValueError(f"{shorten(pair)} is not a pair of a token or text and a number or false")
     token, bias = pair
     if not token or not isinstance(token, str):
-        token = read_token(token)
+        token = _biased_token(token)
     if bias is False:
         return [token, False]
     if not is_number(bias) or bias != bias:
@@ -53,6 +53,16 @@ def _bias(pair: Any, clamp: Clamp | None) -> list[Any]:
             raise ValueError(f"{shorten(bias)} is outside -1000000 … 1000000; use false for never")
         bias = clamp(f"the bias of {shorten(token)}", bias, -BIAS_HIGH, BIAS_HIGH)
     return [token, float(bias)]
+
+
+def _biased_token(value: Any) -> int:
+    """Return a token's number. A negative one, such as llama.cpp's -1 for no token, is outside each
+    vocabulary, and has no effect.
+    """
+    token = as_whole(value)
+    if isinstance(token, int) and not isinstance(token, bool) and -1 << 31 <= token < 0:
+        return token
+    return read_token(token)
 
 
 def read_shares(value: Any, clamp: Clamp | None = None) -> list[float]:

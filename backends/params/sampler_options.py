@@ -129,7 +129,8 @@ def leave_out_unknown_biases(values: dict[str, Any], vocab_size: int) -> dict[st
     """
     name = "logit-bias"
     biases = values.get(name, ())
-    unknown = [token for token, _ in biases if isinstance(token, int) and token >= vocab_size]
+    known = range(vocab_size)
+    unknown = [token for token, _ in biases if isinstance(token, int) and token not in known]
     if not unknown:
         return {}
     left_out = set(unknown)

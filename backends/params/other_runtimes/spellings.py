@@ -27,9 +27,9 @@ def read_triggers(value: Any) -> list[list[Any]]:
 
 def _grammar_triggers(value: Any) -> dict[str, Any]:
     """Return triggers, or with another key the patterns of ends that wasi_nn_backend's texts have
-    under the same name, as `{"enabled": true, "patterns": […]}`, and that it does not read.
+    under the same name, as `{"enabled": true, "patterns": […]}` or empty. It does not read them.
     """
-    if isinstance(value, Mapping) and value.keys() & {"enabled", "patterns"}:
+    if isinstance(value, Mapping) and (not value or value.keys() & {"enabled", "patterns"}):
         return {"grammar-triggers.patterns": value}
     return {"grammar-triggers": value}
 

@@ -136,6 +136,14 @@ def test_a_configuration_of_wasi_nn_backend_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "value", [{}, {"enabled": False}, {"patterns": []}, {"enabled": True, "patterns": ["x"]}]
+)
+def test_patterns_of_ends_are_no_triggers(value: Any) -> None:
+    options = parse_json_options(json.dumps({"stopping": {"grammar_triggers": value}}))
+    assert options.ignored == ["grammar_triggers"] and not options.values
+
+
+@pytest.mark.parametrize(
     "value", ["{", {"type": "word", "value": "{"}, {"type": 1, "value": "{"}, ["word", "{"]]
 )
 def test_other_objects_and_texts_are_triggers(value: Any) -> None:

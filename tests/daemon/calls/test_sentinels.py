@@ -82,9 +82,12 @@ def test_minus_one_in_a_turn_keeps_the_configured_values(
     assert in_force(client, context)["temp"] == 0.75
 
 
+@pytest.mark.parametrize("token", [FAR, -1, -(1 << 31), (1 << 31) - 1])
 @pytest.mark.parametrize("model", ["echo", "tiny"])
-def test_a_bias_outside_the_vocabulary_is_left_out_and_named(client: RawClient, model: str) -> None:
-    context = context_of(client, model, {"logit_bias": [[5, -1.0], [FAR, 0.5]]})
+def test_a_bias_outside_the_vocabulary_is_left_out_and_named(
+    client: RawClient, model: str, token: int
+) -> None:
+    context = context_of(client, model, {"logit_bias": [[5, -1.0], [token, 0.5]]})
     for _ in range(2):
         assert f": {FAR}" in infer(client, context, {})["adjusted"]["logit-bias"]
     adjusted = infer(client, context, {"logit_bias": [[5, 1]]})["adjusted"]
