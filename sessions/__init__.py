@@ -25,7 +25,7 @@ from .session.session import Session
 from .states.named_state import NamedState, StateFacts
 from .states.named_states import NamedStates, StateLimits
 from .turn import Turn
-from .turns.turn_options import Parameters, TurnOptions
+from .turns.turn_options import Parameters, TurnNotes, TurnOptions
 from .worker_client import ModelSource, TaskReader, WorkerClient
 
 __all__ = (
@@ -58,6 +58,7 @@ __all__ = (
     "TaskReader",
     "Transfer",
     "Turn",
+    "TurnNotes",
     "TurnOptions",
     "Upload",
     "Uploads",

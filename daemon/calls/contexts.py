@@ -11,7 +11,7 @@ from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...scheduler.priority import Priority
-from ...sessions import NamedState, PlaceWait, Session, TurnOptions
+from ...sessions import NamedState, PlaceWait, Session, TurnNotes, TurnOptions
 from ..core import Daemon
 from .arguments import (
     bounded,
@@ -245,7 +245,9 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     data = (await tensor_bytes(request, p.tensor)).rstrip(b"\0")
     check_no_image(data)
     options = parse_json_options(metadata_text(p.config))
-    turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
+    notes = TurnNotes(options.ignored, options.adjusted)
+    given = TurnOptions(options=options.values, notes=notes, special=False)
+    turn_settings = turn_options(p, given)
     text = await decode_text(data)
     message = {"role": "user", "content": text}
     with located_in(text):
@@ -257,9 +259,6 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     await finish_turn(request, session, turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)
-    metadata = result.metadata
-    metadata["ignored"] = sorted({*metadata["ignored"], *options.ignored})
-    metadata["adjusted"] |= options.adjusted
     return result
 
 

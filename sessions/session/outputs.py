@@ -161,7 +161,7 @@ class SessionOutputs:
             "durable": core.recording.durable,
             "not_applied": parameters.not_applied,
             "adjusted": _joined(parameters.reported, {} if turn is None else turn.adjusted),
-            "ignored": parameters.ignored,
+            "ignored": parameters.reported_ignored,
             **(_probabilities(turn) if logprobs else {}),
         }
 

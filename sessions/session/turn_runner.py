@@ -153,7 +153,7 @@ class TurnRunner:
         exceeded: ContextLimit | None,
     ) -> Turn:
         core, ledger, conversation = self._core, self._core.ledger, self._core.conversation
-        core.check_growth(memory_bytes(call.options))
+        core.check_growth(memory_bytes(call.options, call.notes.ignored, call.notes.out_of_range))
         try:
             spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
         finally:

@@ -36,7 +36,7 @@ def task_of(
     :raises InvalidArgument: an option or an adapter is unknown, a value is out of its range, or
         there would be too many logprobs of the prompt.
     """
-    session.settings.parameters.set_turn_options(call.options)
+    session.settings.parameters.set_turn_options(call.options, call.notes)
     tokens = m.pack_tokens(session.conversation.prompt)
     spec = m.TaskSpec(
         id=task_id,

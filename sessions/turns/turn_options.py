@@ -39,8 +39,18 @@ NO_OPTIONS: Mapping[str, Any] = {}
 NO_TEMPLATE = dict.fromkeys(("tools", "tool-choice"), "raw text has no tools: send messages")
 CHAT_TEMPLATE = "chat-template"
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
-TurnParameters = tuple[dict[str, Any], int, dict[str, str]]
-"""The options of a turn, its seed and its adjusted values."""
+
+
+class TurnNotes(msgspec.Struct, frozen=True):
+    """Keys of a turn's JSON that were ignored, and why values of it were replaced."""
+
+    ignored: list[str] = []
+    out_of_range: dict[str, str] = {}
+
+
+NO_NOTES = TurnNotes()
+TurnParameters = tuple[dict[str, Any], int, dict[str, str], TurnNotes]
+"""The options of a turn, its seed, its adjusted values, and the notes on its JSON."""
 
 
 class Effective(msgspec.Struct, frozen=True):
@@ -56,6 +66,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A call's options for its turn; empty fields leave the choice to the session."""
 
     options: dict[str, Any] = {}
+    notes: TurnNotes = NO_NOTES
+    """The notes on *options* that were read from JSON."""
     priority: Priority | None = None
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
@@ -93,6 +105,7 @@ class Parameters:
         self.unused: Mapping[str, str] = {}
         """Parameters without effect on the present input's turn, with the reasons."""
         self._turn: dict[str, Any] = {}
+        self._turn_notes = NO_NOTES
         self._meter = MemoryMeter()
         self._read: tuple[Mapping[str, Any], dict[str, Any]] = (NO_OPTIONS, {})
         """The options that were read last, and their values: a turn needs them several times."""
@@ -101,7 +114,7 @@ class Parameters:
     def kept_bytes(self) -> int:
         """The memory that they take."""
         maps = (self.defaults, self.origins, self.options, self._turn)
-        notes = {"ignored": self.ignored, "adjusted": self.adjusted}
+        notes = {"ignored": self.reported_ignored, "adjusted": self.adjusted}
         return self._meter.count_bytes(*maps, self.not_applied, notes, self.out_of_range)
 
     @property
@@ -110,13 +123,18 @@ class Parameters:
         return self.out_of_range | self.adjusted
 
     @property
+    def reported_ignored(self) -> list[str]:
+        """The keys that were ignored, in the last turn's own JSON, too."""
+        return sorted({*self.ignored, *self._turn_notes.ignored})[:KEYS_MAX]
+
+    @property
     def of_turn(self) -> TurnParameters:
         """The values of the last turn."""
-        return self._turn, self.seed, self.adjusted
+        return self._turn, self.seed, self.adjusted, self._turn_notes
 
     @of_turn.setter
     def of_turn(self, values: TurnParameters) -> None:
-        self._turn, self.seed, self.adjusted = values
+        self._turn, self.seed, self.adjusted, self._turn_notes = values
 
     def copy(self) -> Parameters:
         """Return the same parameters, for another session."""
@@ -158,8 +176,8 @@ class Parameters:
             self.not_applied["ctx-size"] = most
         return {"ctx-size": min(size or most, most) if most else size}
 
-    def set_turn_options(self, options: Mapping[str, Any]) -> None:
-        """Apply *options* to the next turn, and choose its seed.
+    def set_turn_options(self, options: Mapping[str, Any], notes: TurnNotes = NO_NOTES) -> None:
+        """Apply *options* to the next turn, and choose its seed. *notes* are on their JSON.
 
         :raises InvalidArgument: a key is unknown, or a value is out of its range or contradicts
             another one.
@@ -167,7 +185,7 @@ class Parameters:
         turn = self._read_turn(options)
         check_turn_level(turn)
         adjust_parameters(self.defaults | self.options | turn)
-        self._turn = turn
+        self._turn, self._turn_notes = turn, notes
         seed = self.get("seed")
         self.seed = secrets.randbits(32) if seed == -1 else seed
 
@@ -285,7 +303,7 @@ class Parameters:
         before = {n: why for n, why in self.out_of_range.items() if n not in self._turn}
         given.add(CHAT_TEMPLATE)  # the note on it comes from the input, whatever was requested
         unused = {n: why for n, why in self.unused.items() if n in given}
-        return values, before | adjusted | unused
+        return values, before | adjusted | unused | self._turn_notes.out_of_range
 
     def fill(self, spec: TaskSpec, vocab_size: int) -> TaskSpec:
         """Return *spec* with the parameters in force, for a model with that vocabulary."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from inferd.backends.errors import InferdError
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
@@ -89,6 +90,33 @@ def test_a_bias_outside_the_vocabulary_is_left_out_and_named(
 ) -> None:
     context = context_of(client, model, {"logit_bias": [[5, -1.0], [token, 0.5]]})
     for _ in range(2):
-        assert f": {FAR}" in infer(client, context, {})["adjusted"]["logit-bias"]
+        assert f": {token}" in infer(client, context, {})["adjusted"]["logit-bias"]
     adjusted = infer(client, context, {"logit_bias": [[5, 1]]})["adjusted"]
     assert "vocabulary" not in adjusted.get("logit-bias", "")
+
+
+def test_a_host_reads_at_index_1_what_a_turns_configuration_did_not_set(client: RawClient) -> None:
+    context = context_of(client, "echo", {"max_time_ms": 5})
+    unread = {"max_time_ms": 1, "stopping": {"grammar_triggers": {}}, "temp": -1, "top_p": 7}
+    reply = infer(client, context, unread)
+    read = metadata_at_1(client, context)
+    for found in (reply, read):
+        assert found["ignored"] == ["grammar_triggers", "max_time_ms"]
+        assert found["adjusted"]["temp"] == "-1 means the configured default"
+        assert "7 is outside" in found["adjusted"]["top-p"]
+    infer(client, context, {})
+    read = metadata_at_1(client, context)
+    assert read["ignored"] == ["max_time_ms"] and read["adjusted"].keys() <= {"logit-bias"}
+
+
+def test_a_refused_turn_leaves_the_notes_of_the_one_before(client: RawClient) -> None:
+    context = context_of(client, "echo", {})
+    infer(client, context, {"max_time_ms": 1})
+    with pytest.raises(InferdError):
+        infer(client, context, {"runtime": {}, "timeout_config": {}, "grammar": "root ::= ("})
+    assert metadata_at_1(client, context)["ignored"] == ["max_time_ms"]
+
+
+def metadata_at_1(client: RawClient, context: int) -> dict[str, Any]:
+    found = json.loads(client.call("get_output", context=context, index=1)["data"])
+    return dict(found)
