@@ -54,6 +54,8 @@ MARKS_MAX = 1000
 MARK_BYTES = 120
 """Memory of a `Mark` with its numbers."""
 EXCERPT_CHARACTERS = 24
+NOTHING_KEPT = 0
+"""The number of tokens that have to stay in front of the part that a long text loses."""
 _DROPPED_CAUSE = "old turns were dropped, because the context was full"
 
 
@@ -405,17 +407,21 @@ class History:
 
     async def retokenize(self, client: TextClient, text: bytes) -> None:
         """Retokenize the history for another vocabulary: the messages by its template, or else
-        *text*. Earlier turns can no longer be rewound by their tokens.
+        *text*. Earlier turns can no longer be rewound by their tokens. A text that is too long for
+        any context loses its middle, but stays too long: the next turn shortens or refuses it.
         """
         before, answer = self._split_answer()
         if before:
             prompt = await self._render(client, before)
-            rest = await client.tokenize(answer.encode(), special=True, bos=False)
+            rest = await client.tokenize(
+                answer.encode(), special=True, bos=False, cut_behind=NOTHING_KEPT
+            )
             self.prompt = prompt.tokens + rest
             self._rendered, self._loose = prompt.text + answer, False
             self.marks = [Mark(0, mark.messages, exact=False) for mark in self.marks]
         else:
-            self.prompt, self.marks = await client.tokenize(text, special=True, bos=True), []
+            tokens = await client.tokenize(text, special=True, bos=True, cut_behind=NOTHING_KEPT)
+            self.prompt, self.marks = tokens, []
         self.shifted = False
 
     async def _rendered_text(self, client: TextClient) -> str:
@@ -430,8 +436,9 @@ class History:
         return (await self._render(client, before)).text + answer
 
     async def _render(self, client: TextClient, messages: list[dict[str, Any]]) -> ChatTokens:
+        """Return the template's text, whose middle has no tokens if no context holds it."""
         shown = list(map(without_raw_answer, messages))
-        return await client.chat_prompt(shown, rendering=self.rendering)
+        return await client.chat_prompt(shown, rendering=self.rendering, cut_behind=NOTHING_KEPT)
 
     def _begin_turn(self) -> None:
         if not self._open:

@@ -184,6 +184,38 @@ def test_a_single_prompt_that_is_too_long_keeps_its_start_and_its_end(
         assert raw.metadata(context)["input_tokens"] < 160
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("options", [SHIFT, {"overflow": "truncate"}], ids=str)
+@pytest.mark.parametrize("size", [3000, 20_000])
+def test_a_chat_goes_on_after_a_message_that_no_context_holds(
+    tiny: Client, options: dict[str, Any], size: int
+) -> None:
+    with tiny.session("tiny", options=SMALL | options | {"n-predict": 8}) as session:
+        assert session.chat("z" * size).metadata["dropped_tokens"] > 2000
+        found = facts(session, 3)
+    assert all(each["input_tokens"] < 160 and each["output_tokens"] for each in found)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("options", [{}, SHIFT, {"overflow": "truncate"}], ids=str)
+def test_a_long_chat_goes_on_with_a_model_of_another_vocabulary(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Its contexts do not hold the chat, nor its last answer alone."""
+    large, small = write_tiny("calls", tmp_path), write_tiny("llama", tmp_path)
+    config = f"[models.m]\nfile = '{large}'\nctx-size = 1024\n"
+    config = f"{ONE_THREAD}{config}[models.small]\nfile = '{small}'\nctx-size = 256\n"
+    with (
+        running_daemon(config) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", options=options | {"temp": 0, "ignore-eos": True}) as session,
+    ):
+        session.chat("begin", options={"n-predict": 900})
+        client.swap("m", "small")
+        found = facts(session, 3, **{"n-predict": 4})
+    assert found[0]["dropped_tokens"] and all(each["input_tokens"] < 256 for each in found)
+
+
 LAYERS: list[tuple[Options, Options, Options, tuple[str, bool]]] = [
     # [defaults], [models.NAME], session: overflow and ctx-shift in force
     ({"overflow": "shift"}, {"ctx-shift": False}, {}, ("auto", False)),
