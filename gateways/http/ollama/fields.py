@@ -94,8 +94,8 @@ _TURN: tuple[Field, ...] = (
     honoured("session_id", "extension: the prompt is added to this session's history"),
     honoured(
         "truncate",
-        "a chat that exceeds the context loses its oldest turns, a prompt its middle; with false it"
-        " is refused",
+        "a chat that exceeds the context loses its oldest turns, a prompt or a single message its"
+        " middle; with false it is refused",
         sets="overflow",
     ),
     honoured(

@@ -71,7 +71,9 @@ def _turn_of(
     """
     own, own_options = exchange.read_fields(OPTIONS, fields.options, "options.")
     options = {**options, **own_options, "reasoning-format": "none" if raw else "deepseek"}
-    overflow = _overflow_options(fields, chat=isinstance(fields, ChatFields))
+    users = isinstance(prompt, list) and sum(each["role"] == "user" for each in prompt)
+    several = isinstance(fields, ChatFields) and (users > 1 or fields.session_id is not None)
+    overflow = _overflow_options(fields, several_turns=several)
     options = {**overflow, **options}
     if own.num_predict is not None:
         options["n-predict"] = max(REST_OF_CONTEXT, own.num_predict)
@@ -95,11 +97,11 @@ def _turn_of(
     )
 
 
-def _overflow_options(fields: TurnFields, *, chat: bool) -> dict[str, Any]:
-    """Return the parameters for a full context. As in Ollama, a chat loses whole turns before the
-    answer, and any answer may shift.
+def _overflow_options(fields: TurnFields, *, several_turns: bool) -> dict[str, Any]:
+    """Return the parameters for a full context. As in Ollama, a chat of several turns loses whole
+    ones before the answer, a single message its middle, and any answer may shift.
     """
-    longer = "drop-turns" if chat else "shift" if fields.shift else "truncate"
+    longer = "drop-turns" if several_turns else "shift" if fields.shift else "truncate"
     return {"overflow": longer if fields.truncate else "error", "ctx-shift": fields.shift}
 
 

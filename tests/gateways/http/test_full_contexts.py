@@ -112,6 +112,19 @@ def test_ollamas_chats_lose_their_oldest_turns(http: RunningGateway, stream: boo
     assert refused.status_code == 400
 
 
+@pytest.mark.parametrize("size", [600, 20_000])
+@pytest.mark.parametrize("shift", [True, False])
+def test_ollamas_single_message_loses_its_middle(
+    http: RunningGateway, size: int, shift: bool
+) -> None:
+    messages = [LONG[0], {"role": "user", "content": "x" * size}]
+    body = {"model": "tiny", "messages": messages, "stream": False, "shift": shift}
+    reply = httpx.post(f"{http.url}/api/chat", json=body, timeout=CALL_S_MAX)
+    assert reply.status_code == 200 and reply.json()["prompt_eval_count"] < 512
+    refused = httpx.post(f"{http.url}/api/chat", json=body | {"truncate": False})
+    assert refused.status_code == 400
+
+
 def test_ollamas_prompts_lose_their_middle_and_answers_shift(
     http: RunningGateway, own: ollama.Client
 ) -> None:
