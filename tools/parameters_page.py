@@ -40,7 +40,8 @@ nearest valid one. That includes the numbers in `logit-bias`, `tensor-split` and
 `pooling-type`, `cache-type-k`, `cache-type-v`, `numa` and `rope-scaling-type` may be llama.cpp's
 numbers, and `flash-attn` may be `enabled` or `disabled`. Everywhere, a `seed` is taken modulo 2^32,
 and all errors are reported at once. Tokens outside the vocabulary are left out of `logit-bias`, and
-`adjusted` names them.
+`adjusted` names them. In `run_inference`, as in wasi_nn_backend, −1 means the configured default of
+every number, also where the table has another meaning.
 [stopping.md](stopping.md) describes what ends a turn, and the further forms that are read.
 
 **Precedence**: the turn's value, then the session's, the graph's, the model's in the configuration,

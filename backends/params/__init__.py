@@ -28,6 +28,7 @@ from .reading import (
     flat_keys,
     nearest,
     parse_json_options,
+    parse_turn_json,
     read_options,
 )
 from .sampler_options import (
@@ -74,6 +75,7 @@ __all__ = (
     "nearest",
     "overflow_beside",
     "parse_json_options",
+    "parse_turn_json",
     "read_options",
     "sampling_params",
     "adjust_parameters",

@@ -17,6 +17,7 @@ from .numbers_of_items import check_distinct, check_list_text, read_biases, read
 from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
 from .other_runtimes.lenient_values import (
     CONFIGURED,
+    DEFAULT_SENTINEL,
     UNTIL_FULL,
     Clamp,
     adjust_value,
@@ -126,6 +127,19 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
             f"the metadata is not a JSON object: {exc}", hint='send one JSON object, as {"temp":0}'
         ) from None
     return read_options(value, strict=strict, lenient=True)
+
+
+def parse_turn_json(text: bytes | str) -> Options:
+    """Read the JSON text of a `run_inference`, as `parse_json_options`. As in wasi_nn_backend, -1
+    means the configured default of each number, also where it is within the number's range.
+    """
+    options = parse_json_options(text)
+    for name, value in [*options.values.items()]:
+        is_number = BY_NAME[name].kind in ("int", "float")
+        if is_number and value == DEFAULT_SENTINEL.value and name not in options.adjusted:
+            del options.values[name]
+            options.adjusted[name] = DEFAULT_SENTINEL.reason
+    return options
 
 
 def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool = False) -> Options:

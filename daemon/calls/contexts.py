@@ -6,7 +6,7 @@ They behave as WasmEdge's do.
 from __future__ import annotations
 
 from ...backends.errors import InvalidArgument, NotFound
-from ...backends.params import parse_json_options
+from ...backends.params import parse_json_options, parse_turn_json
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
@@ -244,7 +244,7 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     session, p = daemon.session(request), request.params
     data = (await tensor_bytes(request, p.tensor)).rstrip(b"\0")
     check_no_image(data)
-    options = parse_json_options(metadata_text(p.config))
+    options = parse_turn_json(metadata_text(p.config))
     notes = TurnNotes(options.ignored, options.adjusted)
     given = TurnOptions(options=options.values, notes=notes, special=False)
     turn_settings = turn_options(p, given)

@@ -30,6 +30,17 @@ CONFIGURED = {
     "min_keep": 2,
 }
 """Values of a load; all differ from the defaults."""
+KEPT_IN_RUN_INFERENCE = {
+    "n_predict": 3,
+    "seed": 77,
+    "top_k": 9,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+    "last_n_penalty": 17,
+    "dry_penalty_last_n": 19,
+    "top_n_sigma": 2.0,
+}
+"""Values of a load whose ranges include -1, which means something else elsewhere."""
 FAR = 10**9
 
 
@@ -81,6 +92,25 @@ def test_minus_one_in_a_turn_keeps_the_configured_values(
             assert "-1 means the configured default" in adjusted[name.replace("_", "-")]
     infer(client, context, {"temp": 0.75})
     assert in_force(client, context)["temp"] == 0.75
+
+
+@pytest.mark.parametrize("value", [-1, -1.0])
+@pytest.mark.parametrize("model", ["echo", "tiny"])
+def test_minus_one_in_run_inference_keeps_each_number(
+    client: RawClient, model: str, value: float
+) -> None:
+    kept = KEPT_IN_RUN_INFERENCE
+    context = context_of(client, model, kept)
+    metadata = infer(client, context, dict.fromkeys(kept, value))
+    assert metadata["seed"] == 77 and metadata["output_tokens"] == 3
+    found = in_force(client, context)
+    assert {name: found[name] for name in kept} == kept
+    for name in kept:
+        assert "-1 means the configured default" in metadata["adjusted"][name.replace("_", "-")]
+    client.call("set_input", context=context, index=1, tensor={"data": b'{"top_k": -1}'})
+    assert in_force(client, context)["top_k"] == -1
+    metadata = infer(client, context, {"n_predict": -2})
+    assert "-2 means" in metadata["adjusted"]["n-predict"]
 
 
 @pytest.mark.parametrize("token", [FAR, -1, -(1 << 31), (1 << 31) - 1])
