@@ -344,7 +344,7 @@ def test_rm_refuses_a_loaded_model_unless_forced(socket: str) -> None:
 
 def test_the_version_shows_that_of_the_running_daemon(socket: str) -> None:
     first, second = inferd("--version", socket=socket).stdout.splitlines()
-    assert first == f"inferd {__version__}, protocol 1.0"
+    assert first == f"inferd {__version__}, protocol 1.1"
     assert f"(inferd/{__version__} running at {socket})" in second
 
 

@@ -155,7 +155,7 @@ def test_the_version_without_a_daemon_shows_the_installed_engine() -> None:
     result = inferd("--version")
     assert result.exit_code == 0
     first, second = result.stdout.splitlines()
-    assert first == f"inferd {__version__}, protocol 1.0"
+    assert first == f"inferd {__version__}, protocol 1.1"
     assert second.startswith("llama.cpp ") and second.endswith(", no daemon running)")
     assert document(inferd("--version", "--json"))["inferd"] == __version__
     assert importlib.metadata.version("inferd") == __version__
