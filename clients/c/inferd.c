@@ -1525,9 +1525,42 @@ int inferd_load(inferd_client *client, const char *name, const char *config, inf
     return call_for_handle(client, &call, graph, error);
 }
 
+/* Whether a file's name ends as those of the parts of a split model: -00001-of-00003.gguf. */
+static bool is_part(const char *path) {
+    static const char FORM[] = "-00000-of-00000.gguf";
+    size_t length = strlen(path), size = sizeof FORM - 1;
+    if (length <= size || path[length - size - 1] == '/')
+        return false;
+    for (size_t i = 0; i < size; i++) {
+        char c = path[length - size + i];
+        if (FORM[i] == '0' ? c < '0' || c > '9' : c != FORM[i])
+            return false;
+    }
+    return true;
+}
+
+/* Load a split model by the absolute path of one of its parts, as a descriptor has that part only. */
+static int load_split(inferd_client *client, const char *path, const char *config, inferd_handle *graph,
+                      inferd_error *error) {
+    char *folder = *path == '/' ? strdup("") : getcwd(NULL, 0);
+    while (!strncmp(path, "./", 2))
+        path += 2;
+    size_t size = (folder ? strlen(folder) : 0) + strlen(path) + 2;
+    char *name = folder ? malloc(size) : NULL;
+    if (name)
+        snprintf(name, size, "%s%s%s", folder, *folder ? "/" : "", path);
+    int number = name ? inferd_load(client, name, config, graph, error)
+                      : fail(error, INFERD_MISSING_MEMORY, "the path has no memory", "free memory");
+    free(name);
+    free(folder);
+    return number;
+}
+
 int inferd_load_file(inferd_client *client, const char *path, const char *config, inferd_handle *graph,
                      inferd_error *error) {
     char message[512];
+    if (path && is_part(path))
+        return load_split(client, path, config, graph, error);
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0) {
         snprintf(message, sizeof message, "cannot open %.400s: %s", path ? path : "NULL", strerror(errno));

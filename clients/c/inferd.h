@@ -129,7 +129,8 @@ int inferd_init_backend(inferd_client *client, const char *config, inferd_error 
 int inferd_load(inferd_client *client, const char *name, const char *config, inferd_handle *graph,
                 inferd_error *error);
 
-/* Load a GGUF file for this user alone; the daemon gets a descriptor of it, opened for reading. */
+/* Load a GGUF file for this user alone; the daemon gets a descriptor of it, opened for reading. Of a split model it
+ * gets the path of any part; the parts must be in its models directory. */
 int inferd_load_file(inferd_client *client, const char *path, const char *config, inferd_handle *graph,
                      inferd_error *error);
 

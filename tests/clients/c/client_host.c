@@ -412,6 +412,20 @@ SCENARIO(a_file_is_loaded_by_its_descriptor) {
     CHECK(strstr(output(context, 1), "\"output_tokens\":4"));
 }
 
+SCENARIO(a_split_model_is_loaded_by_the_path_of_a_part) {
+    inferd_handle graph = 0, context = 0;
+    char *path = getenv("PART_FILE"), *name = strrchr(path, '/');
+    CHECK_EQUAL(inferd_load_file(client, path, "{\"n-predict\": 4, \"temp\": 0}", &graph, &error), 0);
+    CHECK_EQUAL(inferd_open(client, graph, NULL, &context, &error), 0);
+    set_prompt(context, "Once upon a time");
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK(strstr(output(context, 1), "\"output_tokens\":4"));
+    CHECK_EQUAL(inferd_load_file(client, "/tmp/none-00001-of-00003.gguf", NULL, &graph, &error), INFERD_MODEL_NOT_FOUND);
+    *name++ = 0;
+    CHECK(!chdir(path));
+    CHECK_EQUAL(inferd_load_file(client, name, NULL, &graph, &error), 0);
+}
+
 /* Check that each function refuses a client that does not exist. */
 static void check_refused(inferd_client *wrong) {
     inferd_call call = {.kind = INFERD_MODELS};
@@ -605,6 +619,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_hundred_clients_connect_at_once),
     ENTRY(a_frame_larger_than_the_sockets_buffer_is_sent_in_parts),
     ENTRY(a_file_is_loaded_by_its_descriptor),
+    ENTRY(a_split_model_is_loaded_by_the_path_of_a_part),
     ENTRY(a_client_that_does_not_exist_is_refused_by_each_function),
     ENTRY(a_result_without_a_place_is_refused),
     ENTRY(a_child_process_has_no_client_of_its_parent),

@@ -10,6 +10,7 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests.tiny_gguf import write_split
 
 from .build import ADDRESS, CLIENT, HERE, THREAD, build, scenarios
 from .conftest import MODELS
@@ -19,6 +20,8 @@ WITH_A_PARTNER = (
     "a_killed_daemon_fails_the_calls_under_way_and_all_later_ones",
     "vanishes_during_a_turn",
 )
+SPLIT = "a_split_model_is_loaded_by_the_path_of_a_part"
+WITH_THEIR_OWN_TESTS = (*WITH_A_PARTNER, SPLIT)
 THREADED = (
     "threads_share_a_client",
     "another_thread_cancels_a_call_that_waits",
@@ -45,10 +48,18 @@ def wait_until_nothing_is_left(daemon: RunningDaemon) -> None:
         assert client.sessions(dormant=True) == []
 
 
-@pytest.mark.parametrize("scenario", [s for s in scenarios(PROGRAM) if s not in WITH_A_PARTNER])
+@pytest.mark.parametrize(
+    "scenario", [s for s in scenarios(PROGRAM) if s not in WITH_THEIR_OWN_TESTS]
+)
 def test_a_c_program(daemon: RunningDaemon, tiny: Path, scenario: str) -> None:
     run(daemon, ADDRESS, scenario, MODEL_FILE=str(tiny))
     wait_until_nothing_is_left(daemon)
+
+
+def test_a_c_program_loads_a_split_model(tmp_path: Path) -> None:
+    for part in write_split(tmp_path, "split"):
+        with running_daemon(models_dir=tmp_path) as daemon:
+            run(daemon, ADDRESS, SPLIT, PART_FILE=str(part))
 
 
 @pytest.mark.parametrize("scenario", THREADED)
