@@ -501,9 +501,10 @@ def settled(name: str, ctx_size: int, client: RawClient) -> tuple[int, int]:
     """Fill a context nearly; return the model's estimated and resident bytes.
 
     A turn with a grammar waits for the thread that reads the vocabulary, which takes memory, too.
+    With logprobs of the prompt, a step has as many logits as it can have.
     """
     context = client.context(name)
-    client.set_input(context, b'{"regex": "x"}', index=1)
+    client.set_input(context, b'{"regex": "x", "prompt-logprobs": 1}', index=1)
     client.set_input(context, b"one two three four five six seven " * (ctx_size * 14 // 15 // 7))
     client.call("compute", context=context, timeout_s=60)
     found = model(client, name)
