@@ -215,16 +215,17 @@ def _cgroups(cgroups: Path, membership: str, controller: str) -> Iterator[list[P
         mounts = [_unified(cgroups)] if number == "0" and not controllers else []
         if controller in controllers.split(","):
             mounts = [cgroups / name for name in (controllers, controller)]
-        mount = next(filter(Path.is_dir, mounts), None)
+        mount = next(filter(os.path.isdir, mounts), None)  # Path.is_dir can raise
         if mount is not None:
             folder = mount / path.lstrip("/")
-            yield [f for f in (folder, *folder.parents) if f.is_relative_to(mount) and f.is_dir()]
+            parts = [f for f in (folder, *folder.parents) if f.is_relative_to(mount)]
+            yield list(filter(os.path.isdir, parts))
 
 
 def _unified(cgroups: Path) -> Path:
     """Return the mount of version 2, which is a folder beside those of version 1 if both exist."""
     unified = cgroups / "unified"
-    return unified if unified.is_dir() else cgroups
+    return unified if os.path.isdir(unified) else cgroups
 
 
 def cgroup_free_bytes(folders: Iterable[Path]) -> int | None:
