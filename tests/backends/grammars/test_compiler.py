@@ -46,7 +46,7 @@ def bomb(name: str) -> Any:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("params", map(bomb, BOMBS))
+@pytest.mark.parametrize("params", [bomb(name) for name in BOMBS])
 def test_a_bomb_is_refused_and_the_next_grammar_is_compiled(
     compiler: GrammarCompiler, params: SamplingParams
 ) -> None:
