@@ -13,7 +13,7 @@ from contextlib import suppress
 from .frames import receive_frame, send_frame
 
 WAIT_S_MAX = 10
-"""Maximum time of one reply, which a busy machine or a low priority may delay."""
+"""Maximum time of one reply by default. A busy machine or a low priority may delay it."""
 SLOW_NICE = 10
 
 
@@ -41,9 +41,11 @@ class SandboxEnded(Exception):
 
 
 class SandboxProcess:
-    """A process that runs *module*, which calls `serve_requests` as a program."""
+    """A process that runs *module*, which calls `serve_requests` as a program. A reply may take
+    *wait_s_max*.
+    """
 
-    def __init__(self, module: str):
+    def __init__(self, module: str, wait_s_max: float = WAIT_S_MAX):
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -52,7 +54,7 @@ class SandboxProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        self._socket.settimeout(WAIT_S_MAX)
+        self._socket.settimeout(wait_s_max)
         self._replies = self._socket.makefile("rb")
 
     def send(self, request: bytes) -> None:
@@ -74,7 +76,7 @@ class SandboxProcess:
         """Return the next reply.
 
         :raises SandboxEnded: the process has ended.
-        :raises TimeoutError: the reply takes longer than `WAIT_S_MAX`.
+        :raises TimeoutError: the reply takes longer than *wait_s_max*.
         """
         body = receive_frame(self._replies)
         if not body:

@@ -10,9 +10,10 @@ import msgspec
 
 from ...errors import BackendError, InferdError, Timeout, TooLarge, error_from_wire
 from ...params.schema_texts import SCHEMA_BYTES_MAX
-from ...sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
+from ...sandbox.process import SandboxEnded, SandboxProcess
 from ...unexpected import failure_of
 from ..limits import (
+    COMPILE_S_MAX,
     CPU_S_MAX,
     GRAMMAR_BYTES_MAX,
     REGEX_BYTES_MAX,
@@ -66,9 +67,9 @@ class GrammarChecker:
             except TimeoutError:
                 self.close()
                 raise Timeout(
-                    f"the grammar was not compiled within {WAIT_S_MAX} s",
+                    f"the grammar was not compiled within {COMPILE_S_MAX:g} s",
                     hint="the machine is busy: try again later",
-                    data={"wait_s_max": WAIT_S_MAX},
+                    data={"wait_s_max": COMPILE_S_MAX},
                 ) from None
             except SandboxEnded as exc:
                 self.close()
@@ -85,7 +86,7 @@ class GrammarChecker:
 
     def _exchange(self, request: bytes) -> CheckReply:
         if self._sandbox is None:
-            self._sandbox = SandboxProcess(_PROGRAM)
+            self._sandbox = SandboxProcess(_PROGRAM, COMPILE_S_MAX)
         sandbox = self._sandbox
         sandbox.send(request)
         return msgspec.msgpack.decode(sandbox.receive_reply(), type=CheckReply)

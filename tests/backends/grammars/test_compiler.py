@@ -41,7 +41,7 @@ def compiler(vocab: Vocab) -> Iterator[GrammarCompiler]:
 
 
 def bomb(name: str) -> Any:
-    """Return a parameter of a test. The bomb of time must get its CPU time within 10 s."""
+    """Return a parameter of a test. The bomb of time must get its CPU time within 30 s."""
     return pytest.param(BOMBS[name], id=name, marks=[pytest.mark.alone] if name == "time" else [])
 
 
