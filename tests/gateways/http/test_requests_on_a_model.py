@@ -150,7 +150,8 @@ def test_the_progress_of_a_prompt_and_its_times_are_those_of_the_engine(
     assert first["processed"] == first["cache"] < last["processed"] == last["total"] > 100
     assert {each["cache_n"] for each in timings} == {first["cache"]}
     assert {each["prompt_n"] for each in timings} == {first["total"] - first["cache"]}
-    assert [each["predicted_n"] for each in timings] == [1, 2, 2]
+    # On a busy machine two tokens can arrive together, and are then one chunk.
+    assert [each["predicted_n"] for each in timings] in ([1, 2, 2], [2, 2])
     assert last["time_ms"] == int(timings[-1]["prompt_ms"]) > 0
 
 
