@@ -24,6 +24,7 @@ def main() -> None:
     # A model may write characters that the terminal's encoding lacks.
     sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout = checked_output(sys.stdout)
+    sys.__dict__["__stdout__"] = sys.stdout  # textual asks it for the size of the terminal
     try:
         try:
             app(prog_name="inferd")
