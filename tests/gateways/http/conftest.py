@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -27,4 +28,11 @@ def api(http: RunningGateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
         base_url=f"{http.url}/v1", api_key="none", timeout=CALL_S_MAX, max_retries=0
     ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def web(http: RunningGateway) -> Iterator[httpx.Client]:
+    """A client for requests that no official client sends."""
+    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
         yield client

@@ -35,12 +35,6 @@ def api(http: RunningGateway) -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
-
-
 def test_a_whole_message_has_its_text_its_end_and_its_usage(api: Any) -> None:
     done = api.messages.create(model="echo", max_tokens=100, messages=HELLO)
     assert [(block.type, block.text) for block in done.content] == [("text", "hello")]

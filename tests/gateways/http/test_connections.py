@@ -23,12 +23,6 @@ JSON = "Content-Type: application/json\r\n"
 HELLO: dict[str, Any] = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
 
 
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
-
-
 @contextmanager
 def connected(running: RunningGateway) -> Iterator[socket.socket]:
     with socket.create_connection((running.host, running.port), timeout=CALL_S_MAX) as sock:

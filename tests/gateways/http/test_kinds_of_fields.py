@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from inferd.testing import RunningDaemon
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
+from tests.gateways.http.driver import CALL_S_MAX, gateway
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -30,12 +30,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/show": {"model": "echo"},
 }
 GENERATING = [CHAT, COMPLETIONS, RESPONSES, "/v1/messages"]
-
-
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
 
 
 @pytest.mark.parametrize("path", BODIES)

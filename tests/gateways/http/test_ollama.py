@@ -35,12 +35,6 @@ def api(http: RunningGateway) -> Iterator[ollama.Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
-
-
 def test_a_whole_chat_has_its_text_its_end_and_its_counts(api: ollama.Client) -> None:
     done = api.chat("echo", HELLO)
     assert done.message.content == "hello"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 
 HELLO = [{"role": "user", "content": "hello"}]
 NAME = "a, \u00e9\nb"
@@ -61,12 +58,6 @@ MALFORMED = [
     {"type": "string", "pattern": "("},
     {"type": "object", "required": "a"},
 ]
-
-
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
 
 
 def send(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 
 TEXT = "x" * 40
 """More than the 16 tokens that a completion has by default."""
@@ -27,12 +24,6 @@ SENTINELS: list[dict[str, Any]] = [
     {"keep_alive": -1},
 ]
 """Of llama-server and vLLM, as parameters of any path."""
-
-
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 from tests.models import smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -28,12 +27,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     config = f"[models.small]\nslots = 2\nctx-size = {CONFIGURED}\n"
     with running_daemon(config + echo_model("echo", ctx_size=20), models_dir=models) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
 
 
 def contexts(web: httpx.Client, name: str) -> dict[str, Any]:

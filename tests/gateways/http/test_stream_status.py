@@ -87,12 +87,6 @@ WITH_MODEL: dict[str, tuple[str, dict[str, Any]]] = {
 ALL = {**WITHOUT_MODEL, **WITH_MODEL}
 
 
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
-
-
 def status_of(web: httpx.Client, name: str, model: str) -> tuple[int, str]:
     """Return the status and the body of an invalid stream."""
     path, body = ALL[name]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.echo import echo_model
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 
 CONFIG = echo_model("echo", **{"batch-size": 16}) + echo_model("tools", tool_format="hermes")
 PROMPT = "a prompt of several steps, each of sixteen tokens"
@@ -23,12 +21,6 @@ TIMINGS = [
     *("cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"),
     *("predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"),
 ]
-
-
-@pytest.fixture(scope="module")
-def web(http: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=http.url, timeout=CALL_S_MAX) as client:
-        yield client
 
 
 def chunks_of(web: httpx.Client, path: str, **fields: Any) -> list[dict[str, Any]]:
