@@ -95,9 +95,9 @@ class Gateway:
             async for _ in signals:
                 try:
                     keys.reload()
-                    log.warning("the keys were read again")
+                    log.warning("keys.reloaded")
                 except InvalidArgument as exc:
-                    log.error("%s; the previous keys stay", exc)
+                    log.error("keys.not_reloaded cause=%s", exc)  # the previous keys stay
 
     def _api_of(self, path: str) -> Api:
         """Return the API in whose shape an error of a path is written."""
@@ -188,7 +188,7 @@ class Gateway:
         except InferdError:
             raise
         except Exception:  # the only broad handler of a request
-            log.exception("request failed")
+            log.exception("request.failed")
             raise BackendError("the gateway failed", hint="its log has the cause") from None
 
     def _check_source(self, exchange: Exchange) -> None:

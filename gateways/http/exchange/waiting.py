@@ -32,7 +32,7 @@ async def _run_check(check: Callable[[], Awaitable[None]]) -> None:
     try:
         await check()
     except Exception:  # all streams share this group; the daemon checks the turn too
-        log.exception("the check of a waiting stream failed")
+        log.exception("stream.check_failed")
 
 
 class WaitingStreams:

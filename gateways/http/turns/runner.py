@@ -201,7 +201,7 @@ class TurnRunner:
         try:
             await session.set_options(note=request.note(answer))
         except InferdError as exc:
-            log.warning("%s was not stored with its session: %s", request.session_id, exc)
+            log.warning("note.not_stored session=%s cause=%s", request.session_id, exc)
 
     def _charge(self, caller: Caller, answer: Answer, number: int) -> None:
         """Deduct the tokens of an answer; a prompt's tokens count once, without cached ones."""

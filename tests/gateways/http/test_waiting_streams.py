@@ -72,4 +72,4 @@ async def test_a_check_that_fails_does_not_end_the_other_streams(
             waiting.add(other, 0.001)
             await other.begun.wait()
         group.cancel_scope.cancel()
-    assert "check of a waiting stream failed" in caplog.text
+    assert "stream.check_failed" in caplog.text
