@@ -60,7 +60,7 @@ class Protocol(HttpToolsProtocol):
         self._refusal: HttpRefusal | None = None
         """The refusal by which this class has ended the parser, if it has."""
         self._reading: Literal["", "headers", "body"] = ""
-        """The incomplete part of the last request, if there is one."""
+        """The incomplete part of the last request, or empty."""
         self._drops_data = self._eof_received = False
         self._dropped_bytes = 0
         self._late_refusal: HttpRefusal | None = None

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from .other_servers import OTHER_SERVERS
-from .table import (
-    PRIORITY_FIELD,
-    Field,
-    FieldTable,
-    Use,
-    honoured,
-    ignored,
-    parameter,
-    refused,
-)
+from .table import PRIORITY_FIELD, Field, FieldTable, Use, honoured, ignored, parameter, refused
 
 __all__ = (
     "OTHER_SERVERS",

@@ -26,8 +26,6 @@ PROMPT_LOGPROBS_FIELD = honoured(
 )
 ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
 Think = bool | Literal["low", "medium", "high", "max"]
 SEED_NOTE = "-1 is a random one; larger ones are taken modulo 2^32"
 

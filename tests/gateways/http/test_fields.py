@@ -239,6 +239,6 @@ def test_a_seed_of_any_size_fits_into_a_frame(seed: float) -> None:
     assert found % (1 << 32) == seed % (1 << 32)
 
 
-def test_the_other_servers_fields_are_no_parameters_and_have_no_second_entry() -> None:
+def test_no_field_of_other_servers_has_a_second_entry() -> None:
     names = [field.name for field in OTHER_SERVERS]
     assert len(names) == len(set(names))

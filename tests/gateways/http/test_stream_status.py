@@ -111,7 +111,7 @@ def test_an_invalid_stream_has_a_status_without_held_headers(web: httpx.Client, 
 
 
 @pytest.mark.parametrize("name", WITHOUT_MODEL)
-def test_what_needs_no_model_has_a_status_while_the_model_is_loaded(
+def test_an_error_that_needs_no_model_has_a_status_during_the_load(
     web: httpx.Client, client: Client, name: str
 ) -> None:
     """The load would take ten minutes."""
@@ -120,13 +120,13 @@ def test_what_needs_no_model_has_a_status_while_the_model_is_loaded(
     assert client.show("cold")["state"] != "ready"
 
 
-def test_a_valid_stream_shows_that_its_model_is_loaded(http: RunningGateway) -> None:
+def test_a_valid_stream_shows_that_its_model_is_being_loaded(http: RunningGateway) -> None:
     with Request(http, {"model": "cold", "prompt": "y"}) as request:
         assert request.response.status == 200
         assert next(request.lines()) == ": waiting"
 
 
-def test_what_needs_the_model_is_an_error_in_a_stream_that_waited_for_it() -> None:
+def test_an_error_that_needs_the_model_is_in_the_stream_that_waited_for_it() -> None:
     config = echo_model("late", load_ms=1500, ctx_size=200)
     with (
         running_daemon(config) as other,

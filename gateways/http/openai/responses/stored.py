@@ -63,7 +63,7 @@ def _items_of(response_id: str, found: HistoryResult) -> list[dict[str, Any]]:
 def _page(items: list[dict[str, Any]], query: InputItemsQuery) -> dict[str, Any]:
     """Return the part of a list that a query selects.
 
-    :raises HttpRefusal: there is no item with the id *after*.
+    :raises HttpRefusal: no item has the id *after*.
     """
     ordered = items if query.order == "asc" else items[::-1]
     first = 0
@@ -93,7 +93,7 @@ async def delete_response(exchange: Exchange) -> None:
 async def cancel_response(exchange: Exchange) -> None:
     """Refuse to cancel a stored response, because none runs in the background.
 
-    :raises UnsupportedOperation: always, if there is such a response.
+    :raises UnsupportedOperation: always, if the response exists.
     """
     await _find(exchange)
     raise UnsupportedOperation(
