@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -192,27 +193,30 @@ class TurnDrops:
         self._chat = [*read, *added]
         self.first = system_messages(self._chat)
         """The number of system messages at the start, which stay."""
-        self._starts = turn_starts(self._chat, self.first)
-        last = len(self._chat) if limit.drops_input else len(read)
-        self._ends = [at for at in self._starts if self.first < at <= last]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return turn_starts(self._chat, self.first)
+
+    @cached_property
+    def _sizes_before(self) -> list[int]:
+        """The size of the messages before each place."""
         texts = ((x.get("content"), x.get("tool_calls", "")) for x in self._chat)
         sizes = (len(str(text)) + len(str(calls)) + _MESSAGE_BYTES for text, calls in texts)
-        self._before = list(accumulate(sizes, initial=0))
-        """The size of the messages before each place."""
+        return list(accumulate(sizes, initial=0))
 
     def next_end(self, after: int, whole: int, left: int) -> int | None:
         """Return the end of the messages to drop, a place behind *after*, or None if no more can be
         dropped. The *whole* chat had this many tokens, and without those up to *after* the *left*.
         """
-        ends = [end for end in self._ends if end > after]
+        last = len(self._chat) if self._limit.drops_input else len(self._read)
+        dropped, sizes = max(after, self.first), self._sizes_before
+        ends = [end for end in self._starts if dropped < end <= last]
         if not ends:
             return None
-        dropped = max(after, self.first)
-        size_left = self._before[self.first] + self._before[-1] - self._before[dropped]
+        size_left = sizes[self.first] + sizes[-1] - sizes[dropped]
         size = self._limit.missing_tokens(whole, left) * size_left / max(left, 1)
-        return next(
-            (end for end in ends if self._before[end] - self._before[dropped] >= size), ends[-1]
-        )
+        return next((end for end in ends if sizes[end] - sizes[dropped] >= size), ends[-1])
 
     def kept(self, end: int) -> KeptMessages:
         """Return the messages that stay if those up to *end* are dropped, or all for 0."""

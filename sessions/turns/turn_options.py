@@ -221,20 +221,25 @@ class Parameters:
 
         :raises InvalidArgument: an option is unknown, or its value out of its range.
         """
-        policy = OverflowPolicy(self.in_turn("overflow", options))
+        values = self.defaults | self.options | self._read_turn(options)
+
+        def value_of(name: str) -> Any:
+            return values.get(name, BY_NAME[name].default)
+
+        policy = OverflowPolicy(value_of("overflow"))
         drops_input = policy is OverflowPolicy.DROP_TURNS
-        if self.in_turn("embedding", options):
+        if value_of("embedding"):
             policy = OverflowPolicy.ERROR
-        elif policy is OverflowPolicy.AUTO and self.in_turn("ctx-shift", options):
+        elif policy is OverflowPolicy.AUTO and value_of("ctx-shift"):
             policy = OverflowPolicy.SHIFT
         elif policy is OverflowPolicy.AUTO:
             policy = OverflowPolicy.DROP_TURNS if chat else OverflowPolicy.ERROR
         return ContextLimit(
             policy=policy,
-            ctx_size=min(self.in_turn("ctx-size", options) or ctx_size, ctx_size),
-            n_predict=self.in_turn("n-predict", options),
-            n_keep=self.in_turn("n-keep", options),
-            n_discard=self.in_turn("n-discard", options),
+            ctx_size=min(value_of("ctx-size") or ctx_size, ctx_size),
+            n_predict=value_of("n-predict"),
+            n_keep=value_of("n-keep"),
+            n_discard=value_of("n-discard"),
             drops_input=drops_input,
         )
 
