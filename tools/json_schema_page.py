@@ -77,12 +77,12 @@ The grammars are those of [llguidance](https://github.com/guidance-ai/llguidance
   `oneOf` becomes `anyOf`, so the answer may violate them. `adjusted` in the metadata has their
   paths; answers of the gateway have it as a field, and as the header `inferd-adjusted`. At most
   {DROPPED_MAX} are left out. Errors in the schema are refused all the same.
-- `schema-infer`: the keywords that are added where the schema leaves them out, so that a model does
-  not spend its tokens on values that nobody meant. `closed`, the default: types and closed objects;
-  `types`: only types; `none`: the schema means what the standard says.
+- `schema-infer`: the keywords that are added where a schema lacks them, so that a model spends no
+  tokens on values that the schema's author did not intend. `closed` (the default) adds types and
+  closes objects; `types` adds only types; `none` adds nothing.
 
-The HTTP gateway sets `schema-lenient` to false for a schema with `strict`, and for each one in
-Anthropic's form, and to true for others; so `strict` never allows more answers.
+The HTTP gateway sets `schema-lenient` to false for schemas with `strict` and for all schemas in
+Anthropic's form, else to true.
 
 ## Keywords that a schema leaves out
 

@@ -784,7 +784,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t unused; /* a client has no call under way any more */
     connection *first;
-    connection *inherited; /* in a child process: the parent's, as they were at the fork */
+    connection *inherited; /* in a child process: the parent's, kept reachable for leak checkers */
     uintptr_t last_number;
 } open_clients = {.lock = PTHREAD_MUTEX_INITIALIZER, .unused = PTHREAD_COND_INITIALIZER};
 
@@ -1543,8 +1543,6 @@ static bool is_part(const char *path) {
 static int load_split(inferd_client *client, const char *path, const char *config, inferd_handle *graph,
                       inferd_error *error) {
     char *folder = *path == '/' ? strdup("") : getcwd(NULL, 0);
-    while (!strncmp(path, "./", 2))
-        path += 2;
     size_t size = (folder ? strlen(folder) : 0) + strlen(path) + 2;
     char *name = folder ? malloc(size) : NULL;
     if (name)

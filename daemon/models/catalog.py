@@ -212,7 +212,7 @@ class ModelCatalog:
         """Return the name of the model with the file *path*, or with a part of that name."""
         if not (os.path.isabs(path) and is_model_file(path)) or "\0" in path:
             return None
-        first = parts_of(Path(path))[0]
+        first = parts_of(Path(os.path.normpath(path)))[0]
         return next((n for n, config in self._configured.items() if config.file == first), None)
 
     def find_client(self, name: str, uid: int) -> ProcessClient | None:

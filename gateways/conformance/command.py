@@ -64,7 +64,7 @@ def conformance(
         for outcome in ("passed", "failed", "skipped")
     }
     if as_json:
-        write_json({"protocol": [1, 1], **counts, "cases": results})
+        write_json({"protocol": PROTOCOL, **counts, "cases": results})
     else:
         rows = [(r.outcome, r.name, r.section.replace("`", ""), r.detail) for r in results]
         table(("OUTCOME", "CASE", "SECTION", "DETAIL"), rows)

@@ -92,7 +92,7 @@ class Connection:
             self.close()
             raise
         if hello is not None:
-            self.send([HELLO, {"protocol": [1, 1], "software": "conformance", **hello}])
+            self.send([HELLO, {"protocol": PROTOCOL, "software": "conformance", **hello}])
 
     def _connect(self, path: str) -> None:
         """Connect, with retries until `timeout_s` while the server's listen queue is full."""

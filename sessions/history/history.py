@@ -515,9 +515,9 @@ class History:
         self._drop_marks(keep, discard)
 
     def _drop_marks(self, keep: int, discard: int) -> int:
-        """Move the marks as dropped tokens have moved the others. The messages of turns that have
-        at most one token left are no longer read. In raw text, nobody can rewind to these turns.
-        Return the number of these turns.
+        """Move the marks as the dropped tokens have moved the others. A turn with at most one
+        token left is dropped: the model no longer reads its messages, and a rewind of raw text
+        cannot reach it. Return the number of dropped turns.
         """
         end, marks, messages = keep + discard, list[Mark](), list(self.messages)
         first, turns = system_messages(messages), 0

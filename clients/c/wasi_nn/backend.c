@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "backend.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +59,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t unused; /* a backend has no call under way any more */
     backend *first;
-    backend *inherited; /* in a child process: the parent's, as they were at the fork */
+    backend *inherited; /* in a child process: the parent's, kept reachable for leak checkers */
     uintptr_t last_number;
 } backends = {.lock = PTHREAD_MUTEX_INITIALIZER, .unused = PTHREAD_COND_INITIALIZER};
 
@@ -384,11 +385,18 @@ static inferd_turn turn_of(const backend *b) {
     return (inferd_turn){.priority = b->priority, .timeout_s = b->timeout_s};
 }
 
+/* Write text to standard output. A reader that has closed its end is no failure. */
+static bool write_output(const void *text, size_t length) {
+    bool written = fwrite(text, 1, length, stdout) == length && !fflush(stdout);
+    return written || errno == EPIPE;
+}
+
 /* Compute a turn, and print its text as it arrives. */
 static int print_turn(inferd_client *client, inferd_handle handle, const inferd_turn *turn, inferd_error *error) {
     inferd_call call = {.kind = INFERD_STREAM, .handle = handle, .turn = *turn};
     inferd_event event = {0};
     uint64_t request;
+    bool unwritten = false;
     int number = inferd_start(client, &call, &request, error);
     if (number)
         return number;
@@ -398,12 +406,15 @@ static int print_turn(inferd_client *client, inferd_handle handle, const inferd_
             inferd_cancel_request(client, request, NULL);
             return number;
         }
-        if (event.length) {
-            fwrite(event.text, 1, event.length, stdout);
-            fflush(stdout);
+        if (event.length && !unwritten && !write_output(event.text, event.length)) {
+            unwritten = true;
+            inferd_cancel_request(client, request, NULL); /* its last event is still read */
         }
     } while (event.kind == INFERD_EVENT_TEXT);
-    if (event.kind == INFERD_EVENT_FAILED)
+    if (unwritten)
+        fail(error, INFERD_RUNTIME_ERROR, 5, "RuntimeError", "standard output cannot be written",
+             "free space there, or write it elsewhere");
+    else if (event.kind == INFERD_EVENT_FAILED)
         *error = event.error;
     else if (!strcmp(event.stop_reason, "context_full"))
         fail(error, INFERD_CONTEXT_FULL, 101, "ContextFull", "the context is full", "set a shorter prompt");
@@ -675,7 +686,7 @@ static int open_context(backend *b, uint32_t graph, const char *session_id, uint
     return made ? INFERD_OK : fail_memory(error);
 }
 
-/* The open context with a session id, or NULL. */
+/* Find the open context with a session id, and write its number. False: there is none. */
 static bool find_open_session(backend *b, const char *session_id, uint32_t *context) {
     if (!session_id || strnlen(session_id, SESSION_ID_BYTES_MAX) == SESSION_ID_BYTES_MAX)
         return false;

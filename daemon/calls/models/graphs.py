@@ -89,7 +89,7 @@ def _apply_target(target: int, options: Options) -> None:
     elif target == w.TARGETS["gpu"]:
         options.values.setdefault("n-gpu-layers", -1)
     elif target != w.TARGETS["auto"]:
-        raise InvalidArgument(f"there is no target {target}", hint="0 cpu, 1 gpu, 3 auto")
+        raise InvalidArgument(f"there is no target {target}", hint="use 0 (cpu), 1 (gpu) or 3 (auto)")
 
 
 def _builder_name(builders: list[bytes]) -> str:

@@ -100,7 +100,7 @@ OTHER_SERVERS: tuple[Field, ...] = (
     refused("input_prefix", "the models do not fill in text between two others", ""),
     refused("input_suffix", "the models do not fill in text between two others", ""),
     refused("input_extra", "the models do not fill in text between two others", []),
-    refused("prompt_logprobs", "only `/v1/completions` has them"),
+    refused("prompt_logprobs", "only `/v1/completions` and `/v1/chat/completions` have them"),
     refused("return_tokens", _FORM, False),
     refused("return_token_ids", _FORM, False),
     refused("return_tokens_as_token_ids", _FORM, False),

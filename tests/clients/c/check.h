@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                                             \
     do {                                                                             \
@@ -33,6 +35,17 @@
             exit(1);                                                                           \
         }                                                                                      \
     } while (0)
+
+/* Run a function in a child process, and wait until it has returned there. */
+static inline void run_in_child(void (*run)(void)) {
+    int status = 0;
+    pid_t child = fork();
+    if (!child) {
+        run();
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && !status);
+}
 
 /* Define a scenario; the Python tests find it in the source by this word. */
 #define SCENARIO(name) static void name(void)

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 /* The model `slow` takes ten seconds for it. */
@@ -508,20 +507,18 @@ SCENARIO(a_result_without_a_place_is_refused) {
     CHECK_TEXT(output(context, 0), "text");
 }
 
+static void use_in_child(void) {
+    inferd_client *parents = client;
+    check_refused(parents);
+    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+    check_refused(parents);
+    set_prompt(open_context("echo", NULL), "the child's");
+    CHECK_EQUAL(inferd_close(client), 0);
+}
+
 SCENARIO(a_child_process_has_no_client_of_its_parent) {
     inferd_handle context = open_context("echo", NULL);
-    pid_t child = fork();
-    int status = 0;
-    if (!child) {
-        inferd_client *parents = client;
-        check_refused(parents);
-        CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
-        check_refused(parents);
-        set_prompt(open_context("echo", NULL), "the child's");
-        CHECK_EQUAL(inferd_close(client), 0);
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child && !status);
+    run_in_child(use_in_child);
     set_prompt(context, "the parent's");
     CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
     CHECK_TEXT(output(context, 0), "the parent's");

@@ -6,7 +6,6 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum { THREADS = 4 };
@@ -39,17 +38,6 @@ static inline void run_threads(void *(*run)(void *)) {
     }
     for (int i = 0; i < THREADS; i++)
         CHECK(!pthread_join(threads[i], NULL));
-}
-
-/* Run a function in a child process, and wait until it has returned there. */
-static inline void run_in_child(void (*run)(void)) {
-    int status = 0;
-    pid_t child = fork();
-    if (!child) {
-        run();
-        _exit(0);
-    }
-    CHECK(waitpid(child, &status, 0) == child && !status);
 }
 
 /* Print a line, and wait until the tests have done their part. */

@@ -245,6 +245,15 @@ SCENARIO(threads_share_a_backend) {
     run_threads(compute_turns);
 }
 
+SCENARIO(an_output_that_cannot_be_written_fails_the_turn) {
+    graph_execution_context context = open_context("echo", "{\"stream-stdout\": true}");
+    CHECK(freopen("/dev/full", "w", stdout));
+    CHECK_EQUAL(set_input(context, 0, "printed"), success);
+    CHECK_EQUAL(api.compute(backend, context), runtime_error);
+    CHECK_EQUAL(set_input(context, 1, "{\"stream-stdout\": false}"), success);
+    check_answer(context, "silent", "silent");
+}
+
 SCENARIO(stream_stdout_prints_the_answers) {
     graph_execution_context context = open_context("echo", "{\"stream-stdout\": true, \"ctx-size\": 20}");
     char text[64];
@@ -399,6 +408,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_failed_turn_is_described_at_index_1),
     ENTRY(the_graphs_of_a_backend_are_bounded),
     ENTRY(threads_share_a_backend),
+    ENTRY(an_output_that_cannot_be_written_fails_the_turn),
     ENTRY(stream_stdout_prints_the_answers),
     ENTRY(a_backend_that_does_not_exist_is_refused_by_each_function),
     ENTRY(a_child_process_has_no_backend_of_its_parent),

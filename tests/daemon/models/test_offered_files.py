@@ -151,6 +151,7 @@ def test_a_split_model_is_loaded_by_the_path_of_its_first_part(
     for target in ("auto", "cpu"):
         graph = client.load_file(folder / "tiny-00001-of-00003.gguf", target=target)
         assert graph.model == "tiny"
+    assert client.load_by_name(f"{folder}/none/../tiny-00002-of-00003.gguf").model == "tiny"
     elsewhere = write_split(tmp_path)[0]
     with pytest.raises(ModelNotFound):
         client.load_file(elsewhere)
