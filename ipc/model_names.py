@@ -42,7 +42,7 @@ def find_name(text: str, names: Collection[str]) -> str | None:
     It is *text* itself, or *text* without Ollama's tag `latest`, or the name of the file *text*; or
     else the only one of *names* that equals one of these in another case.
     """
-    candidates = dict.fromkeys(_candidates(text))
+    candidates = dict.fromkeys(names_meant_by(text))
     for candidate in candidates:
         if candidate in names:
             return candidate
@@ -53,7 +53,8 @@ def find_name(text: str, names: Collection[str]) -> str | None:
     return None
 
 
-def _candidates(text: str) -> Iterator[str]:
+def names_meant_by(text: str) -> Iterator[str]:
+    """Yield the names that *text* may mean, the first of which exists is meant."""
     yield text
     if text.lower().endswith(_LATEST):
         text = text[: -len(_LATEST)]
@@ -67,7 +68,7 @@ def model_not_found(text: str, names: Collection[str], sentence: str, advice: st
     """Return the error for a *text* that means none of *names*; its hint has the nearest names and
     *advice*.
     """
-    candidates = list(_candidates(text))
+    candidates = list(names_meant_by(text))
     same = sorted(n for n in names if any(n.lower() == c.lower() for c in candidates))
     close = f"did you mean {' or '.join(map(repr, same))}?" if same else ""
     close = close or next(filter(None, (nearest(c, names) for c in candidates)), "")

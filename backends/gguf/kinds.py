@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -37,8 +38,11 @@ def other_content(file: Path) -> OtherContent | None:
     """Return the reason why *file* is certainly not a language model, or None. Blocks."""
     try:
         status = os.stat(file)
-    except OSError:
-        return OtherContent("it is a link to a missing file") if file.is_symlink() else None
+    except OSError as exc:  # a load reports a denied access, or a file server that does not answer
+        is_missing = exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+        if is_missing and os.path.islink(file):
+            return OtherContent("it is a link to a missing file")
+        return None
     if not stat.S_ISREG(status.st_mode):
         return OtherContent("it is not a regular file")
     if not status.st_size:

@@ -83,10 +83,12 @@ async def reset(daemon: Daemon, request: Request) -> w.Empty:
 async def set_options(daemon: Daemon, request: Request) -> w.Empty:
     """Set parameters of the context and its note; unknown keys are refused."""
     session, p = daemon.session(request), request.params
+    priority = priority_of(p.priority)
+    if p.note is not None:
+        session.check_note(p.note)
     session.set_options(p.options)
     if p.note is not None:
         session.set_note(p.note)
-    priority = priority_of(p.priority)
     if priority is not None:
         session.settings.priority = priority
     await session.wait_recorded()

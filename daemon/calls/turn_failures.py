@@ -42,4 +42,5 @@ def with_failure(name: str, call: Call) -> Call:
 
 
 def _has_input(request: Request) -> bool:
-    return request.params.prompt is not None or request.params.messages is not None
+    p = request.params
+    return not (p.prompt is None and p.prompt_tokens is None and p.messages is None)

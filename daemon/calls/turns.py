@@ -194,33 +194,39 @@ class _TokensSender:
 
 
 def _progress_sender(daemon: Daemon, request: Request, params: w.StreamedParams) -> ProgressSink:
-    """Return a function that sends the queue position and the progress of the prompt, each at most
-    so many times as its constant says, and the end of the prompt and its logprobs in any case. It
-    sends the start of the turn if the *params* request it.
+    """Return a function that sends at most `QUEUE_EVENTS_MAX` positions in the queue, the progress
+    of the prompt in `PROMPT_EVENTS_MAX` parts, and the prompt's logprobs. With `start_event` in
+    *params* it also sends the start of the turn.
     """
-    remaining = QUEUE_EVENTS_MAX
-    reported = -1
+    remaining, reported = QUEUE_EVENTS_MAX, -1
 
     def send_progress(report: Position | PromptLogprobs | PromptProgress) -> None:
         nonlocal remaining, reported
-        if isinstance(report, PromptLogprobs):
-            logprobs = describe_prompt(report.logprobs)
-            scored = w.TokensEvent(prompt_logprobs=logprobs, prompt_offset=report.offset)
-            daemon.emit(request, scored)
-            return
-        if isinstance(report, PromptProgress):
-            share = PROMPT_EVENTS_MAX * report.processed // max(1, report.total)
-            if share > reported:
-                reported = share
-                daemon.emit(request, _prompt_event(report))
-        elif params.start_event if report.position == 0 else remaining:
-            remaining -= report.position > 0
-            event = w.QueueEvent(
-                position=report.position, waiting=report.waiting, starts_in_s=report.starts_in_s
-            )
-            daemon.emit(request, event)
+        match report:
+            case PromptLogprobs():
+                logprobs = describe_prompt(report.logprobs)
+                event = w.TokensEvent(prompt_logprobs=logprobs, prompt_offset=report.offset)
+                daemon.emit(request, event)
+            case PromptProgress():
+                share = PROMPT_EVENTS_MAX * report.processed // max(1, report.total)
+                if share > reported:
+                    reported = share
+                    daemon.emit(request, _prompt_event(report))
+            case Position(position=0):
+                if params.start_event:
+                    daemon.emit(request, _queue_event(report))
+            case Position() if remaining:
+                remaining -= 1
+                daemon.emit(request, _queue_event(report))
 
     return send_progress
+
+
+def _queue_event(report: Position) -> w.QueueEvent:
+    """Return a turn's place in the queue as clients get it."""
+    return w.QueueEvent(
+        position=report.position, waiting=report.waiting, starts_in_s=report.starts_in_s
+    )
 
 
 def _prompt_event(report: PromptProgress) -> w.TokensEvent:

@@ -12,7 +12,7 @@ import structlog
 
 from ...backends.errors import ModelNotFound, ShuttingDown
 from ...backends.split_gguf import parts_of
-from ...ipc.model_names import find_name, is_model_file, model_not_found, name_of_file
+from ...ipc.model_names import find_name, is_model_file, model_not_found, names_meant_by
 from ..components import Components
 from ..config.model_settings import ECHO, ModelConfig
 from ..config.settings import Config
@@ -31,7 +31,7 @@ from .model import ManagedModel, ModelState
 from .specs import engine_settings
 
 LOGGED_MAX = 50
-"""Files that are not offered, each with a line in the log."""
+"""Files that are not offered and get a line of their own in the log, of each reading."""
 log = structlog.get_logger()
 
 
@@ -166,12 +166,15 @@ class ModelCatalog:
         return self._contents.of_file(file) is None
 
     def listed_to(self, uid: int) -> list[ManagedModel]:
-        """Return the models that *uid* sees in lists."""
-        return [model for model in self.visible_to(uid) if self.is_listed(model)]
+        """Return the models that *uid* sees in lists, as the last scan has found them."""
+        return [model for model in self._visible_to(uid) if self.is_listed(model)]
 
     def visible_to(self, uid: int) -> list[ManagedModel]:
         """Return the models that *uid* may load."""
         self.scan()
+        return self._visible_to(uid)
+
+    def _visible_to(self, uid: int) -> list[ManagedModel]:
         visible = [m for m in self._models.values() if m.uid in (None, uid)]
         return sorted(visible, key=lambda model: model.name)
 
@@ -184,15 +187,13 @@ class ModelCatalog:
 
         :raises ModelNotFound: the user sees no such model; the hint has the nearest name.
         """
-        if name not in self._models or name not in self._configured:
+        if not any(n in self._models and n in self._configured for n in names_meant_by(name)):
             self.scan()
         model = self._models.get(name)
         if model is not None and model.uid in (None, uid):
             return model
-        visible = {model.name: model for model in self._models.values() if model.uid in (None, uid)}
-        refused = self._found.refused
-        reason = refused.get(name) or refused.get(f"{name}.gguf")
-        if reason is not None:
+        visible = {model.name: model for model in self._visible_to(uid)}
+        if reason := self._found.refusal_of(name):
             raise ModelNotFound(
                 f"the file of {name[:200]!r} in the models directory is not offered: {reason}",
                 hint="`inferd models --all` lists the files that are not offered",
@@ -209,7 +210,7 @@ class ModelCatalog:
         return model
 
     def _name_of_path(self, path: str) -> str | None:
-        """Return the name of the model with the file *path*, or with a part of that name."""
+        """Return the name of the model whose file, or whose part, has the absolute *path*."""
         if not (os.path.isabs(path) and is_model_file(path)) or "\0" in path:
             return None
         first = parts_of(Path(os.path.normpath(path)))[0]
@@ -238,9 +239,9 @@ class ModelCatalog:
         if self.names_itself(model, to):
             self.scan()
             return self.configuration_of(model)
-        if is_model_file(to):
-            file = self._find_files().files.get(name_of_file(to))
-            if file is not None:
+        if is_model_file(to) and "\0" not in to:
+            file = parts_of(self.config.models_dir / to)[0]
+            if file in self._find_files().files.values():
                 return ModelConfig(file=file)
         return self.get(to, uid).config
 

@@ -17,7 +17,7 @@ from ...backends.errors import InvalidArgument
 from ...backends.split_gguf import PART, parts_of
 from ...ipc.model_names import find_name
 from ..config.model_settings import check_model_name
-from ..residency.model_files import models_in
+from ..residency.model_files import FoundModels, find_models
 from .part import NOTE_NAME, Part, Progress, PullFailed, hash_file
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -118,14 +118,21 @@ def publish_part(part: Part, target: Path, name: str) -> None:
 def files_of(name: str, models_dir: Path) -> list[Path]:
     """Return the files of the model *name*: the model or its parts, notes, unfinished files. The
     file of the model may be in a subfolder, or have another name.
+
+    :raises InvalidArgument: *name* is that of a file which is not offered as a model.
     """
     try:
-        paths, found = sorted(models_dir.iterdir()), models_in(models_dir)
+        paths, found = sorted(models_dir.iterdir()), find_models(models_dir)
     except FileNotFoundError:
-        paths, found = [], {}
-    name = check_model_name(find_name(name, found) or name)
+        paths, found = [], FoundModels()
+    if reason := found.refusal_of(name):
+        raise InvalidArgument(
+            f"{name[:200]!r} is not offered as a model: {reason}",
+            hint="remove or rename the file itself",
+        )
+    name = check_model_name(find_name(name, found.files) or name)
     model, prefix = f"{name}.gguf", f"{name}."
-    own = parts_of(found[name]) if name in found else []
+    own = parts_of(found.files[name]) if name in found.files else []
     parts = [p for p in paths if (part := PART.fullmatch(p.name)) and part["stem"] == name]
     notes = [
         path

@@ -37,6 +37,12 @@ class FoundModels(msgspec.Struct, frozen=True):
     """By path below the directory, the reason why a file gets no name, or a folder was not read."""
     exists: bool = True
 
+    def refusal_of(self, text: str) -> str:
+        """Return the reason why the file *text*, or the one of this name, is not offered, or an
+        empty text.
+        """
+        return self.refused.get(text) or self.refused.get(f"{text}{FILE_SUFFIX}") or ""
+
 
 class FileNotOffered(NamedTuple):
     """A file of the models directory that is not offered as a model."""
@@ -52,8 +58,8 @@ def find_models(directory: Path) -> FoundModels:
     """Return the models in *directory*. A split model counts if any part exists; its load then
     reports missing parts.
 
-    The file `NAME.gguf` has its name before others whose names become the same. If there is no such
-    file, none of the others gets the name, so that it never means another file than before.
+    If several files would have the same name, `NAME.gguf` has it. Without such a file none has it,
+    so that a name never comes to mean another file.
 
     :raises OSError: the directory cannot be read.
     """

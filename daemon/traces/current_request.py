@@ -33,7 +33,8 @@ class TracedRequest:
 
     def __init__(self, request: Request, model: str):
         params = request.params
-        raw = getattr(params, "raw", False) and params.messages is None
+        is_ids = getattr(params, "prompt_tokens", None) is not None
+        raw = (is_ids or getattr(params, "raw", False)) and params.messages is None
         self.parent: str = params.traceparent
         self.facts = RequestFacts(
             call=request.call,

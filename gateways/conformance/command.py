@@ -10,6 +10,7 @@ from ...backends.errors import ConnectionLost, InvalidArgument
 from ...daemon.cli.client import socket_of
 from ...daemon.cli.options import EXIT_REFUSED, JsonOutput, SocketPath
 from ...daemon.cli.output import note, table, write, write_json
+from .peer import PROTOCOL
 
 Patterns = Annotated[
     list[str] | None,

@@ -14,6 +14,8 @@ import msgspec
 from .numbers import ERROR_NUMBERS
 
 HELLO, REQUEST, RESULT, ERROR, EVENT, CREDIT, GOODBYE = range(7)
+PROTOCOL = [1, 1]
+"""The version that this suite checks."""
 EVENTS_MAX = 100_000
 """Events that the suite keeps of one request."""
 BODY_BYTES_MAX = 64 << 20

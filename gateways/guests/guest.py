@@ -65,7 +65,7 @@ class Guest:
         if not builders or target >= len(TARGETS):
             raise InvalidArgument(
                 f"load with {len(builders)} builders and the target {target}",
-                hint="name a model in the first builder; use the target 0 (cpu), 1 (gpu) or 3 (auto)",
+                hint="name a model in the first builder; use target 0 (cpu), 1 (gpu) or 3 (auto)",
             )
         config = builders[1] if len(builders) > 1 else b""
         if not builders[0].startswith(MAGIC):

@@ -95,11 +95,8 @@ class AsyncClient(AsyncEmbedding):
         timeout: float | None,
     ) -> Graph:
         name = os.path.abspath(path)  # noqa: ASYNC240 - it reads no file
-        more: Any = {"on_progress": on_progress, "timeout": timeout}
-        if target == "auto":
-            return await self.load_by_name_with_config(name, config or "", **more)
         builders: list[bytes | str] = [name] if config is None else [name, json_text(config)]
-        return await self.load(builders, target=target, **more)
+        return await self.load(builders, target=target, on_progress=on_progress, timeout=timeout)
 
     def session(
         self,

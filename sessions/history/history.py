@@ -46,6 +46,7 @@ from .overflow import (
     dropped_bytes,
     is_dropped,
     system_messages,
+    turn_starts,
 )
 from .reasoning import opens_reasoning
 
@@ -349,19 +350,20 @@ class History:
         self.delete_dropped(DROPPED_BYTES_MAX)
 
     def delete_dropped(self, bytes_max: int) -> None:
-        """Delete the oldest dropped messages until the others have at most *bytes_max* bytes. Turns
+        """Delete the oldest dropped turns until the others have at most *bytes_max* bytes. Turns
         that begin in the deleted part can no longer be rewound.
         """
-        deleted = set[int]()
         excess = self.dropped_bytes - bytes_max
+        if excess <= 0:
+            return
+        deleted = set[int]()
+        starts = set(turn_starts(self.messages, system_messages(self.messages)))
         for at, message in enumerate(self.messages):
-            if excess <= 0:
+            if excess <= 0 and at in starts:
                 break
             if is_dropped(message):
                 deleted.add(at)
                 excess -= memory_bytes(message)
-        if not deleted:
-            return
         places = list(
             accumulate((at not in deleted for at in range(len(self.messages))), initial=0)
         )

@@ -146,8 +146,8 @@ class Session(SessionCore):
             turn.adjust(parameters.fill(turn.spec, turn.client.info.vocab_size))
         self.recording.facts_changed()
 
-    def set_note(self, note: bytes) -> None:
-        """Store a note of the client with the session; an empty one deletes it.
+    def check_note(self, note: bytes) -> None:
+        """Check that a note can be stored.
 
         :raises TooLarge: it has more than `NOTE_BYTES_MAX` bytes.
         :raises QuotaExceeded: its owner's sessions would become too large.
@@ -159,6 +159,14 @@ class Session(SessionCore):
                 data={"bytes": len(note), "note_bytes_max": NOTE_BYTES_MAX},
             )
         self.check_growth(len(note) - len(self.settings.note))
+
+    def set_note(self, note: bytes) -> None:
+        """Store a note of the client with the session; an empty one deletes it.
+
+        :raises TooLarge: it has more than `NOTE_BYTES_MAX` bytes.
+        :raises QuotaExceeded: its owner's sessions would become too large.
+        """
+        self.check_note(note)
         self.settings.note = note
         self.count_kept_bytes()
         self.recording.facts_changed()

@@ -105,3 +105,10 @@ def test_special_files_are_named_and_never_waited_for(tmp_path: Path) -> None:
     found = other_content(tmp_path / "dangling.gguf")
     assert found is not None and found.reason == "it is a link to a missing file"
     assert other_content(tmp_path / "removed.gguf") is None
+
+
+def test_a_file_that_cannot_be_reached_is_left_to_its_load(tmp_path: Path) -> None:
+    """Its error has another cause than a missing target; such a file may be a model."""
+    assert other_content(tmp_path / f"{'x' * 300}.gguf") is None
+    (tmp_path / "link.gguf").symlink_to(tmp_path / ("y" * 300))
+    assert other_content(tmp_path / "link.gguf") is None

@@ -108,7 +108,7 @@ def refused() -> list[dict[str, Any]]:
         case("no builder", [[1, 1, "load", {}]], argument),
         case(
             "a builder too long for a name",
-            [[1, 1, "load", {"builders": [b"G" * 257]}]],
+            [[1, 1, "load", {"builders": [b"G" * 4096]}]],
             error("TooLarge"),
         ),
         case(

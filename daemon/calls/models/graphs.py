@@ -52,7 +52,7 @@ BACKEND_DEFAULTS: dict[str, Any] = {
 }
 """The defaults of wasi_nn_backend (`parse_config_to_params`) that differ from the daemon's."""
 PRELOAD = b"preload:"
-NAME_BYTES_MAX = 256
+NAME_BYTES_MAX = 4095
 _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
 
 
@@ -89,7 +89,9 @@ def _apply_target(target: int, options: Options) -> None:
     elif target == w.TARGETS["gpu"]:
         options.values.setdefault("n-gpu-layers", -1)
     elif target != w.TARGETS["auto"]:
-        raise InvalidArgument(f"there is no target {target}", hint="use 0 (cpu), 1 (gpu) or 3 (auto)")
+        raise InvalidArgument(
+            f"there is no target {target}", hint="use 0 (cpu), 1 (gpu) or 3 (auto)"
+        )
 
 
 def _builder_name(builders: list[bytes]) -> str:

@@ -61,7 +61,8 @@ class OtherContents:
     def _take_results(self) -> None:
         """Store the results of a reading that has ended."""
         if self._reading is not None and self._reading.done():
-            contents, self._reading = self._reading.result(), None
+            reading, self._reading = self._reading, None
+            contents = reading.result()
             self._known |= {file: (self._signatures[file], it) for file, it in contents.items()}
 
 

@@ -54,8 +54,10 @@ def test_a_note_stays_with_its_session(client: Client, daemon: RunningDaemon) ->
         client.save_state(session.context, "noted-state")
         assert client.history(branch).note == b""
         with pytest.raises(TooLarge) as caught:
-            client.set_options(session.context, note=b"x" * (NOTE_BYTES_MAX + 1))
+            client.set_options(session.context, {"temp": 0.125}, note=b"x" * (NOTE_BYTES_MAX + 1))
         assert caught.value.data["note_bytes_max"] == NOTE_BYTES_MAX and caught.value.hint
+        [temp] = [p for p in client.parameters(session.context) if p["name"] == "temp"]
+        assert temp["value"] != 0.125, "a refused call changes nothing"
         assert session.history().note == b"\x00mine"
     with client.session("echo", from_state="noted-state") as session:
         assert session.history().note == b""

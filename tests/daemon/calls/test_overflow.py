@@ -44,7 +44,7 @@ def dropped(messages: list[dict[str, Any]]) -> list[bool]:
     [(1000, {"overflow": "drop-turns"}), (200, SHIFT), (200, {"overflow": "truncate"})],
     ids=str,
 )
-def test_1000_turns_on_echo_in_a_context_of_512_tokens(
+def test_many_turns_on_echo_in_a_context_of_512_tokens(
     client: Client, turns: int, options: dict[str, Any]
 ) -> None:
     with client.session("echo", raw=True, session_id="long", options=options) as session:
@@ -69,7 +69,7 @@ def test_1000_turns_on_echo_in_a_context_of_512_tokens(
 @pytest.mark.parametrize(
     ("turns", "options"), [(1000, {}), (100, SHIFT), (100, {"cache-reuse": 16})], ids=str
 )
-def test_1000_turns_on_a_tiny_model(tiny: Client, turns: int, options: dict[str, Any]) -> None:
+def test_many_turns_on_a_tiny_model(tiny: Client, turns: int, options: dict[str, Any]) -> None:
     own = {"ctx-size": 512, "temp": 0, "ignore-eos": True} | options
     with tiny.session("tiny", session_id="long", system="Be brief.", options=own) as session:
         found = facts(session, turns, **{"n-predict": 2})

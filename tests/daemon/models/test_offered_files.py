@@ -12,6 +12,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import LoadFailed, ModelNotFound, UnsupportedOperation
+from inferd.daemon.models.catalog import LOGGED_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.gateways.http.driver import RunningGateway, gateway
@@ -155,6 +156,23 @@ def test_a_split_model_is_loaded_by_the_path_of_its_first_part(
     elsewhere = write_split(tmp_path)[0]
     with pytest.raises(ModelNotFound):
         client.load_file(elsewhere)
+
+
+@pytest.mark.parametrize("to", ["x y.gguf", "../Large.GGUF", "none/Large.GGUF"])
+def test_a_swap_takes_the_named_file_only(client: Client, to: str) -> None:
+    with pytest.raises(ModelNotFound):
+        client.swap("my-model", to=to)
+
+
+def test_the_log_names_a_bounded_number_of_files(tmp_path: Path) -> None:
+    for number in range(LOGGED_MAX + 3):
+        (tmp_path / f"empty-{number}.gguf").touch()
+    with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        assert [model["name"] for model in client.models()] == ["echo"]
+        named = [line for line in daemon.log.splitlines() if "file_not_offered" in line]
+        others = [line for line in daemon.log.splitlines() if "files_not_offered" in line]
+    assert len(named) == LOGGED_MAX
+    assert len(others) == 1 and "more=3" in others[0]
 
 
 @pytest.mark.parametrize(

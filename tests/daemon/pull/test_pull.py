@@ -573,6 +573,16 @@ def test_a_header_that_llama_cpp_cannot_read_is_refused(head: bytes) -> None:
         check_header(head, "x")
 
 
+@pytest.mark.parametrize("name", ["a b.gguf", "a b"])
+def test_a_file_that_is_not_offered_never_stands_for_another_one(models: Path, name: str) -> None:
+    models.mkdir()
+    for offered in ("a-b.gguf", "a b.gguf"):
+        (models / offered).touch()
+    with pytest.raises(InvalidArgument, match="not offered as a model: its name 'a-b' is also"):
+        files_of(name, models)
+    assert [path.name for path in files_of("a-b", models)] == ["a-b.gguf"]
+
+
 def test_the_files_of_a_name_are_its_own_only(models: Path) -> None:
     assert files_of("m", models) == []
     models.mkdir()

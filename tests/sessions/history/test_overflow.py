@@ -248,6 +248,7 @@ async def test_a_chat_of_1000_turns_stays_within_its_context(
         assert contents(history.read_messages)[0] == "be brief"
     assert 100 < drops < 250, "a drop frees at least a quarter of the context"
     assert history.dropped_bytes <= 20_000
+    assert history.messages[1]["role"] == "user", "whole turns are deleted"
     assert 40 < len(history.messages) < 400
     assert len(history.marks) < 200, "turns whose messages were deleted cannot be rewound"
     while history.marks:

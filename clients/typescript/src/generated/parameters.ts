@@ -203,7 +203,7 @@ export interface ModelParameters {
   "ignore-eos"?: boolean | undefined;
   /** adapters and their scales, from the next turn on: a map of names to numbers, or a list of names, of pairs, or of maps with `id` and `scale`; others are off; unset: the scales of the configuration (default: null) */
   "lora"?: object | unknown[] | null | undefined;
-  /** what happens when the context is full: `shift` drops the oldest tokens behind `n-keep`, also within an answer (approximate); `drop-turns` drops whole old turns behind the system message, before an answer; `truncate` drops the middle of the prompt behind `n-keep`; `error` refuses the prompt; `auto`: with `ctx-shift` as `shift`, for messages added to a session's chat as `drop-turns`, else as `error` (default: "auto") */
+  /** treatment of a full context: `shift` drops the oldest tokens behind `n-keep`, also within an answer (approximate); `drop-turns` drops whole old turns behind the system message, before an answer; `truncate` drops the middle of the prompt behind `n-keep`; `error` refuses the prompt; `auto`: with `ctx-shift` as `shift`, for messages added to a session's chat as `drop-turns`, else as `error` (default: "auto") */
   "overflow"?: "auto" | "shift" | "drop-turns" | "truncate" | "error" | undefined;
   /** drop old tokens when the context is full within an answer, and continue (approximate); without `overflow`, true also means `overflow` = shift (default: false) */
   "ctx-shift"?: boolean | undefined;
