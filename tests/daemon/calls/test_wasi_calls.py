@@ -104,7 +104,7 @@ def test_a_name_with_the_ending_of_its_file_finds_the_model(client: RawClient, n
 
 def test_model_bytes_in_a_frame_are_too_large(client: RawClient) -> None:
     with pytest.raises(TooLarge):
-        client.call("load", builders=[b"GGUF" * 100], encoding="ggml", target=0)
+        client.call("load", builders=[b"GGUF" * 1024], encoding="ggml", target=0)
 
 
 def test_unknown_keys_are_ignored_and_named_and_strict_refuses_them(client: RawClient) -> None:
