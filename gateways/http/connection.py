@@ -11,9 +11,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from .app import Gateway
 from .exchange.exchange import LINK
 from .exchange.statuses import HttpRefusal
+from .heads import OWS, check_head, expects_continue
 from .limits import DROPPED_BYTES_MAX, HEADER_BYTES_MAX, Limits
 
 _UNREADABLE = HttpRefusal(400, "this is not an HTTP request", hint="send HTTP/1.1")
+_MALFORMED_HEAD = HttpRefusal(
+    400,
+    "the headers of the request are malformed",
+    hint="send each header on one line as `Name: value`, without control characters, and either"
+    " Content-Length or `Transfer-Encoding: chunked`, once",
+)
 _MALFORMED_BODY = HttpRefusal(
     400,
     "the body of the request is malformed: it does not consist of chunks",
@@ -114,25 +121,28 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Read a header."""
+        """Read a header, or drop a trailer: what comes after a body must not decide about it (RFC
+        9110, 6.5.1), and no trailer has a meaning here.
+        """
         self._count_header(len(name) + len(value))
-        super().on_header(name, value)
+        if self._reading != "body":
+            self.headers.append((name.lower(), value.strip(OWS)))
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > HEADER_BYTES_MAX:
             message = f"the headers are longer than {HEADER_BYTES_MAX} bytes"
-            self._refuse(431, message, hint="send shorter ones")
-
-    def _refuse(self, status: int, message: str, *, hint: str) -> None:
-        self._refusal = HttpRefusal(status, message, hint=hint)
-        raise self._refusal  # httptools turns it into a parser's error
+            self._refusal = HttpRefusal(431, message, hint="send shorter ones")
+            raise self._refusal  # httptools turns it into a parser's error
 
     def on_headers_complete(self) -> None:
         """Run the request."""
         self._end_header_timer()
-        if [name for name, _ in self.headers].count(b"host") > 1:
-            self._refuse(400, "the request has several Host headers", hint="send one")
+        version = self.parser.get_http_version()
+        self._refusal = check_head(version, self.url, self.headers)
+        if self._refusal is not None:
+            raise self._refusal  # httptools turns it into a parser's error
+        self.expect_100_continue = expects_continue(version, self.headers)
         super().on_headers_complete()
         self._reading = "body"
         is_excess = len(self.connections) > self._limits.clients_max
@@ -148,6 +158,8 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that cannot be read, and drop all data after it."""
         unreadable = _MALFORMED_BODY if self._reading == "body" else _UNREADABLE
+        if self._reading == "headers" and self.url:
+            unreadable = _MALFORMED_HEAD
         self._refuse_last_request(self._refusal or unreadable)
 
     def _refuse_last_request(self, refusal: HttpRefusal) -> None:

@@ -117,9 +117,13 @@ class Exchange:
             str(scope["scheme"]),
             scope.get("query_string", b"").decode("latin-1"),
         )
-        self.headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        self.headers: dict[str, str] = {}
+        """The headers by their names in lower case. The lines of a list are joined (RFC 9110, 5.3);
+        other headers that decide something have one line.
+        """
+        for name_bytes, value_bytes in scope["headers"]:
+            name, value = name_bytes.decode("latin-1"), value_bytes.decode("latin-1")
+            self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
         self.cors: list[tuple[bytes, bytes]] = []
         """Headers that let a page of an allowed origin read the response."""
         self.cancel_scope = anyio.CancelScope()

@@ -89,11 +89,11 @@ def test_options_and_refusals_name_the_methods_of_a_path(
         (f"GET /v1/models HTTP/1.1\r\n{HOST}{HOST}\r\n", 400, "several Host headers"),
         (f"GET /v1/{'x' * 70_000} HTTP/1.1\r\n{HOST}\r\n", 431, "longer than 65536 bytes"),
         (f"GET /v1/models HTTP/1.1\r\n{HOST}X: {'x' * 70_000}\r\n\r\n", 431, "longer than 65536"),
-        (f"POST / HTTP/1.1\r\n{HOST}Content-Length: -1\r\n\r\n", 400, "not an HTTP request"),
+        (f"POST / HTTP/1.1\r\n{HOST}Content-Length: -1\r\n\r\n", 400, "headers of the request are"),
         (
             f"POST / HTTP/1.1\r\n{HOST}Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
             400,
-            "not an HTTP request",
+            "headers of the request are malformed",
         ),
     ],
 )
