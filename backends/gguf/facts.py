@@ -98,7 +98,10 @@ def _header_of(file: Path) -> GgufHeader:
 
 
 def facts_of(values: Mapping[str, object], tensors: Mapping[str, TensorEntry]) -> FileFacts:
-    """Return the facts that a header states by its *values* and *tensors*."""
+    """Return the facts that a header states by its *values* and *tensors*.
+
+    :raises DamagedHeader: no file is large enough for the *tensors*.
+    """
     architecture = _value(values, "general.architecture", str)
     layers = _value(values, f"{architecture}.block_count", int)
     template = _value(values, "tokenizer.chat_template", str)
@@ -108,7 +111,7 @@ def facts_of(values: Mapping[str, object], tensors: Mapping[str, TensorEntry]) -
         title=_value(values, "general.name", str),
         architecture=architecture,
         quantization=None if kind is None else QUANTIZATIONS.get(kind, f"type {kind}"),
-        parameters=min(NUMBER_MAX, sum(math.prod(t.shape) for t in tensors.values())),
+        parameters=_parameters(tensors),
         ctx_size_trained=_value(values, f"{architecture}.context_length", int),
         embedding_size=_value(values, f"{architecture}.embedding_length", int),
         layers=layers,
@@ -132,6 +135,13 @@ def _value(values: Mapping[str, object], key: str, kind: type[ValueT]) -> ValueT
     return value
 
 
+def _parameters(tensors: Mapping[str, TensorEntry]) -> int:
+    found = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    if found > NUMBER_MAX:
+        raise DamagedHeader(f"its tensors have {found} values")
+    return found
+
+
 def _kv_token_bytes(layers: int | None, tensors: Mapping[str, TensorEntry]) -> int | None:
     """Return the bytes of a token's keys and values; None unless each layer has both."""
     widths: dict[str, list[int]] = {}
@@ -140,4 +150,5 @@ def _kv_token_bytes(layers: int | None, tensors: Mapping[str, TensorEntry]) -> i
             widths.setdefault(match[1], []).append(tensor.shape[1])
     if len(widths) != layers or any(len(pair) != 2 for pair in widths.values()):
         return None
-    return min(NUMBER_MAX, KV_VALUE_BYTES * sum(sum(pair) for pair in widths.values()))
+    found = KV_VALUE_BYTES * sum(sum(pair) for pair in widths.values())
+    return found if found <= NUMBER_MAX else None

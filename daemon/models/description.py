@@ -64,7 +64,7 @@ def estimate_memory(
     ctx_size = spec.ctx_size or min(facts.ctx_size_trained or CTX_SIZE_DEFAULT, CTX_SIZE_DEFAULT)
     kv_bytes = facts.kv_token_bytes_max
     if kv_bytes is not None:
-        kv_bytes = round(kv_bytes * cache_share_max(spec.options))
+        kv_bytes = round(kv_bytes * cache_share_max(spec.options)) * ctx_size * spec.slots
     weights = size_bytes(model.config.file) + sum(
         adapter_bytes(adapter.file) for adapter in model.config.adapters.values()
     )
@@ -72,7 +72,7 @@ def estimate_memory(
         "slots": spec.slots,
         "ctx_size": ctx_size,
         "weights": weights,
-        "context": None if kv_bytes is None else min(NUMBER_MAX, kv_bytes * ctx_size * spec.slots),
+        "context": None if kv_bytes is None or kv_bytes > NUMBER_MAX else kv_bytes,
     }
     return dict.fromkeys(_memory(MemoryNeed())) | known
 

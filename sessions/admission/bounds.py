@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -74,16 +73,18 @@ class AdmissionBounds:
     prompt_tokens_max: int = 1 << 20
     prompt_tokens_owner_max: int = 1 << 19
     sessions_owner_max: int = 0
-    """0 means as many as all users together."""
+    """0 means no bound besides that of all users together."""
     session_bytes_owner_max: int = 128 << 20
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
 
-    def sessions_bound(self, user: int) -> Bound:
-        """Return the bound on the number of a user's open sessions."""
+    def sessions_bound(self, user: int) -> Bound | None:
+        """Return the bound on the number of a user's open sessions, if it has one of its own."""
         quota = self.quota_of(user)
         if quota.sessions_max is not None:
             return Bound(quota.bound("sessions-max"), quota.sessions_max)
-        return Bound("sessions-user-max", self.sessions_owner_max or sys.maxsize)
+        if not self.sessions_owner_max:
+            return None
+        return Bound("sessions-user-max", self.sessions_owner_max)
 
     def session_bytes_bound(self, user: int) -> Bound:
         """Return the bound on the bytes of a user's sessions and graphs."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...backends.errors import Busy, InvalidArgument, QuotaExceeded, SessionExpired
 from ...scheduler.owner import Owner
+from ..admission.bounds import Bound
 from ..admission.label_shares import OwnerCounts, exceeds_share
 from ..admission.ledger import Ledger
 from ..table import SessionState
@@ -127,13 +128,18 @@ class LiveSessions:
         """The number of sessions that count in the bounds."""
         return self.places.total()
 
+    def bound_of(self, user: int) -> Bound:
+        """Return the bound that a user's sessions reach first: the user's own, or that of all."""
+        own, total = self._ledger.bounds.sessions_bound(user), self.sessions_max
+        return own if own is not None and own.limit <= total else Bound("sessions-max", total)
+
     def refusal(self, owner: Owner, wanted: int, retry_after_s: float) -> Busy | QuotaExceeded:
         """Count *wanted* sessions of a user that exceed a bound, and return their error."""
         self.refused += wanted
-        bound, own = self._ledger.bounds.sessions_bound(owner.user), self.places.of_user(owner.user)
-        is_over = own + wanted > bound.limit
-        limit = min(bound.limit, self.sessions_max)
-        if is_over or exceeds_share(self.places, owner, wanted, limit):
+        bound, own = self.bound_of(owner.user), self.places.of_user(owner.user)
+        quota = self._ledger.bounds.sessions_bound(owner.user)
+        is_over = quota is not None and own + wanted > quota.limit
+        if is_over or exceeds_share(self.places, owner, wanted, bound.limit):
             part = "" if is_over else f", {self.places.of(owner)} of them as {owner.label!r}"
             return QuotaExceeded(
                 f"you have {own} sessions open{part}; the limit is {bound.limit}",
@@ -159,8 +165,7 @@ class LiveSessions:
         """Return how many seconds remain until an idle session expires whose place *owner* could
         take. If all are in use, return the mean time of a turn.
         """
-        limit = self._ledger.bounds.sessions_bound(owner.user).limit
-        own_only = self.places.of_user(owner.user) >= limit
+        own_only = self.places.of_user(owner.user) >= self.bound_of(owner.user).limit
         idle = [
             s.used_at for s in self if not s.in_use and (s.owner.user == owner.user or not own_only)
         ]

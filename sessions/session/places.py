@@ -152,8 +152,7 @@ class PlaceQueue:
         :raises QuotaExceeded: the user's own bound is lower than that.
         :raises Busy: the bound of all sessions is lower than that.
         """
-        limit = min(self._ledger.bounds.sessions_bound(owner.user).limit, self._live.sessions_max)
-        if wanted >= limit:
+        if wanted >= self._live.bound_of(owner.user).limit:
             raise self._refusal(PlaceRequest(owner), wanted)
         until = self._ledger.seconds() + wait.queue_timeout_s
         async with AsyncExitStack() as places:
@@ -297,12 +296,12 @@ class PlaceQueue:
         return round(max(0.1, min(yields_in_s, self._live.next_expiry_in_s(request.owner))), 3)
 
     def _state(self) -> PlaceState[Session]:
-        live, bounds = self._live, self._ledger.bounds
+        live = self._live
         return PlaceState(
             live.sessions_max,
             live.places,
             self._holders,
-            lambda user: bounds.sessions_bound(user).limit,
+            lambda user: live.bound_of(user).limit,
             self.bounds.yield_after_s,
         )
 

@@ -78,15 +78,23 @@ def test_facts_are_none_where_the_header_states_something_else() -> None:
     assert (facts.architecture, facts.title, facts.quantization) == (None, None, "type 999")
 
 
-def test_numbers_that_only_garbage_has_fit_into_a_reply() -> None:
+def test_numbers_that_only_garbage_has_are_no_facts() -> None:
+    """No largest number stands for them, and the facts fit into a reply."""
     huge = (1 << 64) - 1
     values = {"general.architecture": "a", "a.context_length": huge, "a.block_count": 1}
     tensors = {
-        f"blk.0.attn_{name}.weight": TensorEntry(0, (huge, huge, huge), 0) for name in ("k", "v")
+        f"blk.0.attn_{name}.weight": TensorEntry(0, (0, huge, huge), 0) for name in ("k", "v")
     }
     facts = facts_of(values, tensors)
-    assert facts.ctx_size_trained is None
+    assert facts.ctx_size_trained is facts.kv_token_bytes_max is None
+    assert facts.parameters == 0
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=FileFacts) == facts
+
+
+def test_tensors_that_no_file_can_hold_are_damage() -> None:
+    tensors = {str(number): TensorEntry(0, (1 << 31, 1 << 31), 0) for number in range(2)}
+    with pytest.raises(DamagedHeader, match="9223372036854775808 values"):
+        facts_of({}, tensors)
 
 
 def test_a_file_that_is_no_model_is_refused_without_waiting(tmp_path: Path) -> None:

@@ -94,6 +94,20 @@ def test_a_session_belongs_to_its_label_also_after_a_restart() -> None:
             assert one.call(call, graph=graph, session_id="diary")["attached"]
 
 
+def test_a_label_that_has_half_of_all_sessions_is_refused_with_the_bound_of_all() -> None:
+    """Without a bound of its own, a user has that of all users together."""
+    with daemon_for_all("sessions-max = 4\n") as daemon, labelled(daemon, "agent") as agent:
+        for _ in range(2):
+            agent.context("echo")
+        with pytest.raises(QuotaExceeded) as caught:
+            agent.context("echo")
+    assert caught.value.message == (
+        "you have 2 sessions open, 2 of them as 'agent'; the limit is 4"
+    )
+    assert caught.value.data["bound"] == "sessions-max"
+    assert caught.value.data["sessions_max"] == 4
+
+
 @pytest.mark.parametrize(
     "label", ["a/b", "a b", "\n", "x" * 65, "é", "-x", "..\0", "1000/guest", "\x1b[2J"]
 )

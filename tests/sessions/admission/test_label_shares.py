@@ -148,8 +148,9 @@ def test_sessions_of_a_label_leave_some_for_another_and_have_their_own_ids() -> 
         return attached
 
     assert not opened(GUEST, "diary") and not opened(GUEST, "other")
-    with pytest.raises(QuotaExceeded, match="2 of them as 'guest'"):
+    with pytest.raises(QuotaExceeded, match="2 of them as 'guest'; the limit is 4") as caught:
         opened(GUEST, "third")
+    assert (caught.value.data["bound"], caught.value.data["sessions_max"]) == ("sessions-max", 4)
     assert not opened(OTHER, "diary") and not opened(PLAIN, "diary")
     names = {session.name for session in harness.manager.live}
     assert len(names) == 4, "their KV states are deleted one by one"
