@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from .machine import MODEL
 from .streams import Stream
 
 START_S_MAX = 30
-_SERVING = b"serving HTTP on "
+_SERVING = "serving HTTP on "
 _END = b"[DONE]\n\n\r\n0\r\n\r\n"
 
 
@@ -126,6 +126,8 @@ class Gateway:
     port: int
     key: str
     process: psutil.Process
+    user_keys: Sequence[str] = ()
+    """Keys of further users."""
 
     @asynccontextmanager
     async def client(self, slot: int = -1, model: str = MODEL.stem) -> AsyncIterator[GatewayClient]:
@@ -139,27 +141,47 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running(server: Inferd) -> AsyncIterator[Gateway]:
-    """Run a gateway before a daemon, with a key whose programs may be of any class."""
+async def running(server: Inferd, users: Sequence[str] = ()) -> AsyncIterator[Gateway]:
+    """Run a gateway before a daemon, with a key whose programs may be of any class.
+
+    Each of the *users* has a key, too, with the default rights.
+    """
     key, entry = new_key("bench")
+    keys_of_users = [new_key(user) for user in users]
     with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
-        keys = Path(folder) / "keys.toml"
-        keys.write_text(f'{entry}user = ""\npriority-max = "urgent"\n')
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "inferd", "gateway", "--listen", "127.0.0.1:0"),
-            *("--keys", str(keys)),
-            env={**os.environ, "INFERD_SOCKET": str(server.socket)},
-            stderr=asyncio.subprocess.PIPE,
+        keys, log_path = Path(folder) / "keys.toml", Path(folder) / "log"
+        keys.write_text(
+            f'{entry}user = ""\npriority-max = "urgent"\n'
+            + "".join(entry for _, entry in keys_of_users)
         )
-        assert process.stderr is not None
+        with log_path.open("wb") as log:  # a pipe would fill up, and the gateway wait
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "inferd", "gateway", "--listen", "127.0.0.1:0"),
+                *("--keys", str(keys)),
+                env={**os.environ, "INFERD_SOCKET": str(server.socket)},
+                stderr=log,
+            )
         try:
             async with asyncio.timeout(START_S_MAX):
-                line = await process.stderr.readline()
-            if not line.startswith(_SERVING):
-                raise SystemExit(f"the gateway did not start: {line.decode()}")
-            port = int(line.decode().strip().rpartition(":")[2])
-            yield Gateway(port, key, psutil.Process(process.pid))
+                port = await _up(process, log_path)
+            user_keys = [user_key for user_key, _ in keys_of_users]
+            yield Gateway(port, key, psutil.Process(process.pid), user_keys)
         finally:
             if process.returncode is None:
                 process.terminate()
-            await process.communicate()
+            await process.wait()
+
+
+async def _up(process: asyncio.subprocess.Process, log: Path) -> int:
+    """Return the port that the gateway names in the first line of its log."""
+    while True:
+        line, newline, _ = _text(log).partition("\n")
+        if newline and line.startswith(_SERVING):
+            return int(line.rpartition(":")[2])
+        if process.returncode is not None:
+            raise SystemExit(f"the gateway did not start: {_text(log)}")
+        await asyncio.sleep(0.05)
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace")

@@ -1,112 +1,192 @@
-"""The results of the attacks: printed, kept in bench/results, and shown in docs/security.md."""
+"""The results of the attacks: checked, printed, kept in bench/results, and in docs/security.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 from rich.console import Console
 
 from tools.build_engine import ROOT
 
+from .attack import Attack, Guarantee
+from .attacks import ATTACKS
+from .measuring import Measurement
 from .victim import VictimFigures
 
 RESULTS = ROOT / "bench" / "results" / "attacks.json"
-RESULTS_BEFORE = RESULTS.with_name("attacks_before.json")
-"""The results of the version before the bounds were built, with the same attacks."""
 PAGE = ROOT / "docs" / "security.md"
-BEGIN = "<!-- written by `make attack` -->"
+GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
+GUARANTEES_BEGIN = "<!-- guarantees, written by `make attack` -->"
+TABLE_BEGIN = "<!-- written by `make attack` -->"
 END = "<!-- end -->"
-CALL_P99_MS_MAX = 50.0
 COLUMNS = (
-    *("attack", "streams", "before", "cores", "ordinary", "busy", "attacked", "ratios", "gap"),
-    *("calls", "MB"),
+    *("attack", "mode", "cores", "alone", "busy", "attacked", "share", "gap", "calls", "MB"),
+    *("errors", "missed"),
 )
+
+_NUMBERS: dict[Guarantee, str] = {
+    "share": "a stream keeps at least {0.share_least} of its pace alone",
+    "gap": "no pause of a stream, nor its begin, is longer than {0.gap_s_max} s",
+    "calls": "the 99th percentile of cheap calls is below {0.call_ms_max:.0f} ms",
+    "memory": "the daemon grows by at most {0.mb_more_max:.0f} MB, and {0.mb_left_max:.0f} MB stay",
+    "places": "no call and no stream is refused",
+}
+_VALUES: dict[Guarantee, str] = {
+    "share": "{:.2f}",
+    "gap": "{:.2f} s",
+    "calls": "{:.1f} ms",
+    "memory": "{:.0f} MB",
+    "places": "{:.0f} kinds of error",
+}
+
+
+class Check(NamedTuple):
+    """A figure under attack, beside the bound of its guarantee."""
+
+    value: float
+    bound: float
+    is_met: bool
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """A victim's figures beside other programs."""
+class Row:
+    """An attack in one mode, and its measurement."""
 
-    name: str
-    title: str
-    streams: int
-    ordinary: VictimFigures
-    """The figures beside an ordinary program."""
-    busy: VictimFigures
-    """Those beside an ordinary program and a process with as much CPU time as the attacker's."""
-    attacked: VictimFigures
-    """Those beside the attack."""
+    attack: Attack
+    mode: str
+    measured: Measurement
 
-    def is_met(self, pace_least: float) -> bool:
-        """Return whether the victim's figures under attack are in their bounds."""
-        after = self.attacked
-        keeps_pace = after.tokens_per_s >= pace_least * self.busy.tokens_per_s
-        return keeps_pace and after.call_p99_ms < CALL_P99_MS_MAX and not after.errors
+    def share(self, beside: VictimFigures) -> float:
+        """Return the ratio of the pace under attack to another one."""
+        return self.measured.attacked.tokens_per_s / max(beside.tokens_per_s, 1e-9)
+
+    def checks(self) -> dict[Guarantee, Check]:
+        """Return the figure of each guarantee, beside its bound."""
+        measured, victim = self.measured, self.measured.attacked
+        bounds = self.attack.bounds_in(self.mode)
+        share = self.share(measured.busy)
+        more_mb = measured.largest_mb - measured.before_mb
+        left_mb = measured.after_mb - measured.before_mb
+        gap_s, call_ms = victim.gap_worst_s, victim.call_p99_ms
+        memory_met = more_mb <= bounds.mb_more_max and left_mb <= bounds.mb_left_max
+        errors = len(victim.errors)
+        return {
+            "share": Check(share, bounds.share_least, share >= bounds.share_least),
+            "gap": Check(gap_s, bounds.gap_s_max, gap_s <= bounds.gap_s_max),
+            "calls": Check(call_ms, bounds.call_ms_max, call_ms < bounds.call_ms_max),
+            "memory": Check(more_mb, bounds.mb_more_max, memory_met),
+            "places": Check(errors, 0, errors == 0),
+        }
+
+    def missed(self) -> list[Guarantee]:
+        """Return the guarantees whose bounds are not met."""
+        return [name for name, check in self.checks().items() if not check.is_met]
 
 
-def ratio(attacked: VictimFigures, beside: VictimFigures) -> str:
-    """Return the ratio of two paces as a text."""
-    if not beside.tokens_per_s:
-        return "–"
-    return f"{attacked.tokens_per_s / beside.tokens_per_s:.2f}"
-
-
-def print_measurement(measured: Measurement, pace_least: float, console: Console) -> None:
-    """Print one attack's figures and whether they are in their bounds."""
-    after = measured.attacked
+def print_row(row: Row, console: Console) -> None:
+    """Print one row's figures, and the guarantees that they miss."""
+    measured, after = row.measured, row.measured.attacked
+    missed = row.missed()
     console.print(
-        f"{measured.name:20} {measured.ordinary.tokens_per_s:6.1f}, as busy "
-        f"{measured.busy.tokens_per_s:6.1f} → {after.tokens_per_s:6.1f} tokens/s = "
-        f"{ratio(after, measured.ordinary)}, {ratio(after, measured.busy)} "
-        f"({after.program_cores:.2f} cores)  gap {after.gap_worst_s:.2f} s  "
+        f"{row.attack.name:20} {row.mode:8} alone {measured.alone.tokens_per_s:5.1f}, as busy "
+        f"{measured.busy.tokens_per_s:5.1f} → {after.tokens_per_s:5.1f} tokens/s = "
+        f"{row.share(measured.alone):.2f}, {row.share(measured.busy):.2f} "
+        f"({measured.program_cores:.2f} cores)  gap {after.gap_worst_s:.2f} s  "
         f"calls p99 {after.call_p99_ms:.1f} ms, worst {after.call_worst_ms:.0f} ms  "
-        f"daemon {after.daemon_mb:.0f} MB"
-        f"{'' if measured.is_met(pace_least) else '  NOT MET'} {' '.join(after.errors)}",
+        f"{measured.before_mb:.0f} → {measured.largest_mb:.0f} → {measured.after_mb:.0f} MB  "
+        f"shows {', '.join(row.attack.shows)}"
+        f"{'  NOT MET: ' if missed else ''}{', '.join(missed)} {' '.join(after.errors)}",
         soft_wrap=True,
         highlight=False,
     )
 
 
-def save(facts: Mapping[str, str], measurements: Sequence[Measurement]) -> None:
-    """Save the measurements beside those of other attacks, and write the page's table."""
-    kept: dict[str, Any] = json.loads(RESULTS.read_text())["attacks"] if RESULTS.exists() else {}
-    kept |= {m.name: asdict(m) for m in measurements}
-    RESULTS.write_text(json.dumps({"facts": facts, "attacks": kept}, indent=1) + "\n")
-    write_page()
+def save(facts: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Save the measurements beside those of other rows, and write the page's tables."""
+    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
+    for row in rows:
+        kept.setdefault(row.attack.name, {})[row.mode] = asdict(row.measured)
+    RESULTS.write_text(json.dumps({"facts": facts, "rows": kept}, indent=1) + "\n")
+    write_page(read_rows(), PAGE)
 
 
-def write_page() -> None:
-    """Write the table of all kept measurements into docs/security.md."""
-    if not PAGE.exists():
-        return
-    text = PAGE.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{table()}{END}{tail}")
+def read_rows() -> list[Row]:
+    """Return the kept measurements of present attacks, in the order of the attacks."""
+    kept = json.loads(RESULTS.read_text())["rows"]
+    return [
+        Row(attack, mode, _measurement(kept[attack.name][mode]))
+        for attack in ATTACKS.values()
+        for mode in attack.modes
+        if mode in kept.get(attack.name, {})
+    ]
 
 
-def table() -> str:
-    """Return the kept measurements as a Markdown table."""
-    kept = json.loads(RESULTS.read_text())["attacks"]
-    kept_before = json.loads(RESULTS_BEFORE.read_text())["attacks"]
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for name, fields in kept.items():
-        ordinary, busy, attacked = (
-            VictimFigures(**fields[beside]) for beside in ("ordinary", "busy", "attacked")
+def _measurement(fields: Mapping[str, Any]) -> Measurement:
+    victims = {name: VictimFigures(**fields[name]) for name in ("alone", "busy", "attacked")}
+    return Measurement(**{**fields, **victims})
+
+
+def write_page(rows: Sequence[Row], page: Path) -> None:
+    """Write the guarantees and all measurements into the page."""
+    text = page.read_text()
+    for begin, lines in (
+        (GUARANTEES_BEGIN, guarantee_table(ATTACKS.values(), rows)),
+        (TABLE_BEGIN, measurement_table(rows)),
+    ):
+        head, _, rest = text.partition(begin)
+        _, _, tail = rest.partition(END)
+        text = f"{head}{begin}\n" + "".join(f"{line}\n" for line in lines) + f"{END}{tail}"
+    page.write_text(text)
+
+
+def guarantee_table(attacks: Collection[Attack], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of a table of the guarantees, with the attacks that show each number."""
+    yield "| guarantee | number | shown by `make attack` | worst measured |"
+    yield "|---|---|---|---|"
+    shown: dict[tuple[Guarantee, str], dict[Attack, list[str]]] = {}
+    for guarantee in GUARANTEES:
+        for attack in attacks:
+            for mode in attack.modes if guarantee in attack.shows else ():
+                number = _NUMBERS[guarantee].format(attack.bounds_in(mode))
+                shown.setdefault((guarantee, number), {}).setdefault(attack, []).append(mode)
+    for (guarantee, number), modes in shown.items():
+        names = ", ".join(
+            f"`{attack.name}`" + ("" if tuple(found) == attack.modes else f" ({', '.join(found)})")
+            for attack, found in modes.items()
         )
-        before = VictimFigures(**kept_before[name]["attacked"])
-        lines.append(
-            f"| {fields['title']} | {fields['streams']} "
-            f"| {before.tokens_per_s:.1f}, {before.call_p99_ms:.0f} ms, {before.daemon_mb:.0f} MB "
-            f"| {attacked.program_cores:.2f} "
-            f"| {ordinary.tokens_per_s:.1f} | {busy.tokens_per_s:.1f} "
-            f"| {attacked.tokens_per_s:.1f} "
-            f"| {ratio(attacked, ordinary)}, {ratio(attacked, busy)} "
-            f"| {attacked.gap_worst_s:.2f} s "
-            f"| {attacked.call_p99_ms:.1f} ms "
-            f"| {attacked.daemon_mb:.0f} MB |"
+        measured = [row for row in rows if row.mode in modes.get(row.attack, ())]
+        yield f"| {guarantee} | {number} | {names} | {_worst(guarantee, measured)} |"
+
+
+def _worst(guarantee: Guarantee, rows: Sequence[Row]) -> str:
+    """Return the worst figure of the rows as a text, with its row."""
+    if not rows:
+        return "–"
+    figures = [(row.checks()[guarantee].value, row) for row in rows]
+    pick = min if guarantee == "share" else max
+    value, row = pick(figures, key=itemgetter(0))
+    return f"{_VALUES[guarantee].format(value)} (`{row.attack.name}` {row.mode})"
+
+
+def measurement_table(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the lines of a table of all rows."""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
+    for row in rows:
+        measured, after = row.measured, row.measured.attacked
+        yield (
+            f"| {row.attack.title} (`{row.attack.name}`) | {row.mode} "
+            f"| {measured.program_cores:.2f} "
+            f"| {measured.alone.tokens_per_s:.1f} | {measured.busy.tokens_per_s:.1f} "
+            f"| {after.tokens_per_s:.1f} "
+            f"| {row.share(measured.alone):.2f}, {row.share(measured.busy):.2f} "
+            f"| {measured.alone.gap_worst_s:.2f}, {after.gap_worst_s:.2f} s "
+            f"| {after.call_p99_ms:.1f} ms "
+            f"| {measured.before_mb:.0f}, {measured.largest_mb:.0f}, {measured.after_mb:.0f} "
+            f"| {', '.join(after.errors) or '–'} | {', '.join(row.missed()) or '–'} |"
         )
-    return "\n".join(lines) + "\n"

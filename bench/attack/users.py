@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from tests.daemon.other_users import as_user
 
-ATTACKER, VICTIM = 54321, 54322
-"""Users without a name; the daemon runs as root."""
+VICTIM, FIRST_ATTACKER = 54320, 54321
+"""Users without a name; the daemon runs as root. Further attackers have the next numbers."""
 _PR_SET_SECUREBITS = 28
 _SECBIT_NO_SETUID_FIXUP = 1 << 2
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
 
-from bench.daemon import options
 from bench.streams import percentile
-from inferd import AsyncClient, InferdError
+
+from .attack import Service
+from .requests import ERRORS, connect, error_name
 
 CALL_PAUSE_S = 0.02
+RETRY_PAUSE_S = 0.1
 TOKENS = 1024
 PROMPT = "Write a long story about a lighthouse keeper and the sea."
 
@@ -24,22 +25,18 @@ class VictimFigures:
 
     tokens_per_s: float
     gap_worst_s: float
-    """Longest time between two pieces of the stream."""
+    """Longest time without a piece of the stream, including its begin."""
     call_p99_ms: float
     call_worst_ms: float
     errors: tuple[str, ...]
     """Names of the errors that the victim got; none is expected."""
-    daemon_mb: float = 0.0
-    """The daemon's largest resident memory meanwhile, without its workers."""
-    program_cores: float = 0.0
-    """The average number of cores that the process of the other program used itself."""
 
 
 class Victim:
     """Streams and calls over two connections until its time ends."""
 
-    def __init__(self, socket: str, model: str, seconds: float):
-        self._socket, self._model, self._seconds = socket, model, seconds
+    def __init__(self, service: Service, seconds: float):
+        self._service, self._seconds = service, seconds
         self._arrivals_s: list[float] = []
         self._calls_s: list[float] = []
         self._errors: list[str] = []
@@ -64,26 +61,32 @@ class Victim:
     async def _stream(self) -> None:
         while True:
             try:
-                async with (
-                    AsyncClient(self._socket) as client,
-                    client.session(self._model, raw=True) as session,
-                ):
-                    async for _ in session.stream(PROMPT, options=options(TOKENS)):
+                async with connect(self._service) as requests:
+                    async for _ in requests.stream(PROMPT, TOKENS):
                         self._arrivals_s.append(time.perf_counter())
-            except InferdError as exc:
-                self._errors.append(exc.name)
-                await anyio.sleep(0.1)
+            except ERRORS as exc:
+                self._errors.append(error_name(exc))
+                await anyio.sleep(RETRY_PAUSE_S)
 
     async def _make_calls(self) -> None:
         while True:
+            begin_s = time.perf_counter()
             try:
-                async with AsyncClient(self._socket) as client:
+                async with connect(self._service) as requests:
                     while True:
-                        begin_s = time.perf_counter()
-                        with suppress(TimeoutError):
-                            await client.models()
-                        self._calls_s.append(time.perf_counter() - begin_s)
+                        await requests.list_models()
+                        self._note_call(begin_s)
+                        begin_s = 0.0
                         await anyio.sleep(CALL_PAUSE_S)
-            except InferdError as exc:
-                self._errors.append(exc.name)
-                await anyio.sleep(0.1)
+                        begin_s = time.perf_counter()
+            except ERRORS as exc:
+                self._errors.append(error_name(exc))
+                self._note_call(begin_s)
+                await anyio.sleep(RETRY_PAUSE_S)
+            except anyio.get_cancelled_exc_class():
+                if begin_s:  # a call without an answer has taken at least this long
+                    self._note_call(begin_s)
+                raise
+
+    def _note_call(self, begin_s: float) -> None:
+        self._calls_s.append(time.perf_counter() - begin_s)

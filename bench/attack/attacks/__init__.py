@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attack.attack import Attack
+from bench.attack.attack import LOWER, STREAMING, Attack, Target, run_at_once
 
 from . import (
     connections,
@@ -26,3 +26,15 @@ _MODULES = (
 ATTACKS: dict[str, Attack] = {
     attack.name: attack for module in _MODULES for attack in module.ATTACKS
 }
+
+
+def run_all(target: Target) -> None:
+    """Run all attacks of one user at once."""
+    mode = "gateway" if target.gateway else "equal"
+    attacks = [a for a in ATTACKS.values() if mode in a.modes and a.users == 1 and a is not _ALL]
+    run_at_once(target, [attack.program for attack in attacks])
+
+
+_ALL = Attack("all", "All attacks of one user at once", run_all,
+              bounds=STREAMING, bounds_lower=LOWER)  # fmt: skip
+ATTACKS[_ALL.name] = _ALL

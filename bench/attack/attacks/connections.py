@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.attack.attack import Attack, Target
+from bench.attack.attack import Attack, Target, run_at_once
 from inferd.wire.frames import FRAME_BYTES_MAX, pack_frame
 
 CONNECTIONS = 300
@@ -79,16 +78,12 @@ def hold_idle_connections(target: Target) -> None:
 def connect_often(target: Target) -> None:
     """Connect and close as fast as possible, in several threads."""
 
-    def flood() -> None:
+    def flood(_: Target) -> None:
         while not target.is_over():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.connect(target.socket)
 
-    threads = [threading.Thread(target=flood, daemon=True) for _ in range(FLOODING_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_at_once(target, [flood] * FLOODING_THREADS)
 
 
 def send_unfinished_frames(target: Target) -> None:
@@ -133,10 +128,13 @@ def leave_replies_unread(target: Target) -> None:
 
 
 ATTACKS = (
-    Attack("idle-connections", "300 idle connections", hold_idle_connections),
-    Attack("connection-flood", "Connecting in 8 threads, without a pause", connect_often),
+    Attack("idle-connections", "300 idle connections", hold_idle_connections,
+           ("calls", "places")),
+    Attack("connection-flood", "Connecting in 8 threads, without a pause", connect_often,
+           ("share", "calls", "places")),
     Attack("unfinished-frames", "100 frames of the largest size, never finished",
-           send_unfinished_frames),
-    Attack("slow-senders", "300 frames at one byte a second", send_slowly),
-    Attack("unread-replies", "50 connections that read no reply", leave_replies_unread),
+           send_unfinished_frames, ("share", "calls", "memory")),
+    Attack("slow-senders", "300 frames at one byte a second", send_slowly, ("calls", "places")),
+    Attack("unread-replies", "50 connections that read no reply", leave_replies_unread,
+           ("share", "calls", "memory")),
 )  # fmt: skip

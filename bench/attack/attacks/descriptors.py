@@ -73,6 +73,8 @@ def hold_descriptors(target: Target) -> None:
 
 
 ATTACKS = (
-    Attack("lingering-sockets", "Sockets whose close waits", pass_lingering_sockets),
-    Attack("held-descriptors", "1600 descriptors that no call claims", hold_descriptors),
-)
+    Attack("lingering-sockets", "Sockets whose close waits", pass_lingering_sockets,
+           ("gap", "calls")),
+    Attack("held-descriptors", "1600 descriptors that no call claims", hold_descriptors,
+           ("calls", "places")),
+)  # fmt: skip

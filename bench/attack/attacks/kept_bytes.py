@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 
-from bench.attack.attack import Attack, Target
+from bench.attack.attack import COMPUTING, LOWER, Attack, Bounds, Target
 from inferd import Client, InferdError
 
 LONG = "x" * 900_000
 """A text that fits into a frame of 1 MiB, as `TEXTS` does."""
 TEXTS = [f"{number:0900}" for number in range(1000)]
 TURNS = 24
+
+KEPT = Bounds(mb_more_max=200, mb_left_max=200)
+"""Bounds with `session-bytes-user-max` of 128 MiB, which stays with the user's sessions."""
 
 
 def keep_options(target: Target) -> None:
@@ -33,7 +37,9 @@ def keep_messages(target: Target) -> None:
     with Client(target.socket) as client, contextlib.ExitStack() as stack:
         while not target.is_over():
             with contextlib.suppress(InferdError):
-                session = stack.enter_context(client.session(target.model))
+                session = stack.enter_context(
+                    client.session(target.model, priority=target.priority)
+                )
                 for _ in range(TURNS):
                     if target.is_over():
                         return
@@ -41,6 +47,9 @@ def keep_messages(target: Target) -> None:
 
 
 ATTACKS = (
-    Attack("kept-options", "dormant sessions with 0.9 MB of options each", keep_options),
-    Attack("kept-messages", "messages with 0.9 MB in an extra key", keep_messages, streams=1),
-)
+    Attack("kept-options", "dormant sessions with 0.9 MB of options each", keep_options,
+           ("memory",), KEPT),
+    Attack("kept-messages", "messages with 0.9 MB in an extra key", keep_messages,
+           ("memory",), replace(KEPT, share_least=COMPUTING.share_least),
+           replace(KEPT, share_least=LOWER.share_least, gap_s_max=LOWER.gap_s_max)),
+)  # fmt: skip

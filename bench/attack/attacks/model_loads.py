@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from functools import partial
 from pathlib import Path
 
-from bench.attack.attack import Attack, Target
+from bench.attack.attack import Attack, Target, run_at_once
 from inferd import Client, InferdError
 from tests.tiny_gguf import write_tiny
 
@@ -19,12 +19,7 @@ def load_files(target: Target) -> None:
     copies = [file.with_name(f"{number}.gguf") for number in range(FILES)]
     for copy in copies:
         copy.write_bytes(file.read_bytes())
-    threads = [threading.Thread(target=_load_often, args=(target, copy)) for copy in copies]
-    for thread in threads:
-        thread.daemon = True
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_at_once(target, [partial(_load_often, file=copy) for copy in copies])
 
 
 def _load_often(target: Target, file: Path) -> None:

@@ -52,6 +52,4 @@ def render_bombs(target: Target) -> None:
         time.sleep(0.1)
 
 
-ATTACKS = (
-    Attack("template-bombs", "Chat templates that need gigabytes or hours", render_bombs, 1),
-)
+ATTACKS = (Attack("template-bombs", "Chat templates that need gigabytes or hours", render_bombs),)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
-from bench.attack.attack import Attack, Target
+from bench.attack.attack import COMPUTING, LOWER, Attack, Target, run_at_once
 from bench.daemon import options
 from inferd import Client, InferdError
 
@@ -35,14 +35,7 @@ def send_long_texts(target: Target) -> None:
 
 def send_short_texts(target: Target) -> None:
     """Tokenize texts of 15 kB on several connections."""
-    threads = [
-        threading.Thread(target=_send_texts, args=(target, SHORT_TEXT), daemon=True)
-        for _ in range(SENDERS)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_at_once(target, [partial(_send_texts, text=SHORT_TEXT)] * SENDERS)
 
 
 def _stream_with(**settings: object) -> Callable[[Target], None]:
@@ -51,7 +44,7 @@ def _stream_with(**settings: object) -> Callable[[Target], None]:
             try:
                 with (
                     Client(target.socket) as client,
-                    client.session(target.model, raw=True) as session,
+                    client.session(target.model, raw=True, priority=target.priority) as session,
                 ):
                     for _ in session.stream("A story", options=options(256) | settings):
                         if target.is_over():
@@ -69,12 +62,14 @@ ATTACKS = (
         "slow-grammar",
         "a grammar with a class of 15 000 characters",
         _stream_with(grammar=WIDE_CLASS),
-        streams=1,
+        bounds=COMPUTING,
+        bounds_lower=LOWER,
     ),
     Attack(
         "stop-texts",
         "10 000 stop texts",
         _stream_with(stop=[f"{i:06d}" for i in range(10_000)]),
-        streams=1,
+        bounds=COMPUTING,
+        bounds_lower=LOWER,
     ),
 )

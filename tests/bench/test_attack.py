@@ -1,0 +1,175 @@
+"""The measurement of attacks: modes, bounds and reports, and one attack on a real daemon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bench.attack import measuring, report
+from bench.attack.attack import LOWER, MODES, Attack, Bounds, Guarantee, Mode
+from bench.attack.attacks import ATTACKS
+from bench.attack.measuring import Measurement, Setup, median_of
+from bench.attack.report import GUARANTEES, Row
+from bench.attack.victim import VictimFigures
+from bench.daemon import echo_configuration
+
+VICTIM = VictimFigures(
+    tokens_per_s=50.0, gap_worst_s=0.1, call_p99_ms=9.0, call_worst_ms=12.0, errors=()
+)
+MEASURED = Measurement(
+    alone=replace(VICTIM, tokens_per_s=100.0),
+    busy=replace(VICTIM, tokens_per_s=60.0),
+    attacked=VICTIM,
+    program_cores=0.5,
+    before_mb=45.0,
+    largest_mb=60.0,
+    after_mb=50.0,
+)
+ATTACK = Attack("flood", "A flood", lambda _: None, ("share", "gap"), bounds_lower=LOWER)
+ECHO = Setup(echo_configuration(["one"], 4, 5.0, {"socket-mode": "0666"}), "one")
+
+
+def row(mode: str = "equal", measured: Measurement = MEASURED, **victim: Any) -> Row:
+    return Row(ATTACK, mode, replace(measured, attacked=replace(VICTIM, **victim)))
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=lambda a: a.name)
+def test_every_attack_has_known_modes_and_shows_a_guarantee(attack: Attack) -> None:
+    assert attack.modes
+    assert {*attack.modes} <= {*MODES}
+    assert attack.shows
+    assert {*attack.shows} <= {*GUARANTEES}
+
+
+def test_the_modes_are_of_equal_class_of_a_lower_class_and_over_the_gateway() -> None:
+    assert MODES["equal"] == Mode(title="equal class")
+    assert MODES["lower"].attacker == "high"
+    assert MODES["lower"].victim == "normal"
+    assert MODES["gateway"].has_gateway
+
+
+def test_only_a_victim_of_a_lower_class_has_the_bounds_for_it() -> None:
+    assert ATTACK.bounds_in("equal") == ATTACK.bounds_in("gateway") == Bounds()
+    assert ATTACK.bounds_in("lower") == LOWER
+    assert replace(ATTACK, bounds_lower=None).bounds_in("lower") == Bounds()
+
+
+def test_a_share_is_held_to_the_pace_beside_processes_as_busy_as_the_attackers() -> None:
+    assert row(tokens_per_s=48.0).missed() == []
+    assert row(tokens_per_s=47.9).missed() == ["share"]
+    assert row("lower", tokens_per_s=14.0).missed() == []
+    assert row("lower", tokens_per_s=13.0).missed() == ["share"]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "within", "beyond"),
+    [
+        ("gap", {"gap_worst_s": 0.35}, {"gap_worst_s": 0.36}),
+        ("calls", {"call_p99_ms": 49.9}, {"call_p99_ms": 50.0}),
+        ("places", {"errors": ()}, {"errors": ("Busy",)}),
+    ],
+)
+def test_a_figure_beyond_its_bound_misses_its_guarantee(
+    guarantee: Guarantee, within: dict[str, Any], beyond: dict[str, Any]
+) -> None:
+    assert row(**within).missed() == []
+    assert row(**beyond).missed() == [guarantee]
+
+
+def test_memory_is_bounded_during_the_attack_and_after_it() -> None:
+    assert row(measured=replace(MEASURED, largest_mb=145.0, after_mb=95.0)).missed() == []
+    assert row(measured=replace(MEASURED, largest_mb=146.0)).missed() == ["memory"]
+    assert row(measured=replace(MEASURED, after_mb=96.0)).missed() == ["memory"]
+
+
+def test_rounds_give_the_median_of_each_figure_and_every_error() -> None:
+    rounds = [
+        replace(MEASURED, program_cores=cores, attacked=replace(VICTIM, errors=errors, **{name: 7}))
+        for cores, errors, name in (
+            (0.1, ("Busy",), "call_p99_ms"),
+            (0.3, (), "call_p99_ms"),
+            (0.9, ("Timeout", "Busy"), "gap_worst_s"),
+        )
+    ]
+    found = median_of(rounds)
+    assert found.program_cores == 0.3
+    assert found.attacked.call_p99_ms == 7
+    assert found.attacked.gap_worst_s == 0.1
+    assert found.attacked.errors == ("Busy", "Timeout")
+    assert found.alone == MEASURED.alone
+
+
+def test_the_printed_row_has_both_ratios_and_the_missed_guarantees() -> None:
+    console = Console(record=True, width=1000)
+    report.print_row(row(gap_worst_s=0.5, errors=("Busy",)), console)
+    text = console.export_text()
+    assert "0.50, 0.83" in text
+    assert "shows share, gap" in text
+    assert "NOT MET: gap, places Busy" in text
+
+
+def test_the_table_of_guarantees_names_each_number_with_its_attacks_and_the_worst_figure() -> None:
+    other = Attack("other", "Another one", lambda _: None, ("gap",), modes=("gateway",))
+    rows = [row(), row("lower", tokens_per_s=20.0), row("gateway", gap_worst_s=0.3)]
+    lines = list(report.guarantee_table([ATTACK, other], rows))
+    assert len(lines) == 2 + 4
+    share, share_lower, gap, gap_lower = lines[2:]
+    assert "| share | a stream keeps at least 0.8 of" in share
+    assert "| `flood` (equal, gateway) | 0.83 (`flood` equal) |" in share
+    assert "at least 0.22" in share_lower
+    assert "| 0.33 (`flood` lower) |" in share_lower
+    assert "| `flood` (equal, gateway), `other` | 0.30 s (`flood` gateway) |" in gap
+    assert "0.7 s | `flood` (lower) |" in gap_lower
+
+
+def test_the_page_keeps_its_text_around_both_tables(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"one\n{report.GUARANTEES_BEGIN}\nold\n{report.END}\ntwo\n"
+        f"{report.TABLE_BEGIN}\nold\n{report.END}\nthree\n"
+    )
+    report.write_page([row()], page)
+    text = page.read_text()
+    assert "old" not in text
+    assert text.index("one") < text.index("| share |") < text.index("two")
+    assert text.index("two") < text.index("A flood (`flood`) | equal") < text.index("three")
+
+
+def test_saved_measurements_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack = next(iter(ATTACKS.values()))
+    page = tmp_path / "page.md"
+    page.write_text(f"{report.GUARANTEES_BEGIN}\n{report.END}{report.TABLE_BEGIN}\n{report.END}")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "attacks.json")
+    monkeypatch.setattr(report, "PAGE", page)
+    report.save({}, [Row(attack, "gateway", MEASURED)])
+    report.save({}, [Row(attack, "equal", MEASURED)])
+    assert [(r.attack, r.mode) for r in report.read_rows()] == [
+        (attack, "equal"),
+        (attack, "gateway"),
+    ]
+    assert report.read_rows()[0].measured.alone.tokens_per_s == 100.0
+    assert attack.title in page.read_text()
+
+
+def test_the_page_names_all_guarantees_with_the_attacks_that_show_them() -> None:
+    page = report.PAGE.read_text()
+    expected = report.guarantee_table(ATTACKS.values(), report.read_rows())
+    assert "".join(f"{line}\n" for line in expected) in page
+
+
+@pytest.mark.process
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["equal", "gateway"])
+async def test_a_victim_is_measured_alone_and_beside_an_attack(mode: str) -> None:
+    attack = ATTACKS["unfinished-frames"]
+    measured = await measuring.measure(attack, MODES[mode], 1.0, ECHO)
+    for figures in (measured.alone, measured.busy, measured.attacked):
+        assert figures.tokens_per_s > 0
+        assert 0 < figures.call_p99_ms <= figures.call_worst_ms
+        assert figures.errors == ()
+    assert measured.program_cores > 0
+    assert 0 < measured.before_mb <= measured.largest_mb
