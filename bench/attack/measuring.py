@@ -29,7 +29,7 @@ from .users import VICTIM, connecting_as
 from .victim import Victim, VictimFigures
 
 START_S_MAX = 30.0
-BEFORE_S = 1.0
+BEFORE_S = 1.5
 """Time from the attackers' start to the begin of the measurement."""
 AFTER_S_MAX = 5.0
 """Time in which the memory must shrink after an attack."""

@@ -7,6 +7,7 @@ from bench.attack.attack import LOWER, STREAMING, Attack, Target, run_at_once
 from . import (
     connections,
     descriptors,
+    floods,
     kept_bytes,
     model_loads,
     templates,
@@ -17,6 +18,7 @@ from . import (
 _MODULES = (
     connections,
     descriptors,
+    floods,
     kept_bytes,
     model_loads,
     templates,
