@@ -19,6 +19,7 @@ from ..backends.errors import InferdError, ShuttingDown
 from ..backends.memory.heap import return_large_blocks
 from ..ipc.http.listener import HttpListener
 from ..ipc.messages import Kind
+from ..ipc.open_files import raise_open_files_limit
 from ..ipc.server.descriptors.blocking_thread import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
 from .calls import ALL_CALLS, IMMEDIATE_CALLS
@@ -29,7 +30,6 @@ from .core import Daemon
 from .logs.setup import logs
 from .metrics.pages import MetricsPages
 from .models.worker_launcher import LoadListener
-from .open_files import raise_open_files_limit
 from .printable import escape_controls
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace

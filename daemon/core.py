@@ -27,6 +27,7 @@ from ..ipc.messages import (
     Limits,
     ServerHello,
 )
+from ..ipc.open_files import descriptors_max
 from ..ipc.server.request import Request
 from ..ipc.server.server import Server
 from ..ipc.server.server_connection import ServerConnection
@@ -64,7 +65,6 @@ from .models.specs import engine_settings
 from .models.swap import Swaps
 from .models.transfers.exports import ModelExports
 from .models.transfers.imports import ModelImports, remove_unfinished
-from .open_files import descriptors_max
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
 

@@ -13,10 +13,11 @@ from anyio.abc import TaskStatus
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from ...backends.errors import BackendError, Busy, InferdError, InvalidArgument
+from ...backends.errors import BackendError, InferdError, InvalidArgument
 from .callers.caller import LOCAL, Caller
 from .callers.keys import Keys
 from .callers.origins import Origins
+from .clients import Clients
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
 from .exchange.content import check_content
 from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON
@@ -26,7 +27,6 @@ from .openapi import PATH, openapi_endpoint
 from .turns import TurnRunner
 
 log = logging.getLogger(__name__)
-_WATCH_PAUSE_S = 1.0
 
 
 class Gateway:
@@ -41,10 +41,10 @@ class Gateway:
         keys: Keys | None = None,
         unknown_fields: UnknownFields = UnknownFields.IGNORE,
     ):
+        self.clients = Clients(limits)
         self._unknown_fields = unknown_fields
         self._apis, self._turns, self._limits = apis, turns, limits
         self._origins, self._keys, self._quotas = origins, keys, turns.quotas
-        self._exchanges: set[Exchange] = set()
         self._waiting = WaitingStreams()
         by_path = {PATH: [(apis[-1], openapi_endpoint(apis))]}
         for api in apis:
@@ -62,7 +62,7 @@ class Gateway:
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         async with anyio.create_task_group() as group:
-            group.start_soon(self._end_unread)
+            await group.start(self.clients.run)
             group.start_soon(self._waiting.run)
             if self._keys is not None:
                 await group.start(self._reload_keys, self._keys)
@@ -76,15 +76,6 @@ class Gateway:
     def stop(self) -> None:
         """End the streams that have no end of their own."""
         self._turns.stopping = True
-
-    async def _end_unread(self) -> None:
-        """End the exchanges whose client has read nothing for `receive_s_max`."""
-        while True:
-            await anyio.sleep(_WATCH_PAUSE_S)
-            limit = time.monotonic() - self._limits.receive_s_max
-            for exchange in self._exchanges:
-                if 0.0 < exchange.blocked_since < limit:
-                    exchange.abort()
 
     async def _reload_keys(
         self, keys: Keys, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
@@ -131,12 +122,10 @@ class Gateway:
             waiting=self._waiting,
             unknown_fields=self._unknown_fields,
         )
-        self._exchanges.add(exchange)
         try:
             with exchange.cancel_scope:
                 await self._run(exchange, endpoint, _methods_of(found))
         finally:
-            self._exchanges.discard(exchange)
             exchange.close()
 
     def _choose(
@@ -159,9 +148,6 @@ class Gateway:
     ) -> None:
         try:
             self._check_source(exchange)
-            if exchange.link.excess:
-                clients_max = self._limits.clients_max
-                raise Busy(f"the gateway has {clients_max} connections, its maximum")
             if exchange.method == "OPTIONS" and methods:
                 return await self._answer_options(exchange, methods)
             if endpoint is None:
@@ -169,6 +155,7 @@ class Gateway:
             if endpoint.public:
                 return await self._answer(exchange, endpoint)
             exchange.caller = self._identify(exchange)
+            exchange.link.take_place(exchange.caller.name)
             self._quotas.begin_request(exchange.caller, time.monotonic(), endpoint.kind)
             try:
                 await self._answer(exchange, endpoint)
@@ -244,6 +231,7 @@ class Gateway:
         key = token.strip() if scheme.lower() == "bearer" else exchange.headers.get("x-api-key", "")
         caller = self._keys.find_caller(key)
         if caller is None:
+            exchange.link.withdraw_place()
             raise HttpRefusal(
                 401,
                 "the key is not known" if key else "the request has no key",

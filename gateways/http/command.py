@@ -14,7 +14,7 @@ from ...backends.texts.choices import choice_of
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.options import SocketPath
 from ...daemon.cli.output import note
-from .limits import RESTART_S_MAX, Limits, UnknownFields
+from .limits import RESTART_S_MAX, Limits, UnknownFields, clients_max_of
 
 _DEFAULTS = Limits()
 
@@ -59,6 +59,15 @@ SocketMode = Annotated[
 RequestsMax = Annotated[int, typer.Option(metavar="N", min=1, help="Requests at once.")]
 BodyBytesMax = Annotated[
     int, typer.Option(metavar="N", min=1, help="Bytes of a request; most paths allow less.")
+]
+ClientsMax = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=8,
+        help="Connections of clients; 424 more than requests, if the limit of files allows them.",
+        show_default=False,
+    ),
 ]
 ConnectionsMax = Annotated[
     int, typer.Option(metavar="N", min=1, help="Connections to the daemon; each has 240 requests.")
@@ -115,6 +124,7 @@ def gateway(
     mode: SocketMode = "0600",
     requests_max: RequestsMax = _DEFAULTS.requests_max,
     body_bytes_max: BodyBytesMax = _DEFAULTS.body_bytes_max,
+    clients_max: ClientsMax = None,
     connections_max: ConnectionsMax = _DEFAULTS.connections_max,
     queue_timeout: QueueTimeout = _DEFAULTS.queue_s_max,
     timeout: TurnTimeout = _DEFAULTS.turn_s_max,
@@ -136,6 +146,7 @@ def gateway(
     with optional_import("the gateway uses starlette and uvicorn", "gateway"):
         from .server import run_server
     from ...ipc.client import AsyncClient
+    from ...ipc.open_files import open_files_limit, raise_open_files_limit
     from .apis import APIS
     from .app import Gateway
     from .callers.caller import DaemonUser
@@ -144,9 +155,10 @@ def gateway(
     from .listening import Listener, check_address, check_tls, parse_address, parse_mode
     from .turns import ConnectionPool, TurnRunner
 
+    raise_open_files_limit()
     limits = Limits(
         requests_max=requests_max,
-        clients_max=requests_max + 424,
+        clients_max=clients_max_of(clients_max, requests_max, open_files_limit()),
         body_bytes_max=body_bytes_max,
         connections_max=connections_max,
         queue_s_max=queue_timeout,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .app import Gateway
+from .clients import Clients, address_of
 from .exchange.exchange import LINK
 from .exchange.statuses import HttpRefusal
 from .heads import OWS, check_head, expects_continue
@@ -45,8 +46,10 @@ class Protocol(HttpToolsProtocol):
 
     _gateway: ClassVar[Gateway]
     _limits: ClassVar[Limits]
+    _clients: ClassVar[Clients]
     # With more than 30 attributes in its dictionary, each connection would take a kilobyte more.
     __slots__ = (
+        "_address",
         "_dropped_bytes",
         "_drops_data",
         "_eof_received",
@@ -63,6 +66,8 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Accept the connection; the first request's headers have to arrive in time."""
         super().connection_made(transport)
+        self._address = address_of(transport)
+        self._clients.add(self, self._address)
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpRefusal | None = None
         """The refusal by which this class has ended the parser, if it has."""
@@ -81,10 +86,38 @@ class Protocol(HttpToolsProtocol):
     def _await_headers(self) -> None:
         self._header_bytes = 0
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self._limits.receive_s_max, self._abort)
+            self._header_timer = self.loop.call_later(self._limits.receive_s_max, self.abort)
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
+        """Cut the connection off."""
         self.transport.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes that the client has not read."""
+        return self.transport.get_write_buffer_size()
+
+    def take_place(self, caller: str) -> None:
+        """Take a place for a caller, or without one for the client's address, unless the connection
+        has a place.
+
+        :raises Busy: no place is free.
+        """
+        self._clients.take_place(self, f"key {caller}" if caller else self._address)
+
+    def withdraw_place(self) -> None:
+        """Give the place back, because the caller is no longer known."""
+        self._clients.withdraw_place(self, self._address)
+
+    def pause_writing(self) -> None:
+        """Let writes wait until the client has read."""
+        super().pause_writing()
+        self._clients.note_unread(self)
+
+    def resume_writing(self) -> None:
+        """Continue to write."""
+        self._clients.note_read(self)
+        super().resume_writing()
 
     def _end_header_timer(self) -> None:
         if self._header_timer is not None:
@@ -98,7 +131,7 @@ class Protocol(HttpToolsProtocol):
             return
         self._dropped_bytes += len(data)
         if self._dropped_bytes > DROPPED_BYTES_MAX:
-            self._abort()
+            self.abort()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn never keeps it open
         """Refuse a request that the client has cut. Return whether to keep the connection open,
@@ -145,8 +178,8 @@ class Protocol(HttpToolsProtocol):
         self.expect_100_continue = expects_continue(version, self.headers)
         super().on_headers_complete()
         self._reading = "body"
-        is_excess = len(self.connections) > self._limits.clients_max
-        self.scope["extensions"] = {LINK: _Link(self.cycle, self, is_excess)}  # type: ignore[dict-item]
+        self._clients.note_busy(self)
+        self.scope["extensions"] = {LINK: _Link(self.cycle, self)}  # type: ignore[dict-item]
         if self.scope["http_version"] == "1.0":
             _end_body_with_connection(self.cycle)
 
@@ -202,6 +235,7 @@ class Protocol(HttpToolsProtocol):
     def _linger(self) -> None:
         """Close the sending side; drop further data until the client closes the other side."""
         self._drops_data = True
+        self._clients.note_idle(self)
         if self._eof_received or self.transport.is_closing():
             self.transport.close()
             return
@@ -210,7 +244,7 @@ class Protocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._linger_timer = self.loop.call_later(self._limits.receive_s_max, self._abort)
+        self._linger_timer = self.loop.call_later(self._limits.receive_s_max, self.abort)
 
     def shutdown(self) -> None:
         """Close the connection at the end of the server, after the response under way."""
@@ -226,6 +260,8 @@ class Protocol(HttpToolsProtocol):
         elif self._late_refusal is not None and not self.pipeline:
             self._write_refusal(self._late_refusal)
         else:
+            if not self.pipeline:
+                self._clients.note_idle(self)
             super().on_response_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -233,6 +269,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the requests that watch the connection."""
+        self._clients.remove(self)
         self._end_header_timer()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
@@ -242,8 +279,8 @@ class Protocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an unused connection, or cut it off if the client has not read all data."""
-        if self.transport.get_write_buffer_size():
-            self._abort()
+        if self.unread_bytes:
+            self.abort()
         else:
             super().timeout_keep_alive_handler()
 
@@ -251,10 +288,18 @@ class Protocol(HttpToolsProtocol):
 class _Link:
     """A request's `ClientLink`."""
 
-    __slots__ = ("_cycle", "_protocol", "excess")
+    __slots__ = ("_cycle", "_protocol")
 
-    def __init__(self, cycle: Any, protocol: Protocol, excess: bool):
-        self._cycle, self._protocol, self.excess = cycle, protocol, excess
+    def __init__(self, cycle: Any, protocol: Protocol):
+        self._cycle, self._protocol = cycle, protocol
+
+    def take_place(self, caller: str) -> None:
+        """Take a place for the connection of an allowed request."""
+        self._protocol.take_place(caller)
+
+    def withdraw_place(self) -> None:
+        """Give the place of the connection back."""
+        self._protocol.withdraw_place()
 
     @property
     def unread(self) -> bool:
@@ -269,10 +314,6 @@ class _Link:
     def blocked(self) -> bool:
         """Whether a write would wait because the client does not read."""
         return bool(self._cycle.flow.write_paused)
-
-    def abort(self) -> None:
-        """Cut the connection off."""
-        self._cycle.transport.abort()
 
     def write_now(self, data: bytes) -> bool:
         """Write a chunk without uvicorn's coroutine and messages, which take longer than the rest

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ...backends.errors import InvalidArgument
 from ...wire.frames import FRAME_BYTES_MAX
 
 REQUESTS_PER_CONNECTION_MAX = 240
@@ -36,6 +37,33 @@ RESTART_S_MAX = 30.0
 """The time for which a request waits for a daemon that restarts."""
 
 
+CLIENTS_WITHOUT_REQUEST = 424
+"""By default, connections of clients beyond the requests at once."""
+FILES_RESERVED = 128
+"""Open files besides the connections of clients: the program's own, and its connections to the
+daemon.
+"""
+
+
+def clients_max_of(wanted: int | None, requests_max: int, files_max: int) -> int:
+    """Return the most connections of clients: those that are *wanted*, or by default more than
+    requests, as far as the limit of open files allows.
+
+    :raises InvalidArgument: the limit does not allow those that are wanted.
+    """
+    allowed = max(1, files_max - FILES_RESERVED)
+    if wanted is None:
+        return min(requests_max + CLIENTS_WITHOUT_REQUEST, allowed)
+    if wanted > allowed:
+        raise InvalidArgument(
+            f"{wanted} connections of clients need {wanted + FILES_RESERVED} open files; the limit"
+            f" is {files_max}",
+            hint="raise the limit (ulimit -n, or LimitNOFILE of systemd), or choose a lower"
+            " --clients-max",
+        )
+    return wanted
+
+
 class UnknownFields(StrEnum):
     """The treatment of requests with fields that their path does not know."""
 
@@ -52,7 +80,7 @@ class Limits:
     streams_max: int = 256
     """Streams of events at once; a further one gets 503."""
     clients_max: int = 1024
-    """Connections of clients; on a further one, requests get 503."""
+    """Connections of clients; `ClientPlaces` divides them."""
     connections_max: int = 16
     """Connections to the daemon."""
     body_bytes_max: int = max(BODY_BYTES_MAX, *BODY_BYTES_MAX_BY_PATH.values())

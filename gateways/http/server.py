@@ -27,7 +27,7 @@ def run_server(
     key: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests may then end, for `stop_s_max`."""
-    bound = {"_gateway": gateway, "_limits": limits}
+    bound = {"_gateway": gateway, "_limits": limits, "_clients": gateway.clients}
     config = uvicorn.Config(
         gateway,
         loop="uvloop",

@@ -54,7 +54,7 @@ class Quotas:
         :raises QuotaExceeded: the caller has too many of them, or has used its tokens.
         """
         self._check_total(kind)
-        most = _bound_of(caller, kind)
+        most = self._bound_of(caller, kind)
         if most and self._counts[kind][caller.name] >= most:
             what = "streams of events" if kind is RequestKind.EVENTS else "requests"
             raise QuotaExceeded(
@@ -110,9 +110,12 @@ class Quotas:
         bucket.at = now
         return bucket
 
-
-def _bound_of(caller: Caller, kind: RequestKind) -> int:
-    """Return the most requests of a kind that a caller may have at once, or 0 without a bound."""
-    if kind is RequestKind.COMPUTE:
-        return caller.requests_max
-    return STREAMS_MAX if kind is RequestKind.EVENTS else READS_MAX
+    def _bound_of(self, caller: Caller, kind: RequestKind) -> int:
+        """Return the most requests of a kind that a caller may have at once, or 0 without a bound.
+        A caller with a key leaves an eighth of all requests to others.
+        """
+        if kind is not RequestKind.COMPUTE:
+            return STREAMS_MAX if kind is RequestKind.EVENTS else READS_MAX
+        if caller.requests_max or not caller.name:
+            return caller.requests_max
+        return self._requests_max - self._requests_max // 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
@@ -47,8 +46,15 @@ LINK = "inferd.link"
 class ClientLink(Protocol):
     """The client's connection, as one of its requests uses it beside ASGI."""
 
-    excess: bool
-    """Whether there are more connections than allowed."""
+    def take_place(self, caller: str) -> None:
+        """Take one of the places for connections for the named *caller*, or without a name for the
+        client's address, unless the connection has a place.
+
+        :raises Busy: no place is free.
+        """
+
+    def withdraw_place(self) -> None:
+        """Give the place back, because the caller is no longer known."""
 
     @property
     def unread(self) -> bool:
@@ -62,9 +68,6 @@ class ClientLink(Protocol):
     @property
     def blocked(self) -> bool:
         """Whether a write would wait because the client does not read."""
-
-    def abort(self) -> None:
-        """Cut the connection off."""
 
     def write_now(self, data: bytes) -> bool:
         """Write a part of a body that has begun, if that is possible without waiting. Return
@@ -81,15 +84,12 @@ class ClientLink(Protocol):
 class Exchange:
     """A request, and its response as it is written. Its task owns it.
 
-    `body` is set before the endpoint runs. `blocked_since` is the time at which the present write
-    began, or 0 without one; by it, the gateway ends exchanges whose client reads nothing for too
-    long.
+    `body` is set before the endpoint runs.
     """
 
     caller: Caller = LOCAL
     body: bytes = b""
     started = ended = False
-    blocked_since = 0.0
 
     def __init__(
         self,
@@ -130,11 +130,6 @@ class Exchange:
         """The scope of the request's work, which is cancelled when the client disconnects."""
         self._receive, self._send = receive, send
         self.link: ClientLink = scope["extensions"][LINK]
-
-    def abort(self) -> None:
-        """Cut the connection off, with the data that the client does not read."""
-        self.cancel_scope.cancel()
-        self.link.abort()
 
     async def read_body(self) -> None:
         """Read the whole body.
@@ -212,19 +207,12 @@ class Exchange:
         if self.adjusted:
             text = "; ".join(f"{name}: {reason}" for name, reason in self.adjusted.items())
             fields.append((ADJUSTED_HEADER, quote(text[:_ADJUSTED_CHARACTERS_MAX], _SAFE).encode()))
-        await self._write({"type": "http.response.start", "status": status, "headers": fields})
+        await self._send({"type": "http.response.start", "status": status, "headers": fields})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a part of the body; wait while the client does not read."""
         self.ended = not more
-        await self._write({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _write(self, message: Message) -> None:
-        self.blocked_since = time.monotonic()
-        try:
-            await self._send(message)
-        finally:
-            self.blocked_since = 0.0
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send_whole(
         self,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from inferd.testing import RunningDaemon
-from tests.daemon.command_line import inferd_process
+from tests.daemon.command_line import inferd, inferd_process
 
 CALL_S_MAX = 60.0
 SERVING = "serving HTTP on "
@@ -38,3 +39,15 @@ def gateway(
         finally:
             process.kill()
             process.communicate()
+
+
+@contextmanager
+def keyed_gateway(
+    daemon: RunningDaemon, folder: Path, names: Iterable[str], *options: str
+) -> Iterator[tuple[RunningGateway, dict[str, str]]]:
+    """Run `inferd gateway` with a key for each name, and yield it with the keys."""
+    made = {name: inferd("gateway", "--new-key", name) for name in names}
+    file = folder / "keys.toml"
+    file.write_text("".join(each.stdout for each in made.values()))
+    with gateway(daemon, "--keys", str(file), *options) as running:
+        yield running, {name: each.stderr.split()[-1] for name, each in made.items()}

@@ -402,6 +402,18 @@ def test_hosts_and_origins() -> None:
     assert Origins((), ("*",), any_host=False).is_listed("https://a")
 
 
+def test_a_key_leaves_an_eighth_of_the_requests() -> None:
+    quotas, ada = Quotas(16), Caller(name="ada")
+    for _ in range(14):
+        quotas.begin_request(ada, 0.0)
+    with pytest.raises(QuotaExceeded):
+        quotas.begin_request(ada, 0.0)
+    quotas.begin_request(Caller(name="bob"), 0.0)
+    alone = Quotas(16)
+    for _ in range(16):
+        alone.begin_request(Caller(), 0.0)  # the only caller of a gateway without keys
+
+
 def test_quotas_are_refilled_evenly() -> None:
     quotas, caller = Quotas(2), Caller(name="a", requests_max=1, tokens_per_minute=60)
     quotas.begin_request(caller, 0.0)

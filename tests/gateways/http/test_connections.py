@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -326,15 +326,15 @@ def test_a_models_name_may_be_percent_encoded(web: httpx.Client, path: str, name
         assert found.status_code == 404 and f"'{name}'" in found.json()["error"]["message"]
 
 
-def test_connections_beyond_the_maximum_are_refused(daemon: RunningDaemon) -> None:
+def test_the_oldest_silent_connection_is_closed_at_the_maximum(daemon: RunningDaemon) -> None:
     """There are 424 more connections than requests, for those that wait for their next request."""
-    with gateway(daemon, "--requests-max", "1") as running:
-        kept = [socket.create_connection((running.host, running.port)) for _ in range(425)]
+    with gateway(daemon, "--requests-max", "1") as running, ExitStack() as stack:
+        kept = [stack.enter_context(connected(running)) for _ in range(425)]
         found = httpx.get(f"{running.url}/v1/models", timeout=CALL_S_MAX)
-        for sock in kept:
-            sock.close()
-    assert found.status_code == 503 and found.headers["retry-after"] == "1"
-    assert "425 connections" in found.json()["error"]["message"]
+        assert found.status_code == 200
+        assert kept[0].recv(1) == b""
+        kept[1].sendall(post(HELLO, more="Connection: close\r\n").encode())
+        assert kept[1].recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_requests_of_six_hundred_connections_at_once_end(http: RunningGateway) -> None:

@@ -6,14 +6,13 @@ import json
 import re
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from inferd.gateways.http.heads import SINGLE, check_head, expects_continue
 from inferd.testing import RunningDaemon
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
-from tests.gateways.http.test_callers import WithKeys, new_key
+from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, keyed_gateway
 
 BODY = json.dumps({"model": "echo", "prompt": "hi"})
 HOST = (b"host", b"127.0.0.1:8080")
@@ -117,15 +116,17 @@ def test_another_version_is_refused(version: str) -> None:
 # Over sockets.
 
 
+class Keyed(NamedTuple):
+    """A gateway, and a key of it."""
+
+    running: RunningGateway
+    key: str
+
+
 @pytest.fixture(scope="module")
-def keyed(daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithKeys]:
-    key, entry = new_key("ada")
-    file = tmp_path_factory.mktemp("keys") / "keys.toml"
-    file.write_text(entry)
-    with gateway(daemon, "--keys", str(file)) as running:
-        found = WithKeys(running.process, running.address)
-        found.keys = {"ada": key}
-        yield found
+def keyed(daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    with keyed_gateway(daemon, tmp_path_factory.mktemp("keys"), ["ada"]) as (running, keys):
+        yield Keyed(running, keys["ada"])
 
 
 def exchange(running: RunningGateway, head: str, body: str = "") -> list[tuple[int, Any]]:
@@ -150,10 +151,10 @@ CHUNKS = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n"
 @pytest.mark.parametrize(
     "trailer", ["Authorization: Bearer {key}", "X-Api-Key: {key}", "authorization:Bearer {key}"]
 )
-def test_a_key_in_a_trailer_is_not_a_key(keyed: WithKeys, trailer: str) -> None:
+def test_a_key_in_a_trailer_is_not_a_key(keyed: Keyed, trailer: str) -> None:
     head = post("Transfer-Encoding: chunked\nTrailer: Authorization\n")
-    body = CHUNKS + trailer.format(key=keyed.keys["ada"]) + "\r\n\r\n"
-    [(status, error)] = exchange(keyed, head, body)
+    body = CHUNKS + trailer.format(key=keyed.key) + "\r\n\r\n"
+    [(status, error)] = exchange(keyed.running, head, body)
     assert status == 401 and "the request has no key" in error["error"]["message"]
 
 
@@ -170,25 +171,25 @@ def test_a_key_in_a_trailer_is_not_a_key(keyed: WithKeys, trailer: str) -> None:
         "Expect: pay",
     ],
 )
-def test_trailers_change_nothing(keyed: WithKeys, trailer: str) -> None:
+def test_trailers_change_nothing(keyed: Keyed, trailer: str) -> None:
     """Neither for the request that they end nor for the next one on the connection."""
-    key = f"Authorization: Bearer {keyed.keys['ada']}\nTransfer-Encoding: chunked\n"
+    key = f"Authorization: Bearer {keyed.key}\nTransfer-Encoding: chunked\n"
     second = f"{post(key)}\n".replace("\n", "\r\n") + f"{CHUNKS}\r\n"
     first = post(key).replace("Connection: close\n", "")
-    answers = exchange(keyed, first, f"{CHUNKS}{trailer}\r\n\r\n{second}")
+    answers = exchange(keyed.running, first, f"{CHUNKS}{trailer}\r\n\r\n{second}")
     assert [status for status, _ in answers] == [200, 200]
     assert answers[0][1]["choices"][0]["text"] == "hi"
 
 
-def test_a_trailer_cannot_change_the_length_of_its_body(keyed: WithKeys) -> None:
-    head = post(f"Authorization: Bearer {keyed.keys['ada']}\nTransfer-Encoding: chunked\n")
-    [(status, _)] = exchange(keyed, head, f"{CHUNKS}Content-Length: 5\r\n\r\n")
+def test_a_trailer_cannot_change_the_length_of_its_body(keyed: Keyed) -> None:
+    head = post(f"Authorization: Bearer {keyed.key}\nTransfer-Encoding: chunked\n")
+    [(status, _)] = exchange(keyed.running, head, f"{CHUNKS}Content-Length: 5\r\n\r\n")
     assert status == 400
 
 
-def test_long_trailers_end_the_connection(keyed: WithKeys) -> None:
-    head = post(f"Authorization: Bearer {keyed.keys['ada']}\nTransfer-Encoding: chunked\n")
-    [(status, _)] = exchange(keyed, head, f"{CHUNKS}X: {'x' * 70_000}\r\n\r\n")
+def test_long_trailers_end_the_connection(keyed: Keyed) -> None:
+    head = post(f"Authorization: Bearer {keyed.key}\nTransfer-Encoding: chunked\n")
+    [(status, _)] = exchange(keyed.running, head, f"{CHUNKS}X: {'x' * 70_000}\r\n\r\n")
     assert status == 431
 
 
@@ -214,11 +215,11 @@ def test_long_trailers_end_the_connection(keyed: WithKeys) -> None:
     ],
 )
 def test_a_request_that_two_programs_may_read_differently_is_refused(
-    keyed: WithKeys, headers: str, found: int, problem: str
+    keyed: Keyed, headers: str, found: int, problem: str
 ) -> None:
-    token = keyed.keys["ada"]
+    token = keyed.key
     text = headers.format(key=f"Authorization: Bearer {token}\n", token=token)
-    [(status, error)] = exchange(keyed, post(LENGTH + text), BODY)
+    [(status, error)] = exchange(keyed.running, post(LENGTH + text), BODY)
     assert (status, problem in error["error"]["message"]) == (found, True), error
     assert "(" in error["error"]["message"] or found == 415, "a hint"
 
@@ -232,9 +233,9 @@ def test_a_request_that_two_programs_may_read_differently_is_refused(
         "CONNECT evil.example:80 HTTP/1.1\nHost: evil.example:80\n{key}",
     ],
 )
-def test_a_request_for_another_host_or_version_is_refused(keyed: WithKeys, head: str) -> None:
-    key = f"Authorization: Bearer {keyed.keys['ada']}\n"
-    [(status, error)] = exchange(keyed, head.format(key=key), "")
+def test_a_request_for_another_host_or_version_is_refused(keyed: Keyed, head: str) -> None:
+    key = f"Authorization: Bearer {keyed.key}\n"
+    [(status, error)] = exchange(keyed.running, head.format(key=key), "")
     assert status in (400, 505) and error["error"]["message"]
 
 
@@ -248,10 +249,10 @@ def test_a_request_for_another_host_or_version_is_refused(keyed: WithKeys, head:
         "Authorization: Basic eA==\nX-Api-Key: {token}\n",
     ],
 )
-def test_a_key_is_read_without_the_whitespace_around_it(keyed: WithKeys, headers: str) -> None:
+def test_a_key_is_read_without_the_whitespace_around_it(keyed: Keyed, headers: str) -> None:
     """`Authorization: Bearer` comes before `X-Api-Key`."""
-    head = post(LENGTH + headers.format(token=keyed.keys["ada"]))
-    assert [status for status, _ in exchange(keyed, head, BODY)] == [200]
+    head = post(LENGTH + headers.format(token=keyed.key))
+    assert [status for status, _ in exchange(keyed.running, head, BODY)] == [200]
 
 
 def test_headers_of_proxies_decide_nothing(http: RunningGateway) -> None:
@@ -267,15 +268,15 @@ def test_headers_of_proxies_decide_nothing(http: RunningGateway) -> None:
 
 
 @pytest.mark.parametrize("connection", ["close, keep-alive", "close\nConnection: keep-alive"])
-def test_close_comes_before_keep_alive(keyed: WithKeys, connection: str) -> None:
+def test_close_comes_before_keep_alive(keyed: Keyed, connection: str) -> None:
     """Else the connection would stay open, and no end would be read."""
-    key = f"Authorization: Bearer {keyed.keys['ada']}\n"
+    key = f"Authorization: Bearer {keyed.key}\n"
     head = post(LENGTH + key).replace("Connection: close", f"Connection: {connection}")
-    assert [status for status, _ in exchange(keyed, head, BODY)] == [200]
+    assert [status for status, _ in exchange(keyed.running, head, BODY)] == [200]
 
 
-def test_an_old_client_gets_no_100_continue(keyed: WithKeys) -> None:
-    head = post(LENGTH + f"X-Api-Key: {keyed.keys['ada']}\nExpect: 100-continue\n")
+def test_an_old_client_gets_no_100_continue(keyed: Keyed) -> None:
+    head = post(LENGTH + f"X-Api-Key: {keyed.key}\nExpect: 100-continue\n")
     old = head.replace("HTTP/1.1", "HTTP/1.0")
-    assert [status for status, _ in exchange(keyed, old, BODY)] == [200]
-    assert [status for status, _ in exchange(keyed, head, BODY)] == [100, 200]
+    assert [status for status, _ in exchange(keyed.running, old, BODY)] == [200]
+    assert [status for status, _ in exchange(keyed.running, head, BODY)] == [100, 200]

@@ -1,4 +1,4 @@
-"""The daemon's limit of open files, and the part of it that clients' descriptors may use."""
+"""A process's limit of open files, and the part of it that descriptors of clients may use."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ def raise_open_files_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
+def open_files_limit() -> int:
+    """Return this process's limit of open files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return LIMIT_MAX if limit == resource.RLIM_INFINITY else limit
+
+
 def descriptors_max(connections_max: int) -> int:
     """Return how many descriptors of clients the daemon may hold besides *connections_max*
     connections and its own files. A connection whose client sends no more has two descriptors.
     """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        limit = LIMIT_MAX
-    return max(DESCRIPTORS_MIN, limit - 2 * connections_max - FILES_RESERVED)
+    return max(DESCRIPTORS_MIN, open_files_limit() - 2 * connections_max - FILES_RESERVED)

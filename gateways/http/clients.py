@@ -1,0 +1,125 @@
+"""The connections of clients: places, handshakes, and the end of those that do not read."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from ...ipc.peer import peer_of
+from .client_places import ClientPlaces
+from .limits import Limits
+from .unread_clients import UnreadClients
+
+log = logging.getLogger(__name__)
+_WATCH_PAUSE_S = 1.0
+_IPV6_PREFIX = 64
+"""The bits that the addresses of one IPv6 client have in common; the others it may choose."""
+
+
+class ClientConnection(Protocol):
+    """A connection, as this module closes it."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes that the client has not read."""
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+
+
+class Clients:
+    """All connections of clients. They belong to the event loop."""
+
+    def __init__(self, limits: Limits):
+        self._places: ClientPlaces[ClientConnection] = ClientPlaces(limits.clients_max)
+        self._unread: UnreadClients[ClientConnection] = UnreadClients(limits.receive_s_max)
+        self._group: TaskGroup | None = None
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Cut off the connections whose client does not read, until cancelled."""
+        async with anyio.create_task_group() as self._group:
+            task_status.started()
+            while True:
+                await anyio.sleep(_WATCH_PAUSE_S)
+                now = time.monotonic()
+                overdue = self._unread.overdue(now, lambda each: each.unread_bytes)
+                for client, bound in overdue.items():
+                    log.warning(
+                        "client.unread bound=%s group=%s", bound, self._places.group_of(client)
+                    )
+                    client.abort()
+
+    def start_handshake(self, handshake: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run the handshake of a new connection."""
+        assert self._group is not None, "`run` begins before the server listens"
+        self._group.start_soon(handshake)
+
+    def add(self, client: ClientConnection, address: str) -> None:
+        """Add a new connection; an older one may be closed for it."""
+        self._close(self._places.add_arriving(client, address))
+
+    def take_place(self, client: ClientConnection, group: str) -> None:
+        """Give a connection a place unless it has one; another one may be closed for it.
+
+        :raises Busy: no place is free, and no connection may be closed.
+        """
+        self._close(self._places.take_place(client, group))
+
+    def withdraw_place(self, client: ClientConnection, address: str) -> None:
+        """Take the place of a connection whose key is no longer known."""
+        self._places.withdraw_place(client, address)
+
+    def note_busy(self, client: ClientConnection) -> None:
+        """Note that a connection has a request."""
+        self._places.note_busy(client)
+
+    def note_idle(self, client: ClientConnection) -> None:
+        """Note that a connection has no request."""
+        self._places.note_idle(client)
+
+    def note_unread(self, client: ClientConnection) -> None:
+        """Note that the write buffer of a connection is full."""
+        if client in self._places:
+            group = self._places.group_of(client)
+            self._unread.add(client, group, client.unread_bytes, time.monotonic())
+
+    def note_read(self, client: ClientConnection) -> None:
+        """Note that the client of a connection has read most of its data."""
+        self._unread.remove(client)
+
+    def remove(self, client: ClientConnection) -> None:
+        """Remove a connection that has ended."""
+        self._places.remove(client)
+        self._unread.remove(client)
+
+    def _close(self, client: ClientConnection | None) -> None:
+        if client is not None:
+            log.debug("client.closed cause=place")
+            self._unread.remove(client)
+            client.abort()
+
+
+def address_of(transport: Any) -> str:
+    """Return the address of a connection's client, without its port: for TCP that of its network,
+    for a Unix socket its user.
+    """
+    sock: socket.socket = transport.get_extra_info("socket")
+    if sock.family == socket.AF_UNIX:
+        return f"uid {peer_of(sock).uid}"
+    return _network_of(transport.get_extra_info("peername")[0])
+
+
+def _network_of(host: str) -> str:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+    return host
