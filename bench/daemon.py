@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -198,7 +199,13 @@ async def running(text: str, home: Path | None = None) -> AsyncIterator[Inferd]:
 
 
 async def _up(process: asyncio.subprocess.Process, home: Path) -> None:
-    while not (home / "inferd.sock").exists():
+    while not _listens(home / "inferd.sock"):
         if process.returncode is not None:
             raise SystemExit(f"inferd did not start:\n{(home / 'log').read_text()}")
         await asyncio.sleep(0.05)
+
+
+def _listens(path: Path) -> bool:
+    """Return whether a connection succeeds; the file exists a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(path)) == 0

@@ -16,7 +16,7 @@ from .attacks import ATTACKS
 from .measuring import measure, median_of
 from .report import PAGE, Row, print_row, read_rows, save, write_page
 
-SECONDS = 5.0
+SECONDS = 4.0
 ROUNDS = 2
 """With these, all attacks in all modes take a little less than an hour."""
 
@@ -34,18 +34,19 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def run(arguments: argparse.Namespace, console: Console) -> list[Row]:
-    """Measure the chosen attacks in the chosen modes."""
-    rows = []
+async def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Measure the chosen attacks in the chosen modes; print and save each row when it is done."""
+    facts = {**machine(), "rounds": arguments.rounds, "seconds": arguments.seconds}
     for attack in (ATTACKS[name] for name in arguments.attack):
         for mode in (mode for mode in attack.modes if mode in arguments.mode):
             rounds = [
                 await measure(attack, MODES[mode], arguments.seconds)
                 for _ in range(arguments.rounds)
             ]
-            rows.append(row := Row(attack, mode, median_of(rounds)))
+            row = Row(attack, mode, median_of(rounds))
             print_row(row, console)
-    return rows
+            if arguments.report:
+                save(facts, row)
 
 
 def main() -> None:
@@ -61,9 +62,7 @@ def main() -> None:
     if os.geteuid() != 0:
         raise SystemExit("`make attack` needs root: it runs programs of several users")
     with alone():
-        rows = asyncio.run(run(arguments, Console()))
-    if arguments.report:
-        save({**machine(), "rounds": arguments.rounds, "seconds": arguments.seconds}, rows)
+        asyncio.run(run(arguments, Console()))
 
 
 if __name__ == "__main__":

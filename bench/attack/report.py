@@ -106,11 +106,10 @@ def print_row(row: Row, console: Console) -> None:
     )
 
 
-def save(facts: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Save the measurements beside those of other rows, and write the page's tables."""
+def save(facts: Mapping[str, Any], row: Row) -> None:
+    """Save a measurement beside those of other rows, and write the page's tables."""
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
-    for row in rows:
-        kept.setdefault(row.attack.name, {})[row.mode] = asdict(row.measured)
+    kept.setdefault(row.attack.name, {})[row.mode] = asdict(row.measured)
     RESULTS.write_text(json.dumps({"facts": facts, "rows": kept}, indent=1) + "\n")
     write_page(read_rows(), PAGE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,18 @@ import pytest
 from rich.console import Console
 
 from bench.attack import measuring, report
-from bench.attack.attack import LOWER, MODES, Attack, Bounds, Guarantee, Mode
+from bench.attack.attack import LOWER, MODES, Attack, Bounds, Guarantee, Mode, Service
 from bench.attack.attacks import ATTACKS
+from bench.attack.attacks.floods import (
+    answer_shortly,
+    compute_prompt,
+    embed_texts,
+    stream_answer,
+)
 from bench.attack.measuring import Measurement, Setup, median_of
 from bench.attack.report import GUARANTEES, Row
-from bench.attack.victim import VictimFigures
-from bench.daemon import echo_configuration
+from bench.attack.requests import ERRORS, connect, error_name
+from bench.attack.victim import Victim, VictimFigures
 
 VICTIM = VictimFigures(
     tokens_per_s=50.0, gap_worst_s=0.1, call_p99_ms=9.0, call_worst_ms=12.0, errors=()
@@ -30,7 +38,21 @@ MEASURED = Measurement(
     after_mb=50.0,
 )
 ATTACK = Attack("flood", "A flood", lambda _: None, ("share", "gap"), bounds_lower=LOWER)
-ECHO = Setup(echo_configuration(["one"], 4, 5.0, {"socket-mode": "0666"}), "one")
+ECHO = Setup(
+    """
+[daemon]
+socket-mode = "0666"
+[models.one]
+backend = "echo"
+slots = 4
+batch-size = 8192
+ctx-size = 16384
+[models.one.echo]
+step_ms = 1
+""",
+    "one",
+)
+WORK = (embed_texts, compute_prompt, stream_answer, answer_shortly)
 
 
 def row(mode: str = "equal", measured: Measurement = MEASURED, **victim: Any) -> Row:
@@ -145,8 +167,8 @@ def test_saved_measurements_are_read_again(tmp_path: Path, monkeypatch: pytest.M
     page.write_text(f"{report.GUARANTEES_BEGIN}\n{report.END}{report.TABLE_BEGIN}\n{report.END}")
     monkeypatch.setattr(report, "RESULTS", tmp_path / "attacks.json")
     monkeypatch.setattr(report, "PAGE", page)
-    report.save({}, [Row(attack, "gateway", MEASURED)])
-    report.save({}, [Row(attack, "equal", MEASURED)])
+    report.save({}, Row(attack, "gateway", MEASURED))
+    report.save({}, Row(attack, "equal", MEASURED))
     assert [(r.attack, r.mode) for r in report.read_rows()] == [
         (attack, "equal"),
         (attack, "gateway"),
@@ -161,15 +183,46 @@ def test_the_page_names_all_guarantees_with_the_attacks_that_show_them() -> None
     assert "".join(f"{line}\n" for line in expected) in page
 
 
+@pytest.mark.asyncio
+async def test_a_call_without_an_answer_and_a_silent_stream_count_for_their_whole_time(
+    tmp_path: Path,
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "silent.sock"))
+        listener.listen(8)
+        service = Service(socket=str(tmp_path / "silent.sock"), model="one")
+        figures = await Victim(service, 0.2).measure()
+    assert figures.tokens_per_s == 0
+    assert figures.gap_worst_s >= 0.2
+    assert figures.call_p99_ms >= 190
+
+
 @pytest.mark.process
 @pytest.mark.asyncio
-@pytest.mark.parametrize("mode", ["equal", "gateway"])
-async def test_a_victim_is_measured_alone_and_beside_an_attack(mode: str) -> None:
-    attack = ATTACKS["unfinished-frames"]
-    measured = await measuring.measure(attack, MODES[mode], 1.0, ECHO)
+async def test_the_work_of_floods_is_answered_over_the_socket_and_over_http() -> None:
+    async with measuring.running(ECHO, MODES["gateway"], 1) as server:
+        over_http = server.service(1)
+        assert over_http.gateway
+        for service in (over_http, replace(over_http, gateway="")):
+            for work in WORK:
+                async with connect(service) as requests:
+                    await work(requests, random.Random(1))
+        with pytest.raises(ERRORS) as refused:
+            async with connect(replace(over_http, gateway_key="unknown")) as requests:
+                await requests.list_models()
+        assert error_name(refused.value) == "HTTP 401"
+
+
+@pytest.mark.process
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("name", "mode"), [("unfinished-frames", "equal"), ("five-attackers", "gateway")]
+)
+async def test_a_victim_is_measured_alone_and_beside_an_attack(name: str, mode: str) -> None:
+    measured = await measuring.measure(ATTACKS[name], MODES[mode], 1.0, ECHO)
+    assert measured.alone.tokens_per_s > 0
     for figures in (measured.alone, measured.busy, measured.attacked):
-        assert figures.tokens_per_s > 0
         assert 0 < figures.call_p99_ms <= figures.call_worst_ms
         assert figures.errors == ()
     assert measured.program_cores > 0
-    assert 0 < measured.before_mb <= measured.largest_mb
+    assert min(measured.before_mb, measured.largest_mb, measured.after_mb) > 0

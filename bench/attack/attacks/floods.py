@@ -23,7 +23,7 @@ from bench.attack.attack import (
 from bench.attack.requests import ERRORS, Requests, connect
 from bench.texts import mark, story
 
-TEXTS, TEXT_WORDS = 64, 200
+TEXTS, TEXT_WORDS = 16, 200
 EMBEDDING = 4
 """Requests for embeddings in flight."""
 PROMPT_WORDS = 1500
@@ -113,7 +113,7 @@ FIVE = Bounds(share_least=0.15, gap_s_max=1.0)
 FIVE_LOWER = Bounds(share_least=0.055, gap_s_max=2.0)
 """Bounds beside five users of a higher class: a sixteenth of the time, less a tenth."""
 ATTACKS = (
-    Attack("embed-flood", "Embeddings of 64 texts of 200 words, 4 requests in flight", embed_flood,
+    Attack("embed-flood", "Embeddings of 16 texts of 200 words, 4 requests in flight", embed_flood,
            SHOWS, COMPUTING, LOWER),
     Attack("prompt-flood", "Unique prompts of 1500 words on 32 connections", prompt_flood,
            SHOWS, COMPUTING, LOWER),
