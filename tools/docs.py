@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.attack.report import PAGE as SECURITY
+from bench.attack.report import page as security_page
 from inferd.backends.params.parameters_schema import json_schema
 from inferd.daemon.config.settings_schema import config_schema
 from tools.gateway_fields_page import page as gateway_fields_page
@@ -33,6 +35,7 @@ def pages() -> dict[Path, str]:
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
         DOCS / "settings.md": settings_page(),
+        SECURITY: security_page(),
         WASI_NN: wasi_nn_page(),
         DOCS / "parameters.schema.json": _json(json_schema()),
         DOCS / "config.schema.json": _json(config_schema()),

@@ -14,7 +14,7 @@ from bench.machine import machine
 from .attack import MODES
 from .attacks import ATTACKS
 from .measuring import measure, median_of
-from .report import PAGE, Row, print_row, read_rows, save, write_page
+from .report import Row, print_row, save
 
 SECONDS = 4.0
 ROUNDS = 2
@@ -30,7 +30,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement")
     parser.add_argument("--no-report", dest="report", action="store_false")
-    parser.add_argument("--page", action="store_true", help="only write the page's tables again")
     return parser.parse_args()
 
 
@@ -55,9 +54,6 @@ def main() -> None:
     if arguments.list:
         for attack in ATTACKS.values():
             print(f"{attack.name:20} {', '.join(attack.modes):22} {attack.title}")
-        return
-    if arguments.page:
-        write_page(read_rows(), PAGE)
         return
     if os.geteuid() != 0:
         raise SystemExit("`make attack` needs root: it runs programs of several users")

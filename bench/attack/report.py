@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from rich.console import Console
@@ -111,7 +110,7 @@ def save(facts: Mapping[str, Any], row: Row) -> None:
     kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
     kept.setdefault(row.attack.name, {})[row.mode] = asdict(row.measured)
     RESULTS.write_text(json.dumps({"facts": facts, "rows": kept}, indent=1) + "\n")
-    write_page(read_rows(), PAGE)
+    PAGE.write_text(page())
 
 
 def read_rows() -> list[Row]:
@@ -130,9 +129,10 @@ def _measurement(fields: Mapping[str, Any]) -> Measurement:
     return Measurement(**{**fields, **victims})
 
 
-def write_page(rows: Sequence[Row], page: Path) -> None:
-    """Write the guarantees and all measurements into the page."""
-    text = page.read_text()
+def page(rows: Sequence[Row] | None = None) -> str:
+    """Return the page's text with tables of *rows*, or of the kept measurements."""
+    rows = read_rows() if rows is None else rows
+    text = PAGE.read_text()
     for begin, lines in (
         (GUARANTEES_BEGIN, guarantee_table(ATTACKS.values(), rows)),
         (TABLE_BEGIN, measurement_table(rows)),
@@ -140,7 +140,7 @@ def write_page(rows: Sequence[Row], page: Path) -> None:
         head, _, rest = text.partition(begin)
         _, _, tail = rest.partition(END)
         text = f"{head}{begin}\n" + "".join(f"{line}\n" for line in lines) + f"{END}{tail}"
-    page.write_text(text)
+    return text
 
 
 def guarantee_table(attacks: Collection[Attack], rows: Sequence[Row]) -> Iterator[str]:
