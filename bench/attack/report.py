@@ -95,8 +95,10 @@ def print_row(row: Row, console: Console) -> None:
         f"{row.attack.name:20} {row.mode:8} alone {measured.alone.tokens_per_s:5.1f}, as busy "
         f"{measured.busy.tokens_per_s:5.1f} → {after.tokens_per_s:5.1f} tokens/s = "
         f"{row.share(measured.alone):.2f}, {row.share(measured.busy):.2f} "
-        f"({measured.program_cores:.2f} cores)  gap {after.gap_worst_s:.2f} s  "
-        f"calls p99 {after.call_p99_ms:.1f} ms, worst {after.call_worst_ms:.0f} ms  "
+        f"({measured.program_cores:.2f} cores)  "
+        f"gap {measured.alone.gap_worst_s:.2f} → {after.gap_worst_s:.2f} s  "
+        f"calls p99 {measured.alone.call_p99_ms:.1f} → {after.call_p99_ms:.1f} ms, "
+        f"worst {after.call_worst_ms:.0f} ms  "
         f"{measured.before_mb:.0f} → {measured.largest_mb:.0f} → {measured.after_mb:.0f} MB  "
         f"shows {', '.join(row.attack.shows)}"
         f"{'  NOT MET: ' if missed else ''}{', '.join(missed)} {' '.join(after.errors)}",
@@ -185,7 +187,7 @@ def measurement_table(rows: Iterable[Row]) -> Iterator[str]:
             f"| {after.tokens_per_s:.1f} "
             f"| {row.share(measured.alone):.2f}, {row.share(measured.busy):.2f} "
             f"| {measured.alone.gap_worst_s:.2f}, {after.gap_worst_s:.2f} s "
-            f"| {after.call_p99_ms:.1f} ms "
+            f"| {measured.alone.call_p99_ms:.1f}, {after.call_p99_ms:.1f} ms "
             f"| {measured.before_mb:.0f}, {measured.largest_mb:.0f}, {measured.after_mb:.0f} "
             f"| {', '.join(after.errors) or '–'} | {', '.join(row.missed()) or '–'} |"
         )

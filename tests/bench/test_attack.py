@@ -127,9 +127,11 @@ def test_rounds_give_the_median_of_each_figure_and_every_error() -> None:
 
 def test_the_printed_row_has_both_ratios_and_the_missed_guarantees() -> None:
     console = Console(record=True, width=1000)
-    report.print_row(row(gap_worst_s=0.5, errors=("Busy",)), console)
+    report.print_row(row(gap_worst_s=0.5, call_p99_ms=12.0, errors=("Busy",)), console)
     text = console.export_text()
     assert "0.50, 0.83" in text
+    assert "gap 0.10 → 0.50 s" in text
+    assert "calls p99 9.0 → 12.0 ms" in text
     assert "shows share, gap" in text
     assert "NOT MET: gap, places Busy" in text
 

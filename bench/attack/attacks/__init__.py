@@ -38,5 +38,5 @@ def run_all(target: Target) -> None:
 
 
 _ALL = Attack("all", "All attacks of one user at once", run_all,
-              bounds=STREAMING, bounds_lower=LOWER)  # fmt: skip
+              ("share", "gap", "calls", "places"), STREAMING, LOWER)  # fmt: skip
 ATTACKS[_ALL.name] = _ALL
