@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from bench.resting import rss_mb
 from inferd import AsyncClient
 
 from .attack import Attack, Mode, Service
-from .program import READY
 from .users import VICTIM, connecting_as
 from .victim import Victim, VictimFigures
 
@@ -34,6 +33,8 @@ BEFORE_S = 1.5
 AFTER_S_MAX = 5.0
 """Time in which the memory must shrink after an attack."""
 SAMPLE_S = 0.1
+ERRORS = "errors"
+"""File of a program's errors, in its folder."""
 BUSY_CORES_LEAST = 0.05
 """With less, the victim beside busy processes is the victim alone."""
 BUSY = """
@@ -155,35 +156,48 @@ async def _measure_victim(server: Running, seconds: float) -> VictimFigures:
 
 
 @asynccontextmanager
-async def _attacking(
-    attack: Attack, server: Running, seconds: float
-) -> AsyncIterator[list[psutil.Process]]:
-    """Run the program of each attacking user, until the block ends."""
-    lasts_s = START_S_MAX + seconds + 5
-    processes = []
-    try:
-        for number in range(attack.users):
-            target = asdict(server.service(1 + number)) | {"number": number}
-            processes.append(
-                await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "bench.attack.program"),
-                    *(attack.name, str(lasts_s), json.dumps(target)),
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.DEVNULL,
-                )
-            )
-        async with asyncio.timeout(START_S_MAX):
-            for process in processes:
-                assert process.stdout is not None
-                if await process.stdout.readline() != READY:
-                    raise SystemExit(f"the program of {attack.name} did not start")
-        yield [psutil.Process(process.pid) for process in processes]
-    finally:
-        await _kill(processes)
+async def _attacking(attack: Attack, server: Running, seconds: float) -> AsyncIterator[list[int]]:
+    """Run the program of each attacking user until the block ends; yield their process ids."""
+    # Programs are killed, and leave their files.
+    with tempfile.TemporaryDirectory(prefix="inferd-attackers-") as home:
+        folders = [Path(home) / str(number) for number in range(attack.users)]
+        processes: list[asyncio.subprocess.Process] = []
+        try:
+            for number, folder in enumerate(folders):
+                folder.mkdir()
+                target = asdict(server.service(1 + number)) | {"number": number}
+                processes.append(await _start(attack.name, seconds, folder, target))
+            async with asyncio.timeout(START_S_MAX):
+                for process in processes:
+                    assert process.stdout is not None
+                    await process.stdout.readline()
+            yield [process.pid for process in processes]
+            for process, folder in zip(processes, folders, strict=True):
+                if process.returncode is not None:
+                    raise SystemExit(f"{attack.name} ended:\n{(folder / ERRORS).read_text()}")
+        finally:
+            await _kill(processes)
 
 
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:4]) for process in processes)
+async def _start(
+    name: str, seconds: float, folder: Path, target: dict[str, Any]
+) -> asyncio.subprocess.Process:
+    lasts_s = START_S_MAX + BEFORE_S + seconds + 5
+    with (folder / ERRORS).open("wb") as errors:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.attack.program"),
+            *(name, str(lasts_s), str(folder), json.dumps(target)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    total_s = 0.0
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            total_s += sum(psutil.Process(pid).cpu_times()[:4])
+    return total_s
 
 
 @asynccontextmanager

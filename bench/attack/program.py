@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,26 +14,35 @@ from .attack import Target
 from .attacks import ATTACKS
 from .users import FIRST_ATTACKER, connecting_as
 
-READY = b"ready\n"
+READY = "ready"
+"""The line that the process prints when the program begins."""
 
 
 def main() -> None:
-    """Read NAME, SECONDS and the target's fields, and run the program.
+    """Read NAME, SECONDS, FOLDER and the target's fields, and run the program.
 
-    The process exits without waiting for threads.
+    The process exits without waiting for threads. It fails if the program or one of its threads
+    ends early: an attack that has ended measures nothing.
     """
-    name, seconds, fields = sys.argv[1:4]
+    threading.excepthook = _fail
+    name, seconds, folder, fields = sys.argv[1:5]
     files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
-    with tempfile.TemporaryDirectory(prefix="inferd-attack-") as folder:
-        ends_at_s = time.monotonic() + float(seconds)
-        target = Target(folder=Path(folder), ends_at_s=ends_at_s, **json.loads(fields))
-        with connecting_as(FIRST_ATTACKER + target.number):
-            sys.stdout.buffer.write(READY)
-            sys.stdout.buffer.flush()
-            threading.Thread(target=ATTACKS[name].program, args=(target,), daemon=True).start()
-            while not target.is_over():
-                time.sleep(0.05)
+    ends_at_s = time.monotonic() + float(seconds)
+    target = Target(folder=Path(folder), ends_at_s=ends_at_s, **json.loads(fields))
+    with connecting_as(FIRST_ATTACKER + target.number):
+        print(READY, flush=True)
+        thread = threading.Thread(target=ATTACKS[name].program, args=(target,), daemon=True)
+        thread.start()
+        thread.join(float(seconds))
+        if not target.is_over():
+            raise SystemExit(f"{name} ended early")
+
+
+def _fail(error: threading.ExceptHookArgs) -> None:
+    sys.excepthook(error.exc_type, error.exc_value or error.exc_type(), error.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":

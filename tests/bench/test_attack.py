@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +212,17 @@ async def test_the_work_of_floods_is_answered_over_the_socket_and_over_http() ->
             async with connect(replace(over_http, gateway_key="unknown")) as requests:
                 await requests.list_models()
         assert error_name(refused.value) == "HTTP 401"
+
+
+@pytest.mark.process
+def test_an_attack_that_ends_by_an_error_fails_with_it(tmp_path: Path) -> None:
+    target = json.dumps({"socket": str(tmp_path / "missing.sock"), "model": "one"})
+    program = (sys.executable, "-m", "bench.attack.program")
+    ended = subprocess.run(
+        (*program, "many-calls", "60", str(tmp_path), target), capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "FileNotFoundError" in ended.stderr
 
 
 @pytest.mark.process
