@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ DIMENSIONS_MAX = 4
 ALIGNMENT_DEFAULT = 32
 
 _STRING, _ARRAY = 8, 9
+_FLOATS = (6, 12)
 _SCALARS = {kind: struct.Struct("<" + code) for kind, code in enumerate("BbHhIif?__Qqd")
             if kind not in (_STRING, _ARRAY)}  # fmt: skip
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
@@ -49,6 +51,38 @@ class TensorEntry(NamedTuple):
     begin: int
 
 
+class ListEntry(NamedTuple):
+    """A list's type of items, their number, and the byte where the first one begins."""
+
+    kind: int
+    length: int
+    begin: int
+
+    @property
+    def is_of_texts(self) -> bool:
+        """Whether its items are texts."""
+        return self.kind == _STRING
+
+    @property
+    def is_of_integers(self) -> bool:
+        """Whether its items are whole numbers or booleans."""
+        return self.kind in _SCALARS and self.kind not in _FLOATS
+
+    def integers(self, data: mmap.mmap | bytes) -> tuple[int, ...]:
+        """Return its items, which are whole numbers or booleans."""
+        packed = _SCALARS[self.kind]
+        whole = data[self.begin : self.begin + self.length * packed.size]
+        return tuple(number for (number,) in packed.iter_unpack(whole))
+
+    def texts(self, data: mmap.mmap | bytes) -> Iterator[bytes]:
+        """Yield its items, which are texts."""
+        position, unpack, size = self.begin, _U64.unpack_from, _U64.size
+        for _ in range(self.length):
+            begin = position + size
+            position = begin + unpack(data, position)[0]
+            yield data[begin:position]
+
+
 @dataclass
 class GgufHeader:
     """A header, and where the tensors' data behind it begins (`data_begin`)."""
@@ -57,6 +91,7 @@ class GgufHeader:
     """Numbers and texts, without lists."""
     kinds: dict[str, int] = field(default_factory=dict)
     """The type of each entry, lists included."""
+    lists: dict[str, ListEntry] = field(default_factory=dict)
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     data_begin: int = 0
     vocab_hash: str = ""
@@ -145,6 +180,7 @@ class _Reader:
 
     def _array(self, key: str) -> None:
         kind, count = self._number(_U32), self._number(_U64)
+        self.header.lists[key] = ListEntry(kind, count, self.position)
         if kind in _SCALARS:
             self._take(count * _SCALARS[kind].size)
         elif kind == _STRING and count <= STRINGS_MAX - self.strings:

@@ -22,15 +22,18 @@ from llama_cpp import llama_cpp as lib
 
 from ...errors import LoadFailed
 from ...gguf import MAGIC
-from ...gguf.header import DamagedHeader, TensorEntry, read_header
+from ...gguf.header import ALIGNMENT_DEFAULT, DamagedHeader, GgufHeader, TensorEntry, read_header
 from ...split_gguf import parts_of
 from .devices import c_function
+from .field_check import TOKEN_BYTES_MAX, BadField, bad_place, bad_tensor, bad_vocabulary
 
 SAMPLE_BYTES, SAMPLES = 1 << 20, 64
 
 _block_size = c_function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
 _type_size = c_function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
 _SPLIT_COUNT = "split.count"
+INTEGERS_MAX = 1024
+"""Longer lists, such as the types of tokens, are not kept."""
 
 _OPEN_HINTS: dict[type[Exception], str] = {
     FileNotFoundError: "check the path; `inferd models` lists the models",
@@ -58,6 +61,8 @@ class GgufFile:
     """Numbers and texts, without lists."""
     kinds: dict[str, int]
     """The type of each entry, lists included."""
+    lists: dict[str, tuple[int, ...]]
+    """Lists of at most `INTEGERS_MAX` whole numbers."""
     tensors: dict[str, GgufTensor]
     data_begin: int
     vocab_hash: str
@@ -162,16 +167,52 @@ def _check(data: mmap.mmap, name: str) -> GgufFile:
             hint="download the file again",
             data={"size_bytes": len(data), "needed_bytes": needed},
         )
+    bad = _bad_field(header, data)
+    if bad is not None:
+        raise unusable(name, bad)
     return GgufFile(
         size=len(data),
         values=header.values,
         kinds=header.kinds,
+        lists={
+            key: found.integers(data)
+            for key, found in header.lists.items()
+            if found.is_of_integers and found.length <= INTEGERS_MAX
+        },
         tensors=tensors,
         data_begin=header.data_begin,
         vocab_hash=header.vocab_hash,
         token_bytes_max=header.token_bytes_max,
         content_hash=_content_hash(data),
     )
+
+
+def unusable(name: str, bad: BadField, hint: str = "") -> LoadFailed:
+    """Return the error for a file with a field that llama.cpp does not survive."""
+    return LoadFailed(
+        f"{name!r} cannot be loaded: {bad}",
+        hint=hint or "download the file again, or convert it again: no working model has this",
+        data={"key": bad.key, "value": str(bad.value)},
+    )
+
+
+def _bad_field(header: GgufHeader, data: mmap.mmap) -> BadField | None:
+    if header.values.get("general.type") == "adapter":
+        return None  # it has checks of its own
+    alignment = header.values.get("general.alignment", ALIGNMENT_DEFAULT)
+    bad = bad_place(header.data_begin, alignment, header.tensors) or bad_tensor(header.tensors)
+    if bad is not None:
+        return bad
+    tokens, kinds = (header.lists.get(f"tokenizer.ggml.{k}") for k in ("tokens", "token_type"))
+    if tokens is None or not tokens.is_of_texts:
+        return None  # llama.cpp refuses it, unless the file is a later part of a model
+    if header.token_bytes_max > TOKEN_BYTES_MAX:
+        rule = f"the name of a token has at most {TOKEN_BYTES_MAX} bytes"
+        found = f"a list with a name of {header.token_bytes_max} bytes"
+        return BadField("tokenizer.ggml.tokens", found, rule)
+    types = kinds.integers(data) if kinds is not None and kinds.is_of_integers else ()
+    model = header.values.get("tokenizer.ggml.model")
+    return bad_vocabulary(model, lambda: tokens.texts(data), tokens.length, types)
 
 
 def _content_hash(data: mmap.mmap) -> str:

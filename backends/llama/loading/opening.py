@@ -31,7 +31,8 @@ from ..llama_log import LogRing
 from ..text.vocab import Vocab
 from .amx import has_broken_amx
 from .devices import devices, layers_of, place_layers
-from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts
+from .field_check import BadField, bad_value
+from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts, unusable
 
 CTX_SIZE_DEFAULT_MAX = 4096
 CTX_SIZE_STEP = 256
@@ -132,6 +133,7 @@ def open_model(
     with nullcontext(spec.fd) if spec.fd >= 0 else open_model_file(path) as fd:
         file = read_gguf(fd, name)
         _check_content(file, name)
+        _check_values(file, options, name)
         check_heads(options, head_sizes(file.values))
         _override_values(options, params)
         lib.llama_backend_init()
@@ -152,7 +154,7 @@ def open_model(
     if model:
         try:
             _check_kind(model, name)
-        except UnsupportedOperation:
+        except (LoadFailed, UnsupportedOperation):
             lib.llama_model_free(model)
             raise
     return model, file
@@ -187,6 +189,15 @@ def _check_content(file: GgufFile, name: str) -> None:
         raise UnsupportedOperation(
             f"{name!r} is an adapter (LoRA), not a model", hint="load the model it was made for"
         )
+
+
+def _check_values(file: GgufFile, options: EngineOptions, name: str) -> None:
+    """Refuse values that llama.cpp does not survive, in the file or by `override-kv`."""
+    overrides = dict(read_overrides(options.override_kv))
+    shapes = {key: tensor.shape for key, tensor in file.tensors.items()}
+    bad = bad_value(file.values | overrides, file.lists, shapes)
+    if bad is not None:
+        raise unusable(name, bad, "correct the option override-kv" if bad.key in overrides else "")
 
 
 def load_failed(name: str, log: LogRing) -> LoadFailed | OutOfMemory:
@@ -231,6 +242,7 @@ def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:
 
 def _check_kind(model: Any, name: str) -> None:
     vocab = lib.llama_model_get_vocab(model)
+    _check_added_tokens(vocab, name)
     for applies, kind in (
         (lib.llama_model_has_encoder(model), "an encoder"),
         (not lib.llama_model_has_decoder(model), "no decoder"),
@@ -242,6 +254,27 @@ def _check_kind(model: Any, name: str) -> None:
                 f"{name!r} has {kind}: inferd does not run such models",
                 hint="use a decoder-only language model",
             )
+
+
+def _check_added_tokens(vocab: Any, name: str) -> None:
+    """Refuse a vocabulary that adds a token to texts which it does not have: llama.cpp would abort
+    at the first text.
+    """
+    adds = {
+        "bos": lib.llama_vocab_get_add_bos(vocab),
+        "eos": lib.llama_vocab_get_add_eos(vocab),
+        "seperator": False,  # as llama.cpp spells it
+    }
+    match lib.llama_vocab_type(vocab):
+        case lib.LLAMA_VOCAB_TYPE_WPM:
+            adds = {"bos": True, "eos": False, "seperator": True}
+        case lib.LLAMA_VOCAB_TYPE_RWKV | lib.LLAMA_VOCAB_TYPE_PLAMO2 | lib.LLAMA_VOCAB_TYPE_NONE:
+            return
+    for key, function in (("bos", "bos"), ("eos", "eos"), ("seperator", "sep")):
+        token = getattr(lib, f"llama_vocab_{function}")(vocab)
+        if adds[key] and token == lib.LLAMA_TOKEN_NULL:
+            rule = "texts get this token, and the vocabulary does not have it"
+            raise unusable(name, BadField(f"tokenizer.ggml.{key}_token_id", token, rule))
 
 
 def open_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:

@@ -15,6 +15,7 @@ from ...base import SpecialToken
 from ...errors import BackendError, InvalidArgument, TooLarge
 from ...texts.raw_bytes import is_utf8
 from .byte_tokens import NAME_TYPES, ByteTokens
+from .spelling import Spelling
 
 TEXT_BYTES_MAX = (1 << 31) - 1
 PIECE_BYTES = 256
@@ -44,7 +45,9 @@ class Vocab:
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
         self._bytes: dict[bytes, int] | None = None
-        self._byte_tokens = ByteTokens(self, raw_function("llama_vocab_get_text", *NAME_TYPES))
+        self._read_name = raw_function("llama_vocab_get_text", *NAME_TYPES)
+        self._byte_tokens = ByteTokens(self, self._read_name)
+        self._spelling: Spelling | None = None
         self._suppressed: tuple[int, ...] | None = None
         self._eog: tuple[int, ...] | None = None
         self._special: list[int] | None = None
@@ -89,7 +92,22 @@ class Vocab:
         begin = int(bos and self.adds_bos)
         return [*around[:begin], *tokens, *around[begin:]]
 
+    def _check_spelling(self, text: bytes) -> None:
+        if lib.llama_vocab_type(self.pointer) != lib.LLAMA_VOCAB_TYPE_SPM:
+            return
+        if self._spelling is None:
+            names = (self._read_name(self.address, token) for token in range(self.size))
+            self._spelling = Spelling(names)
+        lacking = "" if self._spelling.is_complete else self._spelling.first_lacking(text.decode())
+        if lacking:
+            raise InvalidArgument(
+                f"the model has no token for the character {lacking!r}",
+                hint="leave it out, or use a model that can spell all characters",
+                data={"character": lacking},
+            )
+
     def _tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        self._check_spelling(text)
         count = len(text) // 3 + 16
         while True:
             tokens = (ctypes.c_int32 * count)()
