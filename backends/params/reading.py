@@ -156,7 +156,6 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
     """
     options = Options()
     errors: list[str] = []
-    names = set[str]()
     formats: dict[str, tuple[str, str]] = {}
     suggests = True
     strict = strict or raw.get("strict") is True
@@ -165,7 +164,6 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
             raise TooLarge(f"more than {KEYS_MAX} keys", data={"keys_max": KEYS_MAX})
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
-        names.add(name)
         value = without_nulls(value, _LEVELS.get(name, 0))
         try:
             values = FORMS[name](value) if name in FORMS else {name: value}
@@ -173,7 +171,7 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
             errors.append(f"{key}: {exc}")
             continue
         for spelling, item in values.items():
-            if spelling in FORMATS and item not in ("", None):
+            if spelling in FORMATS and (name in FORMS or item not in ("", None)):
                 other, other_name = formats.setdefault(spelling, (key, name))
                 if other_name != name and FORMS.keys() & {name, other_name}:
                     errors.append(f"{key}: {other} is given too; leave one of them out")
@@ -199,8 +197,6 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
         if options.values.get("ctx-shift"):
             options.adjusted["ctx-shift"] = "n-predict -2 ends the turn when the context is full"
         options.values["ctx-shift"] = False
-    if names >= {"response-format", "json-schema"}:
-        errors.append("response-format: json-schema is given too; leave one of them out")
     if errors:
         raise InvalidArgument("; ".join(errors), hint=PARAMETERS_HINT, data={"errors": errors})
     return options

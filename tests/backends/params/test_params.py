@@ -539,10 +539,17 @@ def test_a_format_that_is_unknown_or_lacks_its_schema_is_refused(form: Any, says
         read_options({"response_format": form})
 
 
-def test_a_format_and_a_schema_contradict_each_other() -> None:
-    for form in ({"type": "text"}, {"type": "json_object"}):
-        with pytest.raises(InvalidArgument, match="response-format: json-schema is given too"):
-            read_options({"json_schema": {}, "response_format": form})
+@pytest.mark.parametrize("form", [{"type": "text"}, {"type": "json_object"}])
+@pytest.mark.parametrize("key", ["json_schema", "guided_json"])
+def test_a_format_and_a_schema_contradict_each_other(key: str, form: dict[str, str]) -> None:
+    """In any order of the keys, and it is reported once."""
+    given: dict[str, Any] = {key: {}, "response_format": form}
+    for first, second in ((key, "response_format"), ("response_format", key)):
+        with pytest.raises(InvalidArgument) as caught:
+            read_options({name: given[name] for name in (first, second)})
+        assert caught.value.data["errors"] == [
+            f"{second}: {first} is given too; leave one of them out"
+        ]
 
 
 @pytest.mark.parametrize("text", ["[1]", "7", '"a"', "{", "{]", '{"a":' * 2000, b"\xff"])
