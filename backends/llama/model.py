@@ -65,8 +65,10 @@ class LlamaModel:
         self._matching = matching
         self._grammars = GrammarCompiler(matching.attach(vocab))
         self._candidates: Candidates | None = None
-        self._logits: dict[int, int | NDArray[np.float32]] = {}
-        """By slot, the logits' index in the last batch, valid until the next step; or a copy."""
+        self._logits: dict[int, range | NDArray[np.float32]] = {}
+        """By slot, the indices of its logits in the last batch, valid until the next step; or a
+        copy of the last ones.
+        """
         self.tokenize = vocab.tokenize
         self.piece = vocab.piece
         self.is_control = vocab.is_control
@@ -109,7 +111,7 @@ class LlamaModel:
         """Decode one batch; see `Model.step`. A batch that the check refuses changes nothing."""
         self._context.check(chunks)
         self._adapters.apply()
-        self._logits = {s: x for s, x in self._logits.items() if not isinstance(x, int)}
+        self._logits = {s: x for s, x in self._logits.items() if not isinstance(x, range)}
         decoded = self._context.decode(chunks)
         for chunk in chunks:
             self._logits.pop(chunk.slot, None)
@@ -126,10 +128,10 @@ class LlamaModel:
 
     def _sample(self, slot: int, sampler: LlamaSampler, index: int) -> int:
         place = self._logits.get(slot)
-        if isinstance(place, int) and sampler.needs_only_chain:
+        if isinstance(place, range) and sampler.needs_only_chain:
             del self._logits[slot]
             chain = sampler.chain(index)
-            return int(lib.llama_sampler_sample(chain, self._context.pointer, place))
+            return int(lib.llama_sampler_sample(chain, self._context.pointer, place[-1]))
         logits = self._logits_of(slot)
         del self._logits[slot]
         if self._candidates is None:
@@ -143,7 +145,7 @@ class LlamaModel:
         logits = self._logits.get(slot)
         if logits is None:
             raise BackendError(f"slot {slot} has no logits")
-        return self._context.logits_at(logits) if isinstance(logits, int) else logits
+        return self._context.logits_at(logits[-1]) if isinstance(logits, range) else logits
 
     def logits(self, slot: int) -> NDArray[np.float32]:
         """Return a copy of the slot's logits."""
@@ -158,10 +160,11 @@ class LlamaModel:
 
     def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
         """Return the logprobs of tokens after the one at *position*; see `Model.probs_after`."""
-        index, before_last = self._logits.get(slot), self.length(slot) - 1 - position
-        if not isinstance(index, int) or not 0 <= before_last <= index:
+        indices, before_last = self._logits.get(slot), self.length(slot) - 1 - position
+        if not isinstance(indices, range) or not 0 <= before_last < len(indices):
             raise BackendError(f"token {position} of slot {slot} has no logits")
-        return probs_before_sampling(self._context.logits_at(index - before_last), token, top)
+        logits = self._context.logits_at(indices[-1 - before_last])
+        return probs_before_sampling(logits, token, top)
 
     def hold_logits(self, slot: int) -> None:
         """Keep the slot's logits over the next steps, to sample from them later."""

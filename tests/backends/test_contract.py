@@ -78,6 +78,7 @@ def test_several_tokens_of_a_chunk_have_logits(
         assert values == sorted(values, reverse=True) and values[0] >= found.value
         assert found.rank == 1 + sum(value > found.value for value in values) or found.rank > 3
     refused = [(0, len(tokens) - count - 2), (0, len(tokens)), (0, -1), (1, 3), (2, 0)]
+    refused += [(1, 2), (1, 0)]  # as far before slot 1's last logits as slot 0's are in the batch
     for slot, position in refused:
         with pytest.raises(REFUSED):
             model.probs_after(slot, position, tokens[0], 1)
