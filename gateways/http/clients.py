@@ -6,11 +6,12 @@ import ipaddress
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskStatus
 
 from ...ipc.peer import peer_of
 from .client_places import ClientPlaces
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 _WATCH_PAUSE_S = 1.0
 _IPV6_PREFIX = 64
 """The bits that the addresses of one IPv6 client have in common; the others it may choose."""
+
+
+Handshake = Callable[[], Coroutine[Any, Any, None]]
 
 
 class ClientConnection(Protocol):
@@ -40,26 +44,39 @@ class Clients:
     def __init__(self, limits: Limits):
         self._places: ClientPlaces[ClientConnection] = ClientPlaces(limits.clients_max)
         self._unread: UnreadClients[ClientConnection] = UnreadClients(limits.receive_s_max)
-        self._group: TaskGroup | None = None
+        self._handshakes: deque[Handshake] = deque()
+        """The handshakes that have not begun. Each belongs to a connection that is counted."""
+        self._waiting: anyio.Event | None = None
+        """Set when there is a handshake to begin."""
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Cut off the connections whose client does not read, until cancelled."""
-        async with anyio.create_task_group() as self._group:
+        """Run the handshakes, and cut off the connections whose client does not read, until
+        cancelled.
+        """
+        self._waiting = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._cut_unread)
             task_status.started()
             while True:
-                await anyio.sleep(_WATCH_PAUSE_S)
-                now = time.monotonic()
-                overdue = self._unread.overdue(now, lambda each: each.unread_bytes)
-                for client, bound in overdue.items():
-                    log.warning(
-                        "client.unread bound=%s group=%s", bound, self._places.group_of(client)
-                    )
-                    client.abort()
+                await self._waiting.wait()
+                self._waiting = anyio.Event()
+                while self._handshakes:
+                    group.start_soon(self._handshakes.popleft())
 
-    def start_handshake(self, handshake: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the handshake of a new connection."""
-        assert self._group is not None, "`run` begins before the server listens"
-        self._group.start_soon(handshake)
+    async def _cut_unread(self) -> None:
+        while True:
+            await anyio.sleep(_WATCH_PAUSE_S)
+            overdue = self._unread.overdue(time.monotonic(), lambda each: each.unread_bytes)
+            for client, bound in overdue.items():
+                group = self._places.group_of(client)
+                log.warning("client.unread bound=%s group=%s", bound, group)
+                client.abort()
+
+    def start_handshake(self, handshake: Handshake) -> None:
+        """Run the handshake of a new connection. This may be called outside of tasks."""
+        assert self._waiting is not None, "`run` begins before the server listens"
+        self._handshakes.append(handshake)
+        self._waiting.set()
 
     def add(self, client: ClientConnection, address: str) -> None:
         """Add a new connection; an older one may be closed for it."""

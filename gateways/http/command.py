@@ -152,7 +152,7 @@ def gateway(
     from .callers.caller import DaemonUser
     from .callers.keys import Keys
     from .callers.origins import Origins
-    from .listening import Listener, check_address, check_tls, parse_address, parse_mode
+    from .listening import Listener, check_address, parse_address, parse_mode, read_tls
     from .turns import ConnectionPool, TurnRunner
 
     raise_open_files_limit()
@@ -181,7 +181,7 @@ def gateway(
     address = parse_address(listen)
     known = None if keys is None else Keys(keys)
     check_address(address, has_keys=known is not None)
-    check_tls(tls_certificate, tls_key)
+    tls = read_tls(tls_certificate, tls_key)
     listener = Listener(address, parse_mode(mode))
     try:
         turns = TurnRunner(ConnectionPool(connect, limits.connections_max), limits)
@@ -192,8 +192,7 @@ def gateway(
             listener.sockets,
             limits,
             on_ready=partial(note, f"serving HTTP on {listener.name}"),
-            certificate=tls_certificate,
-            key=tls_key,
+            tls=tls,
         )
     finally:
         listener.close()

@@ -65,7 +65,15 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Accept the connection; the first request's headers have to arrive in time."""
+        self._begin(transport)
+        self._start(transport)
+
+    def _start(self, transport: Any) -> None:
         super().connection_made(transport)
+
+    def _begin(self, transport: Any) -> None:
+        """Count the connection, for which another one may be closed, and start the timer."""
+        self.transport = transport
         self._address = address_of(transport)
         self._clients.add(self, self._address)
         self._header_timer: asyncio.TimerHandle | None = None
@@ -269,13 +277,17 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the requests that watch the connection."""
+        self._end()
+        super().connection_lost(exc)
+        for on_lost in tuple(self.watchers):
+            on_lost()
+
+    def _end(self) -> None:
+        """Forget the connection, and stop its timers."""
         self._clients.remove(self)
         self._end_header_timer()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        super().connection_lost(exc)
-        for on_lost in tuple(self.watchers):
-            on_lost()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an unused connection, or cut it off if the client has not read all data."""

@@ -84,21 +84,21 @@ def parse_mode(text: str) -> int:
     return bits
 
 
-def check_tls(certificate: Path | None, key: Path | None) -> None:
-    """Check the files for TLS, before anything listens.
+def read_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Read the files for TLS, before anything listens. Return None without a certificate.
 
     :raises InvalidArgument: the files cannot be used, or the key has no certificate.
     """
-    problem = ""
-    if certificate is None and key is not None:
-        problem = "--tls-key has no --tls-certificate"
-    elif certificate is not None:
+    if certificate is None and key is None:
+        return None
+    problem, context = "--tls-key has no --tls-certificate", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if certificate is not None:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key)
+            return context
         except OSError as exc:  # ssl's errors are OSErrors, too
             problem = f"{certificate} cannot be used for TLS: {exc.strerror or exc}"
-    if problem:
-        raise InvalidArgument(problem, hint="give a certificate and its key in PEM form")
+    raise InvalidArgument(problem, hint="give a certificate and its key in PEM form")
 
 
 class Listener:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import uvicorn
 
 from .app import Gateway
 from .connection import Protocol
 from .limits import Limits
+from .tls import TlsProtocol
 
 KEEP_ALIVE_S = 30
 
@@ -23,15 +24,15 @@ def run_server(
     limits: Limits,
     *,
     on_ready: Callable[[], object],
-    certificate: Path | None = None,
-    key: Path | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests may then end, for `stop_s_max`."""
-    bound = {"_gateway": gateway, "_limits": limits, "_clients": gateway.clients}
+    bound = {"_gateway": gateway, "_limits": limits, "_clients": gateway.clients, "_tls": tls}
+    protocol = Protocol if tls is None else TlsProtocol
     config = uvicorn.Config(
         gateway,
         loop="uvloop",
-        http=type("BoundProtocol", (Protocol,), bound),
+        http=type("BoundProtocol", (protocol,), bound),
         ws="none",
         lifespan="on",
         interface="asgi3",
@@ -42,8 +43,6 @@ def run_server(
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(limits.stop_s_max),
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
     )
     # uvicorn raises the signal again after its end, which would end the process before the socket's
     # path is removed.

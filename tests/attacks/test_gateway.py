@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from inferd import Client
 from inferd.ipc.open_files import raise_open_files_limit
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway, keyed_gateway
+from tests.gateways.http.driver import (
+    CALL_S_MAX,
+    RunningGateway,
+    gateway,
+    keyed_gateway,
+    new_certificate,
+    tls_options,
+)
 from tests.waiting import wait_until
 
 SESSIONS_MAX = 24
@@ -264,3 +274,46 @@ def test_an_unknown_key_takes_no_place(daemon: RunningDaemon, tmp_path: Path) ->
         with user(running, keys["bob"]) as bob:
             assert bob.complete()[0] == 200
         assert former[0].connection.sock.recv(1) == b"", "the oldest without a known key"
+
+
+def test_connections_without_a_handshake_shut_out_nobody(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    """They count from the moment at which they are accepted."""
+    certificate, key = new_certificate(tmp_path)
+    context = ssl.create_default_context(cafile=certificate)
+    options = ("--clients-max", "64", *tls_options(certificate, key))
+    with keyed_gateway(daemon, tmp_path, KEYS, *options) as (running, keys), ExitStack() as stack:
+        ada, bob = (stack.enter_context(user(running, keys[name])) for name in ("ada", "bob"))
+        for each in (ada, bob):
+            each.connection = HTTPSConnection(running.host, running.port, context=context)
+        assert ada.complete()[0] == 200
+        port, process = ada.port, psutil.Process(running.process.pid)
+        silent = [stack.enter_context(opened(running)) for _ in range(300)]
+        wait_until(lambda: len(clients_of(process, running.port)) == 64)
+        assert ada.complete()[0] == 200 and ada.port == port
+        assert bob.complete()[0] == 200
+        for sock in silent[:200]:
+            assert sock.recv(1) == b""
+        plain = silent[-1]
+        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with suppress(ConnectionResetError):
+            while plain.recv(4096):
+                pass
+        assert ada.complete()[0] == 200
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(CALL_S_MAX) == 0
+
+
+def clients_of(process: psutil.Process, port: int) -> list[Any]:
+    """Return the open connections to a port of a process."""
+    found = process.net_connections("tcp")
+    return [each for each in found if each.raddr and each.laddr.port == port]
+
+
+def test_a_handshake_has_a_time(daemon: RunningDaemon, tmp_path: Path) -> None:
+    options = ("--receive-timeout", "0.3", *tls_options(*new_certificate(tmp_path)))
+    with gateway(daemon, *options) as running, opened(running) as sock:
+        process = psutil.Process(running.process.pid)
+        assert sock.recv(1) == b""
+        wait_until(lambda: not clients_of(process, running.port))

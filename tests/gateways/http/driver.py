@@ -51,3 +51,23 @@ def keyed_gateway(
     file.write_text("".join(each.stdout for each in made.values()))
     with gateway(daemon, "--keys", str(file), *options) as running:
         yield running, {name: each.stderr.split()[-1] for name, each in made.items()}
+
+
+def new_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate of 127.0.0.1, and return its file and that of its key."""
+    certificate, key = folder / "c.pem", folder / "k.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+def tls_options(certificate: Path, key: Path) -> tuple[str, ...]:
+    """Return the options for a gateway with TLS."""
+    return ("--tls-certificate", str(certificate), "--tls-key", str(key))

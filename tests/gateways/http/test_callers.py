@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPSConnection
@@ -23,7 +22,7 @@ from inferd.gateways.http.callers.quotas import Quotas
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.echo import echo_model
-from tests.gateways.http.driver import RunningGateway, gateway
+from tests.gateways.http.driver import RunningGateway, gateway, new_certificate, tls_options
 from tests.waiting import wait_until
 
 CONFIG = echo_model("echo") + echo_model("other")
@@ -367,19 +366,9 @@ def test_mistakes_in_the_keys_are_reported(tmp_path: Path, text: str, problem: s
 
 
 def test_https_is_served(daemon: RunningDaemon, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = made = new_certificate(tmp_path)
     context = ssl.create_default_context(cafile=certificate)
-    options = ("--tls-certificate", str(certificate), "--tls-key", str(key))
-    with gateway(daemon, *options) as running:
+    with gateway(daemon, *tls_options(*made)) as running:
         connection = HTTPSConnection(running.host, running.port, context=context)
         connection.request("POST", PATH, BODY, JSON)
         assert status_of(connection) == 200
