@@ -299,7 +299,7 @@ class Unified:
     def step(self, *chunks: Chunk) -> NDArray[np.float32]:
         self.context.check(chunks)
         indices = self.context.decode(chunks)
-        return self.context.logits_at(indices[chunks[-1].slot]).copy()
+        return self.context.logits_at(indices[chunks[-1].slot][-1]).copy()
 
     def prefill(self, slot: int, tokens: list[int], position: int = 0) -> NDArray[np.float32]:
         for begin in range(0, len(tokens), 50):
