@@ -216,9 +216,9 @@ def _report_unused(a: Adjustment) -> None:
         if a.value_of(name) != BY_NAME[name].default and not a.value_of("json-schema"):
             a.reasons[name] = "it needs a json-schema"
     if a.value_of("schema-infer") != BY_NAME["schema-infer"].default and not any(
-        map(a.value_of, ("json-schema", "lark", "structural-tag"))
+        map(a.value_of, ("json-schema", "lark", "structural-tag", "tools"))
     ):
-        a.reasons["schema-infer"] = "it needs a format with a schema"
+        a.reasons["schema-infer"] = "it needs a format with a schema, or tools"
     if a.value_of("adaptive-target") >= 0 and "adaptive-p" not in a.value_of("samplers"):
         a.reasons["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
     if a.value_of("xtc-probability") > 0 and a.value_of("xtc-threshold") > 0.5:

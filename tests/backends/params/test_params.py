@@ -595,6 +595,26 @@ def test_adjusted_parameters_are_reported(values: dict[str, Any], key: str, hold
     assert values == before
 
 
+WITH_SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("beside", "has_effect"),
+    [
+        ({}, False),
+        ({"grammar": 'root ::= "a"'}, False),
+        ({"json-schema": '{"type": "object"}'}, True),
+        ({"tools": [WITH_SCHEMA]}, True),
+    ],
+)
+def test_keywords_are_inferred_for_any_schema_of_an_answer(
+    beside: dict[str, Any], has_effect: bool
+) -> None:
+    """The arguments of a tool's calls follow its schema."""
+    _, reasons = adjust_parameters({"schema-infer": "types"} | beside)
+    assert ("schema-infer" not in reasons) is has_effect
+
+
 def test_mirostat_replaces_the_default_chain_without_a_report() -> None:
     adjusted, reasons = adjust_parameters({"mirostat": 1})
     assert adjusted["samplers"] == ["temperature"] and reasons == {}
