@@ -164,7 +164,7 @@ class LlamaModel:
         if not isinstance(indices, range) or not 0 <= before_last < len(indices):
             raise BackendError(f"token {position} of slot {slot} has no logits")
         logits = self._context.logits_at(indices[-1 - before_last])
-        return probs_before_sampling(logits, token, top)
+        return probs_before_sampling(logits, token, top, ranked=True)
 
     def hold_logits(self, slot: int) -> None:
         """Keep the slot's logits over the next steps, to sample from them later."""

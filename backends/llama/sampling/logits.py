@@ -42,9 +42,11 @@ def top_candidates(logits: Logits, count: int) -> Ids | None:
     return found if count <= len(found) <= 4 * CANDIDATES_MAX else None
 
 
-def probs_before_sampling(logits: Logits, token: int, count: int) -> TokenProbs:
+def probs_before_sampling(
+    logits: Logits, token: int, count: int, *, ranked: bool = False
+) -> TokenProbs:
     """Return the model's logprobs of *token* and the *count* top tokens, before any sampler, and
-    the token's rank.
+    with *ranked* the token's rank, which takes another pass over the logits.
     """
     wanted = max(1, count)
     found = top_candidates(logits, wanted)
@@ -53,7 +55,7 @@ def probs_before_sampling(logits: Logits, token: int, count: int) -> TokenProbs:
     high = logits[ids[0]]
     total = float(high) + math.log(float(np.exp(logits - high).sum(dtype=np.float64)))
     top = [(int(i), _bounded(float(logits[i]) - total)) for i in ids[:count]]
-    rank = 1 + int(np.count_nonzero(logits > logits[token]))
+    rank = 1 + int(np.count_nonzero(logits > logits[token])) if ranked else 0
     return TokenProbs(token, _bounded(float(logits[token]) - total), top, rank)
 
 

@@ -155,6 +155,9 @@ def test_probabilities_before_sampling_are_the_models_own(size: int) -> None:
     assert reported.token == 17 and reported.value == pytest.approx(math.log(exact[17]), abs=1e-4)
     assert [token for token, _ in reported.top] == order
     assert [math.exp(v) for _, v in reported.top] == pytest.approx(exact[order], rel=1e-4)
+    assert not reported.rank
+    rank = 1 + np.count_nonzero(exact > exact[17])
+    assert probs_before_sampling(logits, 17, 5, ranked=True).rank == rank
 
 
 def test_an_impossible_token_has_the_lowest_logprob() -> None:
