@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from ...backends.errors import InferdError, InvalidArgument
+from ...backends.params import SEEDS
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...sessions import Session, TurnOptions
@@ -23,7 +24,6 @@ from .arguments import turn_options
 from .turns import add_input, metadata_if_cancelled, tool_call_parts
 
 ANSWERS_MAX = 16
-SEEDS = 1 << 32
 
 
 async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
