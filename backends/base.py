@@ -61,7 +61,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     slots: int
     logits_max: int
-    """The most tokens of one step that have logits; at least one for each slot."""
+    """The most tokens of one step that may have logits, at least the number of slots. A step with
+    more is refused.
+    """
     size_bytes: int
     parameters: int
     token_bytes_max: int

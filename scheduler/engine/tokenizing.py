@@ -202,8 +202,8 @@ class TokenizeQueue:
         return b"".join(pieces)
 
     def _fit_text(self, text: bytes, cut_behind: int) -> bytes:
-        """Return a text that is not too long to be tokenized. The part left out of a longer one
-        begins behind its first *cut_behind* tokens, and ends before those that a context holds.
+        """Return *text*, without a part in its middle if it is too long to be tokenized. The rest
+        has its first *cut_behind* tokens and one more, and at its end as many as a context holds.
 
         :raises PromptTooLong: *text* is too long, and *cut_behind* is negative.
         """

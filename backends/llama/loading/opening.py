@@ -39,14 +39,14 @@ CTX_SIZE_STEP = 256
 """llama.cpp rounds each sequence's context up to a multiple (`llama_context`'s constructor)."""
 UBATCH_SIZE_MAX = 512
 WEIGHTS_UBATCH_SIZE_MAX = 128
+"""The same without flash attention on the CPU. The buffer of attention weights then takes a quarter
+of the memory, and stays in the caches, so that a long prompt takes 0.9 of the time.
+"""
 LOGIT_BYTES = 4
 LOGITS_MAX = 128
 LOGITS_BYTES_MAX = 16 << 20
 """Bounds on the tokens with logits in a step, and on the memory of their logits, unless the slots
 need more: 85 tokens with a vocabulary of 49k, 16 with one of 262k.
-"""
-"""The same without flash attention on the CPU. The buffer of attention weights then takes a quarter
-of the memory, and stays in the caches, so that a long prompt takes 0.9 of the time.
 """
 CTX_CELLS_MAX = (1 << 31) - 1
 _ALLOCATION = "alloc"
