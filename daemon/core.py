@@ -186,6 +186,7 @@ class Daemon:
                 waiting_max=config.sessions_waiting_max,
                 waiting_user_max=config.sessions_waiting_user_max,
                 yield_after_s=config.idle_yield_ms / 1000,
+                reader_lag_s=config.reader_lag_ms / 1000,
             ),
         )
         self.states.limits = StateLimits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -103,7 +104,9 @@ class Turn:
         """The time at which it got its first slot."""
         self.first_token_at: float | None = None
         self._unread_at: float | None = None
-        """The time at which the last credit was used up."""
+        """The time at which the last credit was used up, or the last requested token arrived."""
+        self._on_read: Callable[[], None] | None = None
+        """Requests a place for its session, while that has none, because the turn is read."""
         self._pulled = PulledPieces(1 if spec.pull else 0, self.request_token)
 
     def submit(self) -> None:
@@ -152,6 +155,40 @@ class Turn:
     def _since_queued(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self.queued_at
 
+    # The place of its session.
+
+    @property
+    def has_no_place(self) -> bool:
+        """Whether the turn is set aside because its session has no place."""
+        return self._on_read is not None
+
+    @property
+    def can_be_set_aside(self) -> bool:
+        """Whether `set_aside` is possible now."""
+        return not self.ended.is_set() and self.client.has_task(self.spec.id, self)
+
+    def set_aside(self, new_id: int, on_read: Callable[[], None]) -> None:
+        """Withdraw the task, because its session yields its place. After `continue_in_place` it
+        continues as the task *new_id*. *on_read* requests the place: now, or once the turn is
+        read.
+        """
+        self.client.withdraw_task(self.spec.id)
+        self.spec = msgspec.structs.replace(self.spec, id=new_id)  # late reports name the old one
+        self.keep_aside(on_read)
+
+    def keep_aside(self, on_read: Callable[[], None]) -> None:
+        """Keep a task that no engine has, as `set_aside` does."""
+        self._on_read = on_read
+        self.client.keep_turn(self)
+        if self._unread_at is None:
+            on_read()
+
+    def continue_in_place(self) -> None:
+        """Continue a turn that was set aside, now or once it is read: its session has a place."""
+        self._on_read = None
+        if self._unread_at is None and not self.ended.is_set():
+            self.client.send_command(m.Credit(self.spec.id, 0))
+
     def cancel(self) -> None:
         """Stop the task before the engine's next step."""
         if not self.ended.is_set():
@@ -163,13 +200,20 @@ class Turn:
             self._unread_at = None
             if self._credit >= 0:
                 self._credit = min(self._credit + events, CREDIT_MAX)  # as the engine does
-            self.client.send_command(m.Credit(self.spec.id, events))
+            if self._on_read is not None:
+                self._on_read()
+            else:
+                self.client.send_command(m.Credit(self.spec.id, events))
 
     def request_token(self) -> None:
         """Request one more token from the engine (pull turns)."""
         if not self.ended.is_set():
+            self._unread_at = None
             self._pulled.note_request()
-            self.client.send_command(m.PullToken(self.spec.id))
+            if self._on_read is not None:
+                self._on_read()
+            else:
+                self.client.send_command(m.PullToken(self.spec.id))
 
     def adjust(self, spec: m.TaskSpec) -> None:
         """Apply the parameters of *spec* from the next token on; a grammar and the conditions on
@@ -208,6 +252,7 @@ class Turn:
                     self._on_tokens(report)
                 if self.spec.pull:
                     self._pulled.add_piece(text)
+                    self._unread_at = None if self._pulled.requested else time.monotonic()
             case m.PromptLogprobs(_, offset, logprobs):
                 self._use_credit()
                 self._prompt_scored = offset + len(logprobs)
@@ -267,10 +312,26 @@ class Turn:
             if self._logprobs_count <= self.probabilities_max:
                 self.logprobs += found
 
+    @property
+    def unread_s(self) -> float | None:
+        """The time for which its reader has given no credit and requested no token, or None if the
+        reader waits for output.
+        """
+        return None if self._unread_at is None else time.monotonic() - self._unread_at
+
     def unread_for(self, seconds: float) -> bool:
-        """Return whether the reader of a stream has given no credit for *seconds*."""
-        at = self._unread_at
-        return at is not None and time.monotonic() >= at + seconds
+        """Return whether its reader has given no credit and requested no token for *seconds*."""
+        unread_s = self.unread_s
+        return unread_s is not None and unread_s >= seconds
+
+    def timeout_in_s(self) -> tuple[float, str]:
+        """Return the time until the first of its timeouts has passed, and the timeout's name. The
+        engine ends a task at its timeouts, except while it is set aside.
+        """
+        total_s = self.spec.total_timeout_s or math.inf
+        queue_s = self.spec.queue_timeout_s if self.started_at is None else 0.0
+        limit_s, name = min((total_s, "total"), (queue_s or math.inf, "queue"))
+        return self.queued_at + limit_s - time.monotonic(), name
 
     def history(self) -> list[int]:
         """Return the token ids of prompt and output, less those that shifts dropped."""

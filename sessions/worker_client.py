@@ -51,6 +51,9 @@ class TaskReader(Protocol):
         its output so far. Return None if the task has ended.
         """
 
+    def unread_for(self, seconds: float) -> bool:
+        """Return whether nobody has read the task's output for *seconds*."""
+
 
 class TaskClient(Protocol):
     """The part of a worker that a turn uses."""
@@ -66,6 +69,17 @@ class TaskClient(Protocol):
         """Send a command for a task: `Cancel`, `Credit`, `PullToken`, `Adjust` or
         `SentenceCompared`. After `Cancel`, the task reports `Failed` with the error `Cancelled`.
         """
+
+    def has_task(self, task_id: int, reader: TaskReader) -> bool:
+        """Return whether the worker has a task for this *reader*. Otherwise the task has ended, is
+        on its way to another worker, or is suspected of having crashed one.
+        """
+
+    def withdraw_task(self, task_id: int) -> None:
+        """Stop a task that the worker has; it reports nothing more."""
+
+    def keep_turn(self, reader: TaskReader) -> None:
+        """Keep a task that no worker has. It continues in a worker after the next `Credit`."""
 
 
 class TextClient(Protocol):

@@ -168,7 +168,7 @@ _SESSIONS = (
     ),
     counter("sessions_refused", "Sessions refused because too many were open."),
     gauge("sessions_yielded", "Open sessions that have yielded their place to another."),
-    counter("session_yields", "Places that idle sessions have yielded."),
+    counter("session_yields", "Places that sessions have yielded to requests."),
     gauge("sessions_waiting", "Requests that wait for the place of an open session."),
     histogram(
         "session_wait_seconds",

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...backends import Shape
+from ...backends import ModelInfo, Shape
 from ...backends.errors import InferdError, OutOfMemory
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
@@ -171,3 +171,7 @@ class WorkerEvents(WorkerListener):
         """Resume the tasks in another worker of the model."""
         self.model.recovery.add_orphans(readers, death)
         self._launcher.registry.start_soon(self.model.recovery.resume_tasks)
+
+    def turn_set_aside(self, reader: TaskReader, info: ModelInfo) -> None:
+        """Keep a turn like those that were not read when their model was evicted."""
+        self.model.evicted_turns.add_turns({reader.spec.id: reader}, info)

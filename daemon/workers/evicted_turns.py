@@ -1,4 +1,7 @@
-"""Unread turns of an evicted model, which continue once their clients read again."""
+"""Turns that no worker has: unread ones of an evicted model, and those of sessions without a place.
+
+They continue once their clients read again, or their sessions have a place.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from ...sessions.worker_client import TaskReader
 
 
 class EvictedTurns:
-    """The `TaskClient` of turns whose worker was unloaded; a turn continues when its client reads
-    again. Owned by the daemon's event loop.
+    """The `TaskClient` of turns that no worker has; a turn continues when its client reads again.
+    Owned by the daemon's event loop.
 
     *move* loads the model and continues turns in its worker. *start* starts background work. A turn
     that is not read for *timeout_s* fails.
@@ -34,7 +37,7 @@ class EvictedTurns:
         return len(self._readers)
 
     def add_turns(self, readers: Mapping[int, TaskReader], info: ModelInfo) -> None:
-        """Add the turns of a worker that is unloaded; *info* describes its model."""
+        """Add turns that their worker no longer has; *info* describes its model."""
         self._info = info
         added = {number: r for number, r in readers.items() if r.continue_on(self) is not None}
         self._readers |= added
@@ -43,7 +46,9 @@ class EvictedTurns:
 
     async def _fail_unread(self, added: Mapping[int, TaskReader]) -> None:
         await anyio.sleep(self._timeout_s)
-        self._fail(added, ReaderTimeout(f"the stream was not read for {self._timeout_s:g} s"))
+        # Some may have been read since, whose sessions wait for a place.
+        unread = {number: r for number, r in added.items() if r.unread_for(self._timeout_s)}
+        self._fail(unread, ReaderTimeout(f"the stream was not read for {self._timeout_s:g} s"))
 
     def fail_swapped(self, model: str) -> None:
         """Fail all turns, because the next worker of *model* may have a different vocabulary."""
@@ -70,6 +75,18 @@ class EvictedTurns:
     def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
         """Start a turn in a worker."""
         self._move({spec.id: reader})
+
+    def has_task(self, task_id: int, reader: TaskReader) -> bool:
+        """Return whether a turn waits here for its reader."""
+        return self._readers.get(task_id) is reader
+
+    def withdraw_task(self, task_id: int) -> None:
+        """Remove a turn."""
+        del self._readers[task_id]
+
+    def keep_turn(self, reader: TaskReader) -> None:
+        """Add a turn whose session has no place."""
+        self.add_turns({reader.spec.id: reader}, self.info)
 
     def send_command(self, command: m.Command) -> None:
         """Drop a cancelled turn. Continue a turn whose client reads again or requests a token.

@@ -137,6 +137,20 @@ class ProcessClient:
             self.tasks.notify_changed()
         return readers
 
+    def has_task(self, task_id: int, reader: TaskReader) -> bool:
+        """Return whether the process has a task; see `TaskClient.has_task`."""
+        return self.tasks.has_reader(task_id, reader)
+
+    def withdraw_task(self, task_id: int) -> None:
+        """Cancel a task in the process, without a report."""
+        self.tasks.remove_task(task_id)
+        self.send_command(m.Cancel(task_id))
+        self.tasks.notify_changed()
+
+    def keep_turn(self, reader: TaskReader) -> None:
+        """Keep a turn that no process has; see `TaskClient.keep_turn`."""
+        self._listener.turn_set_aside(reader, self.info)
+
     def texts_of(self, requester: Requester) -> ProcessTexts:
         """Return the client for texts of a user."""
         return ProcessTexts(self, requester)

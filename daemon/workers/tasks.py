@@ -8,6 +8,7 @@ from typing import Protocol
 
 import anyio
 
+from ...backends import ModelInfo
 from ...backends.errors import InferdError
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
@@ -75,6 +76,9 @@ class WorkerListener(Protocol):
     def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
         """Resume the tasks of a process that has died."""
 
+    def turn_set_aside(self, reader: TaskReader, info: ModelInfo) -> None:
+        """Keep a turn whose session has no place; *info* describes its model."""
+
 
 class WorkerTasks:
     """The readers by the ids of their tasks. Lives on the daemon's event loop."""
@@ -121,6 +125,14 @@ class WorkerTasks:
         reader.report(report)
         if ends:
             self.notify_changed()
+
+    def has_reader(self, task_id: int, reader: TaskReader) -> bool:
+        """Return whether the worker has a task, and reports to this very reader."""
+        return self._readers.get(task_id) is reader
+
+    def remove_task(self, task_id: int) -> None:
+        """Remove a task."""
+        del self._readers[task_id]
 
     def remove_tasks(self, *, waiting: bool = False) -> dict[int, TaskReader]:
         """Remove and return all tasks, or only those that the worker has not started."""

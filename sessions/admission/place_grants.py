@@ -1,9 +1,10 @@
-"""Decisions about the places of open sessions: which waiting request gets one, and which idle
-session yields its own.
+"""Decisions about the places of open sessions: which waiting request gets one, and which session
+yields its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,6 +23,18 @@ IN_USE_S = 1.0
 """A session in use is checked again after this time at the earliest. The end of its call is
 noticed at once where sessions yield sooner.
 """
+RATIO_MIN = 2
+"""A session in use yields only if its user has more than twice as many places as the user who
+waits. Otherwise two users could interrupt each other's turns in turn.
+"""
+PLACES_FACTOR = 7
+"""A user whose turns are read may have seven times as many places as another user who wants one, so
+at most seven eighths of all.
+"""
+PLACE_S_MIN = 1.0
+"""A session whose turn is read has its place for at least this time. So sessions that another user
+opens and closes cannot interrupt turns more often than that.
+"""
 _numbers = count()
 
 
@@ -35,12 +48,27 @@ class PlaceRequest:
     number: int = field(default_factory=lambda: next(_numbers))
 
 
+class PlaceUse(NamedTuple):
+    """The use of a place by a turn or call that can be interrupted. `unread_since` is None while it
+    has a reader. If the session `ends`, it cannot continue without its place.
+    """
+
+    since: float
+    """The time at which the session got its place."""
+    priority: Priority = Priority.NORMAL
+    unread_since: float | None = None
+    ends: bool = False
+
+
 class Holder(NamedTuple, Generic[S]):
-    """An open session with a place, which it may yield. `idle_since` is None while it is in use."""
+    """An open session with a place, which it may yield. `idle_since` is None while it is in use,
+    and `use` while it is idle or cannot be interrupted.
+    """
 
     session: S
     owner: Owner
     idle_since: float | None
+    use: PlaceUse | None = None
 
 
 class Grant(NamedTuple, Generic[S]):
@@ -53,7 +81,8 @@ class Grant(NamedTuple, Generic[S]):
 @dataclass(frozen=True)
 class PlaceState(Generic[S]):
     """The places as of now. `held` has their numbers by owner, with those that were granted and not
-    taken yet; `limit_of` returns a user's own bound. `holders` are needed if no place is free.
+    taken yet; `limit_of` returns a user's own bound. `holders` are needed if no place is free. With
+    `priority_strict`, the classes of all users come before their numbers of places.
     """
 
     places_max: int
@@ -61,6 +90,8 @@ class PlaceState(Generic[S]):
     holders: Callable[[], Collection[Holder[S]]]
     limit_of: Callable[[int], int]
     yield_after_s: float
+    reader_lag_s: float = 0.2
+    priority_strict: bool = False
 
     def candidates(self, owner: Owner, now: float) -> list[tuple[float, Holder[S]]]:
         """Return the sessions that may yield to *owner*, each with the time from which it may. At
@@ -94,9 +125,28 @@ class PlaceState(Generic[S]):
         else:
             over_share = self.held.of_user(holder.owner.user) > self.held.of_user(owner.user) + 1
         idle_s = self.yield_after_s / OVER_SHARE if over_share else self.yield_after_s
-        if holder.idle_since is None:
-            return now + max(idle_s, IN_USE_S)
-        return holder.idle_since + idle_s
+        if holder.idle_since is not None:
+            return holder.idle_since + idle_s
+        return min(now + max(idle_s, IN_USE_S), self._interrupted_at(holder, owner))
+
+    def _interrupted_at(self, holder: Holder[S], owner: Owner) -> float:
+        """Return the time from which a session in use yields to another user, or infinity: once
+        nobody reads its turn, or at any time if its user has too many places.
+        """
+        use, more = holder.use, self.held.of_user(holder.owner.user)
+        own = self.held.of_user(owner.user)
+        if use is None or holder.owner.user == owner.user or more <= RATIO_MIN * own:
+            return math.inf
+        if use.unread_since is not None:
+            return use.unread_since + self.reader_lag_s
+        return use.since + PLACE_S_MIN if more > self._places_beside(own) else math.inf
+
+    def _places_beside(self, own: int) -> int:
+        """Return the places that a user may keep for turns that are read, while another user with
+        *own* places wants one.
+        """
+        parts = PLACES_FACTOR + 1
+        return min(max(1, self.places_max * PLACES_FACTOR // parts), PLACES_FACTOR * (own + 1))
 
     def may_take_free(self, owner: Owner) -> bool:
         """Return whether a place is free for a user."""
@@ -110,37 +160,35 @@ class PlaceState(Generic[S]):
         has_own = self.held.of_user(owner.user) <= self.limit_of(owner.user)
         return has_own and self.held.total() <= self.places_max
 
-    def most_places(self, holder: Holder[S]) -> tuple[int, int]:
-        """Return the sort key of a session among those that may yield: by its user's places, then
-        by its label's.
+    def yield_order(self, holder: Holder[S]) -> tuple[float, ...]:
+        """Return the sort key of a session among those that may yield now. Turns that are read come
+        last. Of the others, the user with the most places yields first, then the label: the longest
+        idle session, then turns that nobody reads, first those that end. Of a user's turns, the
+        lowest class yields first, then the longest unread one, or the one that has its place last.
         """
-        return -self.held.of_user(holder.owner.user), -self.held.of(holder.owner)
+        most = -self.held.of_user(holder.owner.user), -self.held.of(holder.owner)
+        if holder.idle_since is not None or holder.use is None:
+            return 0, *most, 0, 0, holder.idle_since or 0.0
+        use = holder.use
+        if use.unread_since is None:
+            return 1, *most, 0, use.priority, -use.since
+        return 0, *most, 1 if use.ends else 2, use.priority, use.unread_since
 
 
 def next_grant(
     requests: Collection[PlaceRequest], places: PlaceState[S], now: float
 ) -> Grant[S] | None:
-    """Return the request that gets a place now, if any does: by class, then of the user with the
-    fewest places, then of the label with the fewest, then by arrival. A request that nothing can
-    yield to does not hold up others.
-
-    The session that yields is the longest idle one of the user with the most places.
+    """Return the request that gets a place now, if any does, and the session that yields it. A
+    request that nothing can yield to does not hold up others.
     """
-    first: dict[Owner, PlaceRequest] = {}
-    for request in sorted(requests, key=lambda r: (-r.priority, r.number)):
-        first.setdefault(request.owner, request)
-    for request in sorted(first.values(), key=lambda r: _order(r, places.held)):
+    for request in _ordered(requests, places):
         if places.may_take_free(request.owner):
             return Grant(request)
         if not places.may_take_yielded(request.owner):
             continue
-        ripe = [
-            (*places.most_places(holder), at, holder)
-            for at, holder in places.candidates(request.owner, now)
-            if at <= now
-        ]
+        ripe = [holder for at, holder in places.candidates(request.owner, now) if at <= now]
         if ripe:
-            return Grant(request, min(ripe, key=lambda found: found[:3])[3].session)
+            return Grant(request, min(ripe, key=places.yield_order).session)
     return None
 
 
@@ -153,6 +201,19 @@ def next_yield_in_s(requests: Collection[PlaceRequest], places: PlaceState[S], n
     return max(0.0, min(times, default=float("inf")))
 
 
-def _order(request: PlaceRequest, held: OwnerCounts) -> tuple[int, int, int, int]:
-    owner = request.owner
-    return -request.priority, held.of_user(owner.user), held.of(owner), request.number
+def _ordered(requests: Collection[PlaceRequest], places: PlaceState[S]) -> list[PlaceRequest]:
+    """Return the first request of each owner, in the order of grants: by the user's places, and of
+    users with as many by the arrival of their first requests. Requests of one user are ordered by
+    class, then by the label's places, then by arrival. So no class takes a place from another user,
+    unless classes are strict.
+    """
+    held, first = places.held, dict[Owner, PlaceRequest]()
+    for request in sorted(requests, key=lambda r: (-r.priority, r.number)):
+        first.setdefault(request.owner, request)
+    own = sorted(first.values(), key=lambda r: (-r.priority, held.of(r.owner), r.number))
+    if places.priority_strict:
+        return sorted(own, key=lambda r: (-r.priority, held.of_user(r.owner.user)))
+    arrival: dict[int, int] = {}
+    for request in own:
+        arrival.setdefault(request.owner.user, request.number)
+    return sorted(own, key=lambda r: (held.of_user(r.owner.user), arrival[r.owner.user]))

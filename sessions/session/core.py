@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -212,6 +212,10 @@ class SessionCore:
     ticket: Ticket | None = field(init=False, default=None)
     """The ledger's ticket of the turn that is under way."""
     used_at: float = field(init=False, default=0.0)
+    place_since: float = field(init=False, default=0.0)
+    """The time at which it got its place among the open sessions."""
+    request_place: Callable[[], None] | None = field(init=False, default=None)
+    """Requests a place for its turn; None while it has one."""
     calls_under_way: int = field(init=False, default=0)
     """The number of calls that use it now; meanwhile it is not idle."""
     rested_at: float | None = field(init=False, default=None)

@@ -30,8 +30,8 @@ class LiveSessions:
         self.places = OwnerCounts()
         """Sessions with a place, which count in the bounds."""
         self._yielded: set[Session] = set()
-        self._expired: OrderedDict[int, tuple[object, str]] = OrderedDict()
-        """The connections of expired handles, and a hint for their clients."""
+        self._expired: OrderedDict[int, tuple[object, str, str]] = OrderedDict()
+        """The connections of expired handles, with reason and hint for their clients."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -45,6 +45,10 @@ class LiveSessions:
     def with_place(self) -> list[Session]:
         """Return the sessions that have a place."""
         return [session for session in self if session not in self._yielded]
+
+    def without_place(self) -> list[Session]:
+        """Return the sessions that have yielded their place."""
+        return list(self._yielded)
 
     def has_yielded(self, session: Session) -> bool:
         """Return whether an open session has no place."""
@@ -60,6 +64,7 @@ class LiveSessions:
         """Note that a session has a place again."""
         self._yielded.remove(session)
         self.places.add(session.owner, 1)
+        session.place_since = self._ledger.seconds()
         self._ledger.kept_bytes.add_holder(session, session.owner, session.kept_bytes)
 
     def sessions_of(self, connection: object) -> list[Session]:
@@ -76,11 +81,9 @@ class LiveSessions:
         if session is not None and holder is connection:
             session.used_at = self._ledger.seconds()
             return session
-        holder, hint = self._expired.get(handle, (None, ""))
+        holder, reason, hint = self._expired.get(handle, (None, "", ""))
         if holder is connection:
-            raise SessionExpired(
-                f"the session {handle} was idle for {self.idle_timeout_s:g} s", hint=hint
-            )
+            raise SessionExpired(f"the session {handle} {reason}", hint=hint)
         raise InvalidArgument(
             f"there is no execution context {handle} on this connection",
             hint="handles end with finalize_execution_context and with their connection",
@@ -97,13 +100,16 @@ class LiveSessions:
 
     def add_session(self, connection: object, session: Session) -> None:
         """Add a session of *connection*, which uses it now."""
-        session.used_at = self._ledger.seconds()
+        session.used_at = session.place_since = self._ledger.seconds()
+        session.request_place = None
         self._sessions[session.handle] = (connection, session)
         self.places.add(session.owner, 1)
         self._ledger.kept_bytes.add_holder(session, session.owner, session.kept_bytes)
 
-    def remove_session(self, session: Session, *, expired: bool = False) -> None:
-        """Remove a session; the handle of an *expired* one is remembered for its connection."""
+    def remove_session(self, session: Session, *, expired: bool = False, reason: str = "") -> None:
+        """Remove a session. The handle of an *expired* one is remembered for its connection, with
+        the *reason* of its end, by default its idle time.
+        """
         holder, _ = self._sessions.pop(session.handle)
         if session in self._yielded:
             self._yielded.remove(session)
@@ -112,7 +118,8 @@ class LiveSessions:
         self._ledger.kept_bytes.remove_holder(session)
         if expired:
             hint = "" if session.state is SessionState.DORMANT else EXPIRED_HINT
-            self._expired[session.handle] = holder, hint
+            reason = reason or f"was idle for {self.idle_timeout_s:g} s"
+            self._expired[session.handle] = holder, reason, hint
             while len(self._expired) > EXPIRED_REMEMBERED_MAX:
                 self._expired.popitem(last=False)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from ...backends.errors import InvalidArgument, SessionBusy
+from ...backends.errors import InferdError, InvalidArgument, QuotaExceeded, SessionBusy
 from ...scheduler.owner import Owner
 from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
 from ..admission.ledger import Ledger
@@ -27,6 +27,7 @@ from .places import PlaceBounds, PlaceQueue, PlaceWait
 from .session import Session, SessionOrigin
 
 SESSION_ID_CHARACTERS_MAX = 128
+DELETED_HINT = "keep fewer sessions open, or read their answers, so that they need no place later"
 BRANCHES_MAX = 16
 """Branches that one call makes."""
 
@@ -64,7 +65,9 @@ class SessionManager:
         )
         self.copier_of: Callable[[object], ChangeSender | None] = lambda _: None
         """Returns a connection's copier, if its client wants copies of its sessions."""
-        self.places = PlaceQueue(self.live, self.dormant, ledger, self._wake)
+        self.places = PlaceQueue(
+            self.live, self.dormant, ledger, self._wake, self._end_for_another_user
+        )
         self._journal = journal
         self._new_handle = new_handle
         self._changed = anyio.Event()
@@ -353,11 +356,18 @@ class SessionManager:
         session.end(call, why)
         self._remove_live(session, expired=expired)
 
-    def _remove_live(self, session: Session, *, expired: bool = False) -> None:
+    def _end_for_another_user(self, session: Session, error: InferdError) -> None:
+        """End a session whose place another user gets; its turn fails with *error*."""
+        session.runner.end_turn(error)
+        session.end(SessionCall.EXPIRE, error.message)
+        self._remove_live(session, expired=True, reason=f"has ended: {error.message}")
+        self._delete_soon(session)
+
+    def _remove_live(self, session: Session, *, expired: bool = False, reason: str = "") -> None:
         """Remove a session from the live ones, and grant its place to the next request."""
         if self.live.has_yielded(session):
             self.dormant.remove_session(session)
-        self.live.remove_session(session, expired=expired)
+        self.live.remove_session(session, expired=expired, reason=reason)
         self.places.end_waits_of(session)
         self.places.grant_places()
 
@@ -410,7 +420,9 @@ class SessionManager:
     def _delete_excess(self) -> None:
         """Delete dormant sessions past the bounds, the longest dormant first."""
         while (oldest := self.dormant.take_excess(self.ledger.seconds())) is not None:
-            oldest.end(SessionCall.EXPIRE, "the session was deleted to stay within the bounds")
+            why = "the session was deleted to stay within the bounds of dormant sessions"
+            oldest.runner.end_turn(QuotaExceeded(why, hint=DELETED_HINT))
+            oldest.end(SessionCall.EXPIRE, why)
             if self.live.has_yielded(oldest):
                 self.expired += 1
                 self._remove_live(oldest, expired=True)
@@ -444,12 +456,13 @@ class SessionManager:
                 if session.used_at + timeout_s <= now:
                     self.expired += 1
                     self.detach_session(session, expired=True)
+            self.places.end_late_turns()
             self.places.grant_places()
             # A session in use becomes idle now at the earliest, and expires a whole timeout later.
             idle_since = [now if s.in_use else s.used_at for s in self.live]
             wait_s = min(idle_since) + timeout_s - now if idle_since else float("inf")
             wait_s = min(wait_s, self.dormant.expires_in_s(now), self.places.next_yield_in_s())
-            wait_s = min(wait_s, self.copies.expires_in_s(now))
+            wait_s = min(wait_s, self.copies.expires_in_s(now), self.places.next_timeout_in_s())
             self._changed = anyio.Event()
             with anyio.move_on_after(0 if self.deletion.pending else wait_s):
                 await self._changed.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -42,7 +42,7 @@ class TurnRunner:
             turn = self._begin_turn(client, call, on_tokens, on_progress)
             await self._write_beginning()
             if not turn.ended.is_set():
-                turn.submit()
+                self._submit(turn)
             return turn
 
     async def resume_turn(
@@ -73,11 +73,29 @@ class TurnRunner:
             await self._write_beginning()
             if turn.ended.is_set():
                 return turn
-            turn.submit()
+            self._submit(turn)
             missed_tokens, missed_text = so_far.tokens[len(tokens) :], so_far.text[len(text) :]
             if on_tokens is not None and (missed_tokens or missed_text):
                 on_tokens(m.Tokens(turn.spec.id, missed_tokens, missed_text))
             return turn
+
+    def _submit(self, turn: Turn) -> None:
+        """Queue a turn, or set it aside if the session has lost its place since the call began."""
+        request_place = self._core.request_place
+        if request_place is None:
+            turn.submit()
+        else:
+            turn.keep_aside(request_place)
+
+    def set_aside(self, request_place: Callable[[], None]) -> None:
+        """Take the turn from the engine until the session has a place again. *request_place*
+        requests one once the turn is read.
+        """
+        turn = self._core.turn
+        assert turn is not None, "the caller has checked that there is one"
+        if self._core.state is SessionState.RUNNING:
+            self._core.move_state(SessionCall.PARK)
+        turn.set_aside(self._core.ledger.new_task_id(), request_place)
 
     async def _write_beginning(self) -> None:
         """Wait until a turn's beginning is in the journal, before the turn sends anything. After a

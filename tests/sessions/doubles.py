@@ -43,6 +43,8 @@ class InProcessClient:
         self.kept_with: list[tuple[str, ...]] = []
         self.commands: list[m.Command] = []
         self.readers: dict[int, TaskReader] = {}
+        self.aside: dict[int, TaskReader] = {}
+        """Turns whose sessions have no place."""
 
     @property
     def info(self) -> ModelInfo:
@@ -59,7 +61,25 @@ class InProcessClient:
         self.commands.append(m.Submit(spec))
 
     def send_command(self, command: m.Command) -> None:
+        task_id = getattr(command, "task_id", -1)
+        if isinstance(command, m.Credit | m.PullToken | m.Cancel) and task_id in self.aside:
+            reader = self.aside.pop(task_id)
+            spec = None if isinstance(command, m.Cancel) else reader.continue_on(self)
+            if spec is not None:
+                self.submit(spec, reader)
+            return
         self.commands.append(command)
+
+    def has_task(self, task_id: int, reader: TaskReader) -> bool:
+        return (self.readers | self.aside).get(task_id) is reader
+
+    def withdraw_task(self, task_id: int) -> None:
+        if self.aside.pop(task_id, None) is None:
+            del self.readers[task_id]
+            self.commands.append(m.Cancel(task_id))
+
+    def keep_turn(self, reader: TaskReader) -> None:
+        self.aside[reader.spec.id] = reader
 
     def texts_of(self, requester: Requester) -> InProcessClient:
         return self

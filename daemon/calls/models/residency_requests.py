@@ -118,9 +118,11 @@ def _gate_request(
 
 
 def _is_absent(session: Session | None, wait_s: float) -> bool:
-    """Return whether the reader of a session's turn has given no credit for *wait_s*."""
+    """Return whether the reader of a session's turn has given no credit for *wait_s*, or the turn
+    cannot use the model because its session has no place.
+    """
     turn = None if session is None or not session.active else session.turn
-    return turn is not None and turn.unread_for(wait_s)
+    return turn is not None and (turn.has_no_place or turn.unread_for(wait_s))
 
 
 def shorten_timeouts(request: Request, waited_s: float) -> None:

@@ -65,3 +65,7 @@ class SuspectReader:
     def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
         """Continue in another worker; see `TaskReader.continue_on`."""
         return self.reader.continue_on(client)
+
+    def unread_for(self, seconds: float) -> bool:
+        """Return whether nobody has read its output; see `TaskReader.unread_for`."""
+        return self.reader.unread_for(seconds)

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from inferd.backends import MemoryNeed, ModelSpec, SamplingParams
+from inferd.backends import MemoryNeed, ModelInfo, ModelSpec, SamplingParams
 from inferd.backends.errors import (
     InferdError,
     LoadFailed,
@@ -55,6 +55,7 @@ class FakeWorkerClient(InProcessClient):
     def __init__(self) -> None:
         self.commands = []
         self.readers = {}
+        self.aside = {}
 
     def send_report(self, report: m.Tokens) -> None:
         self.readers[report.task_id].report(report)
@@ -417,6 +418,9 @@ class Listener(WorkerListener):
 
     def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
         fail_readers(readers, WorkerCrashed("the process ended"))
+
+    def turn_set_aside(self, reader: TaskReader, info: ModelInfo) -> None:
+        return None
 
 
 async def test_all_readers_get_the_report_of_a_death_although_one_raises() -> None:
