@@ -70,9 +70,12 @@ class ListEntry(NamedTuple):
 
     def integers(self, data: mmap.mmap | bytes) -> tuple[int, ...]:
         """Return its items, which are whole numbers or booleans."""
-        packed = _SCALARS[self.kind]
-        whole = data[self.begin : self.begin + self.length * packed.size]
-        return tuple(number for (number,) in packed.iter_unpack(whole))
+        packed = self.packed(data)
+        return tuple(number for (number,) in _SCALARS[self.kind].iter_unpack(packed))
+
+    def packed(self, data: mmap.mmap | bytes) -> bytes:
+        """Return the bytes of its items, which are numbers or booleans."""
+        return data[self.begin : self.begin + self.length * _SCALARS[self.kind].size]
 
     def texts(self, data: mmap.mmap | bytes) -> Iterator[bytes]:
         """Yield its items, which are texts."""

@@ -24,6 +24,7 @@ from ...errors import LoadFailed
 from ...gguf import MAGIC
 from ...gguf.header import ALIGNMENT_DEFAULT, DamagedHeader, GgufHeader, TensorEntry, read_header
 from ...split_gguf import parts_of
+from .charsmap_check import is_charsmap_usable
 from .devices import c_function
 from .field_check import TOKEN_BYTES_MAX, BadField, bad_place, bad_tensor, bad_vocabulary
 
@@ -31,6 +32,7 @@ SAMPLE_BYTES, SAMPLES = 1 << 20, 64
 
 _block_size = c_function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
 _type_size = c_function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
+_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 _SPLIT_COUNT = "split.count"
 INTEGERS_MAX = 1024
 """Longer lists, such as the types of tokens, are not kept."""
@@ -210,8 +212,13 @@ def _bad_field(header: GgufHeader, data: mmap.mmap) -> BadField | None:
         rule = f"the name of a token has at most {TOKEN_BYTES_MAX} bytes"
         found = f"a list with a name of {header.token_bytes_max} bytes"
         return BadField("tokenizer.ggml.tokens", found, rule)
-    types = kinds.integers(data) if kinds is not None and kinds.is_of_integers else ()
     model = header.values.get("tokenizer.ggml.model")
+    charsmap = header.lists.get(_CHARSMAP)
+    is_read = model == "t5" and charsmap is not None and charsmap.is_of_integers
+    if charsmap is not None and is_read and not is_charsmap_usable(charsmap.packed(data)):
+        found = f"a map of {charsmap.length} bytes"
+        return BadField(_CHARSMAP, found, "some texts lead out of it, or it is too large")
+    types = kinds.integers(data) if kinds is not None and kinds.is_of_integers else ()
     return bad_vocabulary(model, lambda: tokens.texts(data), tokens.length, types)
 
 

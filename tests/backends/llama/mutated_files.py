@@ -674,6 +674,7 @@ FINDINGS = {
     "bert bert.attention.key_length: 2": "bert.attention.key_length",
     "gemma3 gemma3.attention.sliding_window_pattern: 0 times 0": "sliding_window_pattern",
     "ugm tokenizer.ggml.tokens: long at 3": "tokenizer.ggml.tokens",
+    "ugm tokenizer.ggml.precompiled_charsmap: 2 at 1": "precompiled_charsmap",
     "mamba general.alignment: 1": "general.alignment",
     "bert blk.0.layer_output_norm.bias: type 30": "'blk.0.layer_output_norm.bias'",
     "gemma3 blk.0.ffn_up.weight: type 26": "'blk.0.ffn_up.weight'",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ import inferd
 from inferd.backends import ModelSpec
 from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.backends.gguf.header import TensorEntry
+from inferd.backends.llama.loading.charsmap_check import BYTES_MAX, is_charsmap_usable
 from inferd.backends.llama.loading.field_check import (
     bad_place,
     bad_tensor,
@@ -185,6 +187,31 @@ def test_the_first_tensor_is_at_a_place_that_can_be_mapped() -> None:
     assert bad_place(24, 8, tensors) is None
     bad = bad_place(32, 8, tensors)
     assert bad is not None and "at byte 40" in bad.rule
+
+
+def charsmap(entries: dict[int, int], replacements: bytes) -> bytes:
+    """Return a map with 512 entries, of which only these are not empty."""
+    packed = struct.pack("<512I", *(entries.get(index, 0) for index in range(512)))
+    return struct.pack("<I", len(packed)) + packed + replacements
+
+
+def test_a_map_of_characters_leads_out_of_itself_at_no_text() -> None:
+    base, leaf, to = 256, 1 << 8, 10  # of the root; a bit; the place of an entry's base
+    root, child = base << to, ord("a") | leaf | (1 << to)
+    at_child, at_value = base ^ ord("a"), base ^ ord("a") ^ 1
+    entries = {0: root, at_child: child, at_value: 1 << 31 | 2}
+    assert is_charsmap_usable(charsmap(entries, b"x\0y\0"))
+    for changed, replacements in (
+        ({0: 512 << to}, b"x\0y\0"),
+        ({at_child: ord("a") | 512 << to}, b"x\0y\0"),
+        ({at_value: 1 << 31 | 4}, b"x\0y\0"),
+        ({}, b"x\0y"),
+        ({}, b"x"),
+    ):
+        assert not is_charsmap_usable(charsmap(entries | changed, replacements))
+    for short in (b"", b"\0", b"\xff" * 9, charsmap(entries, b"")):
+        assert is_charsmap_usable(short), "llama.cpp refuses it"
+    assert not is_charsmap_usable(bytes(BYTES_MAX + 1)), "it would take too long to check"
 
 
 def test_characters_that_a_vocabulary_cannot_spell() -> None:
