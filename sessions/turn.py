@@ -185,8 +185,8 @@ class Turn:
 
     def continue_in_place(self) -> None:
         """Continue a turn that was set aside, now or once it is read: its session has a place."""
-        self._on_read = None
-        if self._unread_at is None and not self.ended.is_set():
+        was_aside, self._on_read = self.has_no_place, None
+        if was_aside and self._unread_at is None and not self.ended.is_set():
             self.client.send_command(m.Credit(self.spec.id, 0))
 
     def cancel(self) -> None:

@@ -93,15 +93,15 @@ class PlaceState(Generic[S]):
     reader_lag_s: float = 0.2
     priority_strict: bool = False
 
-    def candidates(self, owner: Owner, now: float) -> list[tuple[float, Holder[S]]]:
-        """Return the sessions that may yield to *owner*, each with the time from which it may. At
+    def candidates(self, request: PlaceRequest, now: float) -> list[tuple[float, Holder[S]]]:
+        """Return the sessions that may yield to a request, each with the time from which it may. At
         the user's own bound only the user's sessions may yield, at a label's share only the
         label's.
         """
         return [
-            (self._yields_at(holder, owner, now), holder)
+            (self._yields_at(holder, request, now), holder)
             for holder in self.holders()
-            if self._may_yield_to(holder.owner, owner)
+            if self._may_yield_to(holder.owner, request.owner)
         ]
 
     def _may_yield_to(self, holder: Owner, owner: Owner) -> bool:
@@ -119,7 +119,8 @@ class PlaceState(Generic[S]):
         limit = min(self.limit_of(owner.user), self.places_max)
         return exceeds_share(self.held, owner, 1, limit + yielded)
 
-    def _yields_at(self, holder: Holder[S], owner: Owner, now: float) -> float:
+    def _yields_at(self, holder: Holder[S], request: PlaceRequest, now: float) -> float:
+        owner = request.owner
         if holder.owner.user == owner.user:
             over_share = self.held.of(holder.owner) > self.held.of(owner) + 1
         else:
@@ -127,19 +128,23 @@ class PlaceState(Generic[S]):
         idle_s = self.yield_after_s / OVER_SHARE if over_share else self.yield_after_s
         if holder.idle_since is not None:
             return holder.idle_since + idle_s
-        return min(now + max(idle_s, IN_USE_S), self._interrupted_at(holder, owner))
+        return min(now + max(idle_s, IN_USE_S), self._interrupted_at(holder, request))
 
-    def _interrupted_at(self, holder: Holder[S], owner: Owner) -> float:
+    def _interrupted_at(self, holder: Holder[S], request: PlaceRequest) -> float:
         """Return the time from which a session in use yields to another user, or infinity: once
-        nobody reads its turn, or at any time if its user has too many places.
+        nobody reads its turn, or at any time if its user has too many places or, with strict
+        classes, its class is lower.
         """
         use, more = holder.use, self.held.of_user(holder.owner.user)
-        own = self.held.of_user(owner.user)
-        if use is None or holder.owner.user == owner.user or more <= RATIO_MIN * own:
+        own = self.held.of_user(request.owner.user)
+        if use is None or holder.owner.user == request.owner.user:
+            return math.inf
+        is_lower = self.priority_strict and use.priority < request.priority
+        if more <= RATIO_MIN * own and not is_lower:
             return math.inf
         if use.unread_since is not None:
             return use.unread_since + self.reader_lag_s
-        return use.since + PLACE_S_MIN if more > self._places_beside(own) else math.inf
+        return use.since + PLACE_S_MIN if is_lower or more > self._places_beside(own) else math.inf
 
     def _places_beside(self, own: int) -> int:
         """Return the places that a user may keep for turns that are read, while another user with
@@ -171,7 +176,8 @@ class PlaceState(Generic[S]):
             return 0, *most, 0, 0, holder.idle_since or 0.0
         use = holder.use
         if use.unread_since is None:
-            return 1, *most, 0, use.priority, -use.since
+            strict = use.priority if self.priority_strict else 0
+            return 1, strict, *most, use.priority, -use.since
         return 0, *most, 1 if use.ends else 2, use.priority, use.unread_since
 
 
@@ -186,7 +192,7 @@ def next_grant(
             return Grant(request)
         if not places.may_take_yielded(request.owner):
             continue
-        ripe = [holder for at, holder in places.candidates(request.owner, now) if at <= now]
+        ripe = [holder for at, holder in places.candidates(request, now) if at <= now]
         if ripe:
             return Grant(request, min(ripe, key=places.yield_order).session)
     return None
@@ -196,8 +202,8 @@ def next_yield_in_s(requests: Collection[PlaceRequest], places: PlaceState[S], n
     """Return the seconds until a session may yield to one of the requests at the earliest, or
     infinity. A session in use is idle now at the earliest.
     """
-    owners = {r.owner for r in requests if places.may_take_yielded(r.owner)}
-    times = (at - now for owner in owners for at, _ in places.candidates(owner, now))
+    first = [r for r in _ordered(requests, places) if places.may_take_yielded(r.owner)]
+    times = (at - now for request in first for at, _ in places.candidates(request, now))
     return max(0.0, min(times, default=float("inf")))
 
 

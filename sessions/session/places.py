@@ -53,6 +53,8 @@ class PlaceBounds(NamedTuple):
     waiting_user_max: int = 128
     yield_after_s: float = 10.0
     reader_lag_s: float = 0.2
+    priority_strict: bool = False
+    """Whether classes come before the users' numbers of places."""
 
 
 class PlaceListener(Protocol):
@@ -433,6 +435,7 @@ class PlaceQueue:
             lambda user: live.bound_of(user).limit,
             self.bounds.yield_after_s,
             self.bounds.reader_lag_s,
+            priority_strict=self.bounds.priority_strict,
         )
 
     def _holders(self) -> list[Holder[Session]]:

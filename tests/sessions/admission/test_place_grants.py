@@ -249,6 +249,14 @@ def test_sessions_without_a_reader_yield_before_others_and_first_those_that_end(
         assert granted(state, request) == Grant(request, holder.session)
 
 
+def test_with_strict_classes_a_lower_class_yields_whatever_its_user_has() -> None:
+    low, high = PlaceRequest(BOB, Priority.LOW), PlaceRequest(BOB, HIGH)
+    for strict in (False, True):
+        state = places(read(ADA), read(EVE, "low", Priority.LOW), busy(BOB), strict=strict)
+        assert granted(state, low) is None
+        assert granted(state, high) == (Grant(high, "low") if strict else None)
+
+
 def test_turns_yield_to_no_user_at_their_own_bound() -> None:
     state = places(*[unread(ADA, 9)] * 3, busy(BOB), limits={BOB: 1}, places_max=4)
     assert granted(state, PlaceRequest(BOB)) is None

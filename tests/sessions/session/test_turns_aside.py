@@ -304,3 +304,13 @@ async def test_one_user_s_turns_do_not_yield_to_the_user_s_own_requests() -> Non
     with pytest.raises(Busy):
         opened(harness)
     assert not any(reader.turn.ended.is_set() for reader in readers)
+
+
+async def test_a_place_that_is_back_before_the_turn_was_set_aside_submits_nothing() -> None:
+    """A turn's beginning is stored before its task is submitted."""
+    harness = crowd()
+    session = opened(harness)
+    reader = await streaming(harness, session, credit=-1)
+    harness.port.commands.clear()
+    reader.turn.continue_in_place()
+    assert not harness.port.commands
