@@ -61,6 +61,8 @@ class CommandHandler:
                 self._submit_task(spec)
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
                 self.tokenizing.add_request(command)
+            case m.DropText(number):
+                self.tokenizing.drop_request(number)
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
             case m.ExportState():

@@ -50,6 +50,10 @@ class Lane:
         self._waiting.add_request(work.requester, work)
         self._begin_next()
 
+    def drop_work(self, is_dropped: Callable[[LaneWork], bool]) -> None:
+        """Drop work that waits for the thread."""
+        self._waiting.remove_requests(is_dropped)
+
     def _begin_next(self) -> None:
         requester = None if self.busy else self._waiting.next_requester()
         if requester is not None:

@@ -94,6 +94,16 @@ class TokenizeQueue:
         work = LaneWork(request.requester, self._answer(request), request)
         self._short.add_request(request.requester, work)
 
+    def drop_request(self, number: int) -> None:
+        """Drop a request by its id, unless it is in a thread or was answered."""
+
+        def is_dropped(work: LaneWork) -> bool:
+            return work.request is not None and work.request.id == number
+
+        self._short.remove_requests(is_dropped)
+        for lane in self.lanes:
+            lane.drop_work(is_dropped)
+
     def add_work(self, requester: Requester, parts: Parts) -> None:
         """Queue work for a task. The work handles its own errors."""
         self._short.add_request(requester, LaneWork(requester, parts))

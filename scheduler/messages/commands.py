@@ -141,6 +141,14 @@ class ChatPrompt(RequestMessage):
 TextRequest = Tokenize | Detokenize | ChatPrompt
 
 
+class DropText(Message):
+    """Forget a `TextRequest` by its id, whose answer nobody awaits. Not answered. A text that a
+    thread works on is answered nevertheless.
+    """
+
+    request: int
+
+
 class DeleteSessionStates(RequestMessage):
     """Delete the KV states of a session, in memory and on disk. Answered when that is done."""
 
@@ -270,6 +278,7 @@ Command = (
     | Tokenize
     | Detokenize
     | ChatPrompt
+    | DropText
     | Lookup
     | PersistState
     | ExportState

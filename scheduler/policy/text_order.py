@@ -72,6 +72,15 @@ class TextOrder(Generic[T]):
             del self._lines[requester]
         return first.request
 
+    def remove_requests(self, is_removed: Callable[[T], bool]) -> None:
+        """Remove the requests for which *is_removed* is true."""
+        for requester, line in list(self._lines.items()):
+            kept = deque(text for text in line if not is_removed(text.request))
+            if not kept:
+                del self._lines[requester]
+            elif len(kept) < len(line):
+                self._lines[requester] = kept
+
     def count_work(self, owner: Owner, seconds: float) -> None:
         """Count work that was done for *owner*."""
         worked_us = round(1e6 * seconds)

@@ -13,6 +13,9 @@ from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from .. import messages as m
 
 _FDS_MAX = 4
+READS_MAX = 512
+"""Reads at a time, 8 MiB; a daemon that sends more than that waits until the engine has handled it.
+"""
 
 
 class LinkClosed(Exception):
@@ -43,8 +46,9 @@ class SocketLink:
         if timeout_s != 0:
             self._wait(timeout_s)
         commands: list[m.Command] = []
-        while self._read(commands):
-            pass
+        for _ in range(READS_MAX):
+            if not self._read(commands):
+                break
         self.flush()
         return commands
 

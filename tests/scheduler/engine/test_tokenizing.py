@@ -464,3 +464,42 @@ def test_a_failed_sample_fails_only_its_task() -> None:
     assert bench.error(1) == "RuntimeError" and bench.text(2) == b"good"
     bench.run(bench.submit(3, "more"))
     assert bench.text(3) == b"more"
+
+
+def test_a_dropped_text_is_not_tokenized() -> None:
+    class Counting(EchoModel):
+        texts = 0
+
+        def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+            self.texts += 1
+            return super().tokenize(text, special=special, bos=bos)
+
+    model = Counting(ModelSpec(name="echo", backend="echo", ctx_size=1 << 16))
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
+    for number in (1, 2, 3):
+        queue.add_request(m.Tokenize(number, b"hi", special=False, bos=False))
+    queue.drop_request(2)
+    queue.drop_request(99)
+    answers = list(queue.answer_requests())
+    assert answers == [m.CommandResult(n, m.pack_tokens(list(b"hi"))) for n in (1, 3)]
+    assert model.texts == 2 and len(queue) == 0
+
+
+def test_a_text_that_waits_for_the_thread_can_be_dropped() -> None:
+    model = EchoModel(ModelSpec(name="echo", backend="echo", ctx_size=1 << 16))
+    queue = TokenizeQueue(model, Recorder(), EngineClock(lambda: 0.0), dict)
+    for number in (1, 2, 3):
+        text = b"x" * (LONG_BYTES + 1)
+        queue.add_request(m.Tokenize(number, text, special=False, bos=False))
+    assert not list(queue.answer_requests())  # the first text waits for a thread that has not begun
+    queue.drop_request(3)
+    lane = queue.lanes[0]
+    lane.thread.start()
+    answered = list[int]()
+    while len(answered) < 2:
+        assert select.select([lane.thread], [], [], 10)[0]
+        for report in queue.answer_requests():
+            assert isinstance(report, m.CommandResult)
+            answered.append(report.id)
+    queue.close()
+    assert answered == [1, 2] and not lane.busy

@@ -68,3 +68,12 @@ def test_only_those_that_may_be_answered_are() -> None:
     order.add_request(BOB, "bob")
     assert order.next_requester(lambda requester: requester != ADA) == BOB
     assert (len(order), order.users) == (2, {1, 2})
+
+
+def test_removed_requests_are_answered_no_more() -> None:
+    order: TextOrder[str] = TextOrder()
+    for requester, text in ((ADA, "a"), (ADA, "dropped"), (ADA, "b"), (BOB, "dropped")):
+        order.add_request(requester, text)
+    order.remove_requests(lambda text: text == "dropped")
+    assert len(order) == 2 and order.users == {ADA.owner.user}
+    assert order_of(order) == ["a", "b"]

@@ -7,13 +7,14 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 from inferd.scheduler import messages as m
-from inferd.scheduler.process.link import SocketLink
-from inferd.wire.frames import ANY_LENGTH, FrameReader, pack_frame
+from inferd.scheduler.process.link import READS_MAX, SocketLink
+from inferd.wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 
 SELECT_MAX = 1024
 """`select` rejects descriptors from this number on (FD_SETSIZE)."""
@@ -72,3 +73,17 @@ def test_a_link_drains_on_a_high_descriptor_number(
         found += frames.read_frames(daemon.recv(1 << 16))
         link.drain(0.01)
     assert msgspec.msgpack.decode(found[0], type=list[m.Report]) == [MUCH]
+
+
+def test_a_link_receives_a_bounded_amount_at_a_time(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    daemon, worker = pair
+    link, frame = SocketLink(worker), pack_frame([m.Credit(1, 2)])
+    data, received = frame * (2 * READS_MAX * READ_BYTES // len(frame)), list[int]()
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(daemon.sendall, data)
+        while sum(received) < len(data) // len(frame):
+            received.append(len(link.receive_commands(None)))
+        sending.result()
+    assert max(received) <= READS_MAX * READ_BYTES // len(frame) + 1
