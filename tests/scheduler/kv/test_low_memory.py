@@ -25,7 +25,7 @@ TEXTS = [f"session number {i} says something of its own, and at length" for i in
 HEAP = """
 import random
 from inferd.backends.memory.process_memory import resident_bytes
-from inferd.scheduler.kv.manager import return_free_memory
+from inferd.backends.memory.heap import return_free_memory
 
 random.seed(1)
 states, small = [], []
