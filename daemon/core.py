@@ -29,6 +29,7 @@ from ..ipc.messages import (
 )
 from ..ipc.open_files import descriptors_max
 from ..ipc.server.request import Request
+from ..ipc.server.request_bytes import RequestBytes
 from ..ipc.server.server import Server
 from ..ipc.server.server_connection import ServerConnection
 from ..scheduler.kv.origin import scoped
@@ -55,6 +56,7 @@ from .access.connections import Connections
 from .components import Components
 from .config.settings import Config
 from .copy_streams import CopyStreams
+from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
@@ -111,9 +113,14 @@ class Daemon:
         self.ledger = Ledger(AdmissionBounds(), settings=EngineSettings(**engine_settings(config)))
         self.ledger.turn_listeners.append(self.counters)
         self.graphs = GraphTable(self.new_handle, self.ledger.kept_bytes)
+        self.request_bytes = RequestBytes()
+        self.request_bytes.on_freed = FreedMemory().note_freed
         machine = machine or MachineMemory()
         self.registry = Registry(
-            config, group, self.flush, machine=machine, components=self.components
+            *(config, group, self.flush),
+            request_bytes=self.request_bytes,
+            machine=machine,
+            components=self.components,
         )
         self.registry.launcher.listeners.append(self.counters)
         self.one_turn_sessions: set[Session] = set()
@@ -149,7 +156,9 @@ class Daemon:
             self.registry, self.sessions.live, config.swap_grace_s, self.counters.swap_ended
         )
         self.connections = Connections(self.counters.call_refused)
-        self.server = Server(self, self.connections, requests_max=REQUESTS_MAX)
+        self.server = Server(
+            self, self.connections, requests_max=REQUESTS_MAX, request_bytes=self.request_bytes
+        )
         self.ledger.bounds.quota_of = self.connections.access.quota_of
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
@@ -170,6 +179,8 @@ class Daemon:
         bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
         bounds.sessions_owner_max = config.sessions_user_max
         bounds.session_bytes_owner_max = config.session_bytes_user_max
+        self.request_bytes.user_max = config.request_bytes_user_max
+        self.request_bytes.total_max = config.request_bytes_max
         self.connections.apply_config(config)
         self.server.places.connections_max = config.connections_max
         self.server.descriptors.user_max = config.descriptors_user_max
@@ -257,6 +268,10 @@ class Daemon:
         if logs.is_logged("ipc", "debug"):
             seconds = round(time.monotonic() - started_at, 6)
             ipc_log.debug("call.done", call=request.call, seconds=seconds)
+
+    def call_refused(self, call: str, error: InferdError) -> None:
+        """Count a request that was refused before its call began."""
+        self.counters.call_refused(call, error)
 
     def connection_ended(self, connection: ServerConnection) -> None:
         """Close a connection's sessions, graphs and leases."""

@@ -16,6 +16,7 @@ from ...backends.texts.raw_bytes import mark_bytes, offset_of
 from ...ipc.messages import TENSOR_TYPES, Tensor
 from ...ipc.server.descriptors.unclaimed_descriptors import read_tensor, tensor_size
 from ...ipc.server.request import Request
+from ...ipc.server.request_bytes import COPIES
 from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
@@ -95,11 +96,13 @@ async def tensor_bytes(request: Request, tensor: Tensor) -> bytes:
     """Return a tensor's bytes; if it has a descriptor, read them from it and close it.
 
     :raises TooLarge: the bytes exceed the limit.
+    :raises Busy: the user's requests in flight hold too many bytes.
     """
     tensor_type(tensor)
     if tensor.fd < 0:
         return tensor.data
     data = await request.connection.user.run(_read_descriptor, tensor.fd)
+    request.charge.grow(COPIES * len(data))
     request.close_descriptors((tensor.fd,))
     return data
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
 
 import anyio
 import msgspec
 
 from ...backends import Rendering
+from ...backends.embedder import check_pooling
 from ...backends.errors import (
     Busy,
     InferdError,
@@ -24,6 +26,8 @@ from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.priority import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
+from ...sessions.admission.kept_bytes import SESSION_BYTES, TOKEN_BYTES
+from ...sessions.session.core import Conversation
 from ..core import Daemon
 from ..graph_table import Graph
 from .arguments import TIMEOUT_S_MIN, turn_options
@@ -101,8 +105,21 @@ async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
     return embeddings.result()
 
 
+class _Embedding(NamedTuple):
+    """The embedding of one text, with the number of its tokens and the model's fingerprint."""
+
+    embedded: Embedded
+    tokens: int
+    fingerprint: str
+
+
 class _Embeddings:
-    """The embeddings of one call's texts. Lives on the daemon's event loop."""
+    """The embeddings of one call's texts. Lives on the daemon's event loop.
+
+    A text has a session only while it is embedded. The first texts keep the session of their check;
+    all others are tokenized again, because the token ids of all texts would need ten times the
+    memory of the request.
+    """
 
     def __init__(self, daemon: Daemon, request: Request):
         p: w.EmbedParams = request.params
@@ -110,12 +127,15 @@ class _Embeddings:
         self._daemon, self._graph, self._texts = daemon, daemon.graph(request), p.texts
         self._parameters = self._graph.options | read_options(own, strict=True).values
         self._turn_options = turn_options(p, TurnOptions(embeds=True, quota_checked=True))
-        self._owner = request.owner
+        self._owner, self._charge = request.owner, request.charge
+        self._requester = _requester(daemon, request)
         self._began = daemon.ledger.seconds()
-        self._sessions: list[Session] = []
-        """A session for each text."""
-        self._turns: dict[int, Turn] = {}
-        """The turns that have ended, by the index of their text."""
+        self._sessions: dict[int, Session] = {}
+        """Sessions with input, by the index of their text."""
+        self._sizes = [0] * len(p.texts)
+        """The memory of each text's session and vectors, once the text was checked."""
+        self._embeddings: dict[int, _Embedding] = {}
+        """The results, by the index of their text."""
         self._bytes = 0
         self._turns_under_way = 0
         self._one_ended = anyio.Event()
@@ -126,27 +146,23 @@ class _Embeddings:
 
         :raises InferdError: a text has failed; see `ERRORS_OF_TEXTS`.
         """
-        daemon = self._daemon
-        for _ in self._texts:
-            settings, lease = SessionSettings(Parameters(self._parameters)), self._graph.lease
-            self._sessions.append(
-                Session(daemon.new_handle(), self._owner, lease, daemon.ledger, settings)
-            )
-        daemon.one_turn_sessions.update(self._sessions)
         try:
             await self._for_each_text(self._check_text)
             await self._for_each_text(self._embed_text)
         finally:
-            daemon.one_turn_sessions.difference_update(self._sessions)
+            for index in tuple(self._sessions):
+                self._remove_session(index)
+            self._texts = []  # a reference cycle may keep this object until a collection
 
     async def _for_each_text(self, do: Callable[[int], Awaitable[None]]) -> None:
         """Call *do* with the index of each text."""
-        indexes = iter(range(len(self._texts)))
+        indexes = iter(range(len(self._sizes)))
         async with anyio.create_task_group() as group:
-            for _ in range(min(TEXTS_AT_ONCE_MAX, len(self._texts))):
+            for _ in range(min(TEXTS_AT_ONCE_MAX, len(self._sizes))):
                 group.start_soon(self._call_with_each, do, indexes, group.cancel_scope)
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None  # its traceback refers to this object
+        if error is not None:
+            raise error
 
     async def _call_with_each(
         self, do: Callable[[int], Awaitable[None]], indexes: Iterator[int], scope: anyio.CancelScope
@@ -162,28 +178,75 @@ class _Embeddings:
                 scope.cancel()
                 return
 
+    def _add_session(self, index: int) -> Session:
+        daemon, settings = self._daemon, SessionSettings(Parameters(self._parameters))
+        session = Session(
+            *(daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, settings)
+        )
+        self._sessions[index] = session
+        daemon.one_turn_sessions.add(session)
+        return session
+
+    def _remove_session(self, index: int) -> None:
+        session = self._sessions.pop(index)
+        self._daemon.one_turn_sessions.discard(session)
+        if not session.active:
+            session.conversation = Conversation()  # its cycles stay until a collection
+
     async def _check_text(self, index: int) -> None:
-        """Tokenize a text and check it."""
-        session, p = self._sessions[index], self._parameters
-        tokens = await session.input.set_input(self._texts[index].encode())
-        info = (await session.link.client()).info
+        """Tokenize a text and check it. Keep its session if the text is among those to embed first,
+        and there is memory for it.
+        """
+        is_first, p = index < TEXTS_AT_ONCE_MAX, self._parameters
+        if is_first:
+            tokens = await self._add_session(index).input.set_input(self._texts[index].encode())
+        else:
+            tokens = await self._count_tokens(index)
+        info = (await self._graph.lease.ready()).info
         check_text(tokens, p.get("pooling", ""), p.get("ctx-size", 0), info.embedding)
+        assert info.embedding is not None, "the text was checked"
+        vectors = tokens if check_pooling(info.embedding, p.get("pooling", "")) == "none" else 1
+        size = SESSION_BYTES + TOKEN_BYTES * tokens + 4 * info.embedding.size * vectors
+        self._sizes[index] = size
+        if is_first and not self._try_charge(size):
+            self._remove_session(index)
+
+    async def _count_tokens(self, index: int) -> int:
+        """Return the number of a text's tokens; of a text too long for any context, the least."""
+        text = self._texts[index].encode()
+        try:
+            tokens = await self._graph.lease.query(
+                lambda c: c.texts_of(self._requester).tokenize(text, special=True, bos=True)
+            )
+        except PromptTooLong as exc:
+            return int(exc.data["prompt_tokens"])
+        return len(tokens)
+
+    def _try_charge(self, size: int) -> bool:
+        try:
+            self._charge.grow(size)
+        except Busy:
+            return False
+        return True
 
     async def _embed_text(self, index: int) -> None:
+        turn = await self._start_turn(index)
         session = self._sessions[index]
-        turn = await self._start_turn(session)
         try:
             await session.runner.finish_turn(turn)
         finally:
             self._end_turn()
-            self._daemon.one_turn_sessions.discard(session)
+            self._remove_session(index)
         self._add_turn(index, turn)
 
-    async def _start_turn(self, session: Session) -> Turn:
-        """Start the turn of a text; if the queue is full, retry when another turn has ended."""
+    async def _start_turn(self, index: int) -> Turn:
+        """Start the turn of a text. If there is too little memory for another text, or the queue is
+        full, retry when another turn has ended.
+        """
         while True:
             self._turns_under_way += 1
             try:
+                session = self._sessions.get(index) or await self._session_with_input(index)
                 return await session.runner.start_turn(self._remaining_options())
             except Busy:
                 self._turns_under_way -= 1
@@ -193,6 +256,12 @@ class _Embeddings:
                 self._end_turn()
                 raise
             await self._one_ended.wait()
+
+    async def _session_with_input(self, index: int) -> Session:
+        self._charge.grow(self._sizes[index])
+        session = self._add_session(index)
+        await session.input.set_input(self._texts[index].encode())
+        return session
 
     def _end_turn(self) -> None:
         self._turns_under_way -= 1
@@ -208,11 +277,15 @@ class _Embeddings:
         return msgspec.structs.replace(options, timeout_s=max(TIMEOUT_S_MIN, rest_s))
 
     def _add_turn(self, index: int, turn: Turn) -> None:
-        self._turns[index] = turn
-        self._bytes += len(_embedding_of(turn).vectors)
+        """Add the result of a text, whose other memory is free."""
+        embedded = _embedding_of(turn)
+        tokens = 0 if turn.stats is None else turn.stats.prompt_tokens
+        self._embeddings[index] = _Embedding(embedded, tokens, turn.client.info.fingerprint)
+        self._charge.shrink(max(0, self._sizes[index] - len(embedded.vectors)))
+        self._bytes += len(embedded.vectors)
         if self._bytes > RESULT_BYTES_MAX:
             raise TooLarge(
-                f"the vectors of {len(self._turns)} of {len(self._texts)} texts have"
+                f"the vectors of {len(self._embeddings)} of {len(self._sizes)} texts have"
                 f" {self._bytes} bytes; a result holds {RESULT_BYTES_MAX}",
                 hint="send fewer texts in a call",
                 data={"bytes": self._bytes, "result_bytes_max": RESULT_BYTES_MAX},
@@ -220,15 +293,15 @@ class _Embeddings:
 
     def result(self) -> w.EmbedResult:
         """Return the result, in the order of the texts."""
-        turns = [self._turns[index] for index in range(len(self._texts))]
-        first = _embedding_of(turns[0])
+        found = [self._embeddings[index] for index in range(len(self._sizes))]
+        first = found[0].embedded
         return w.EmbedResult(
-            embeddings=[_embedding_of(turn).vectors for turn in turns],
+            embeddings=[one.embedded.vectors for one in found],
             size=first.size,
             pooling=first.pooling,
-            tokens=[turn.stats.prompt_tokens for turn in turns if turn.stats is not None],
+            tokens=[one.tokens for one in found],
             model=self._graph.lease.name,
-            fingerprint=turns[0].client.info.fingerprint,
+            fingerprint=found[0].fingerprint,
         )
 
 

@@ -62,6 +62,8 @@ class Config:
     load_retry_s: float = setting(10.0, "time for which a failed load is not retried, if the file has not changed", 0, 3600)
     connections_max: int = setting(256, "maximum number of open connections", 1, 100_000, AT_ONCE)
     descriptors_user_max: int = setting(256, "maximum number of open descriptors that one user has passed", 16, 100_000, AT_ONCE)
+    request_bytes_user_max: int = setting(64 << 20, "maximum memory of the requests of one user that are in flight, in bytes", 16 << 20, BYTES_MAX, AT_ONCE)
+    request_bytes_max: int = setting(256 << 20, "maximum memory of all requests in flight, in bytes", 16 << 20, BYTES_MAX, AT_ONCE)
     tasks_waiting_max: int = setting(512, "maximum number of waiting tasks, over all models", 1, 1_000_000, AT_ONCE)
     tasks_waiting_user_max: int = setting(256, "maximum number of waiting tasks of one user", 1, 1_000_000, AT_ONCE)
     prompt_tokens_waiting_max: int = setting(4_000_000, "maximum number of prompt tokens of all waiting tasks, over all models", 1, 1_000_000_000, AT_ONCE)

@@ -229,6 +229,8 @@ def _daemon(daemon: Daemon) -> Read:
     yield "connections", _one(len(daemon.server.places.holders))
     yield "connections_delegated", _one(daemon.connections.access.delegated_connections)
     yield "connections_max", _one(config.connections_max)
+    yield "request_bytes", _one(daemon.request_bytes.total)
+    yield "request_bytes_max", _one(config.request_bytes_max)
     yield "connection_labels", _one(daemon.connections.labels)
     yield "cores", _one(config.cores)
     free = memory["free_bytes"]

@@ -40,6 +40,7 @@ QUEUE_BOUNDS = (
     *("tasks-waiting-max", "tasks-waiting-user-max"),
     *("prompt-tokens-waiting-max", "prompt-tokens-waiting-user-max"),
     *("sessions-waiting-max", "sessions-waiting-user-max"),
+    *("request-bytes-max", "request-bytes-user-max"),
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 """The setting that caused a refusal, by the key in the data of `Busy` that implies it. Used only if

@@ -194,6 +194,8 @@ _DAEMON = (
     gauge("connections", "Open connections."),
     gauge("connections_delegated", "Open connections that act on behalf of another user."),
     gauge("connections_max", "Maximum number of open connections."),
+    gauge("request_bytes", "Memory of the requests in flight, which request-bytes-max bounds."),
+    gauge("request_bytes_max", "Maximum memory of the requests in flight."),
     gauge("connection_labels", "Labels of the open connections, counted for each user."),
     gauge("cores", "CPU cores that the models share."),
     gauge(

@@ -12,6 +12,7 @@ import anyio.abc
 import structlog
 
 from ...backends.errors import Busy, Cancelled, QuotaExceeded
+from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Owner
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
@@ -54,6 +55,7 @@ class Registry:
         seconds: Callable[[], float] = time.monotonic,
         machine: MachineMemory | None = None,
         components: Components | None = None,
+        request_bytes: RequestBytes | None = None,
     ):
         components = components or Components()
         self.seconds = seconds
@@ -85,6 +87,7 @@ class Registry:
             group,
             str(kv_dir),
             on_frame,
+            request_bytes or RequestBytes(),
         )
         self.start_worker: Callable[[ManagedModel], Worker] = self.launcher.start_worker
         self.file_facts = FileFactsCache()

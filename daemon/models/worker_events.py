@@ -11,6 +11,7 @@ import msgspec
 
 from ...backends import ModelInfo, Shape
 from ...backends.errors import InferdError, OutOfMemory
+from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 from ..residency.budget import MemoryBudget
@@ -39,6 +40,7 @@ class Launcher(Protocol):
     estimates: EstimateCache
     oom_kills: OomKills
     on_frame: Callable[[], None]
+    request_bytes: RequestBytes
 
 
 class WorkerEvents(WorkerListener):
@@ -61,6 +63,14 @@ class WorkerEvents(WorkerListener):
     def reports_handled(self) -> None:
         """Write the output that a frame of reports has caused to the clients."""
         self._launcher.on_frame()
+
+    def count_unsent(self, user: int, size: int) -> None:
+        """Count the bytes of a user's commands among those of the user's requests in flight."""
+        self._launcher.request_bytes.add(user, size)
+
+    def check_unsent(self, user: int) -> None:
+        """Check the bytes of the user's requests in flight."""
+        self._launcher.request_bytes.check_growth(user, 0, Reserve.SMALL)
 
     def work_changed(self) -> None:
         """Assign the cores again, and start loads that waited for turns of other users."""

@@ -9,6 +9,7 @@ import anyio.abc
 import structlog
 
 from ...backends.errors import Cancelled, ModelNotFound
+from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Priority
 from ..residency.budget import MemoryBudget
 from ..residency.load_queue import LoadQueue
@@ -55,8 +56,9 @@ class WorkerLauncher:
         group: anyio.abc.TaskGroup,
         kv_dir: str,
         on_frame: Callable[[], None],
+        request_bytes: RequestBytes,
     ):
-        self.registry, self.on_frame = registry, on_frame
+        self.registry, self.on_frame, self.request_bytes = registry, on_frame, request_bytes
         self.kv_index, self.budget, self.load_queue = kv_index, budget, load_queue
         self.listeners: list[LoadListener] = []
         config = registry.config

@@ -39,11 +39,14 @@ class PendingQueries:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def add_query(self, text: ClientText) -> int:
-        """Add a query and return its number."""
+    def new_number(self) -> int:
+        """Return an unused number."""
         self._last_number += 1
-        self._pending[self._last_number] = text, asyncio.get_running_loop().create_future()
         return self._last_number
+
+    def add_query(self, number: int, text: ClientText) -> None:
+        """Add the query of a number."""
+        self._pending[number] = text, asyncio.get_running_loop().create_future()
 
     async def wait_answer(self, number: int) -> Any:
         """Wait for the answer to a query.
@@ -253,15 +256,36 @@ class ProcessClient:
         process.
 
         :raises InferdError: the query was refused, or the process has exited.
+        :raises Busy: too much data of the user has not been sent.
         """
         refusal = self.quarantine.refusal_of_text(self.spec.name, user, text)
         if refusal is not None:
             raise refusal
-        number = self.queries.add_query((user, text))
-        self.send_command(command(number))
+        number = self.queries.new_number()
+        sent = command(number)
+        if isinstance(sent, m.TextRequest | m.Lookup):
+            self._listener.check_unsent(self.user_of(sent))
+        self.queries.add_query(number, (user, text))
+        self.send_command(sent)
         if self._exited.is_set():
             self.settle()
-        return await self.queries.wait_answer(number)
+        try:
+            return await self.queries.wait_answer(number)
+        except anyio.get_cancelled_exc_class():
+            if isinstance(sent, m.TextRequest):
+                self.send_command(m.DropText(number))  # or cancelled texts pile up there
+            raise
+
+    def user_of(self, command: m.Command) -> int:
+        """Return the user whose data a command has, or `NO_USER`."""
+        match command:
+            case m.Submit(task):
+                return task.owner.user
+            case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
+                return command.requester.owner.user
+            case m.TaskMessage(task_id):
+                return self.tasks.user_of(task_id, NO_USER)
+        return int(getattr(command, "user", NO_USER))
 
     # The exit of the process.
 

@@ -35,6 +35,17 @@ class WorkerListener(Protocol):
     def reports_handled(self) -> None:
         """Write all output that a frame of reports has caused to the clients, at once."""
 
+    def count_unsent(self, user: int, size: int) -> None:
+        """Count *size* bytes of a user's commands, which the socket does not accept yet. A negative
+        number of bytes was accepted at last.
+        """
+
+    def check_unsent(self, user: int) -> None:
+        """Check that a command with data of a user may be sent.
+
+        :raises Busy: too much of the user's data has not been sent.
+        """
+
     def quit_ordered(self) -> None:
         """Note that the process was ordered to quit, perhaps before it was started."""
 
@@ -104,6 +115,11 @@ class WorkerTasks:
     def serves_others(self, user: int) -> bool:
         """Return whether any task belongs to another user."""
         return any(reader.spec.owner.user != user for reader in self._readers.values())
+
+    def user_of(self, task_id: int, default: int) -> int:
+        """Return the user of a task, or *default* if the worker no longer has it."""
+        reader = self._readers.get(task_id)
+        return default if reader is None else reader.spec.owner.user
 
     def requests(self, count_max: int) -> list[str]:
         """Return the ids of the requests of the tasks, *count_max* at most."""

@@ -94,7 +94,9 @@ class Worker:
             cpu_s=lambda: cpu_seconds(self.pid),
         )
         self._link = WorkerLink(
-            self._handle_report, listener.reports_handled, self._hang_detector.note_command
+            *(self._handle_report, listener.reports_handled, self._hang_detector.note_command),
+            lambda command: self.client.user_of(command),
+            listener.count_unsent,
         )
         self.client = ProcessClient(spec, listener, self._link.send_command, self.exited)
 

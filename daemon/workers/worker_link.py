@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -30,6 +31,9 @@ class WorkerLink:
 
     *on_report* is called with each report, *on_frame* after the reports that arrived together.
     *on_sent* is called when the first of the next frame's commands is queued.
+
+    *count_unsent* is called with the user of a command, which *user_of* returns, and its bytes, if
+    the socket does not accept it at once; and again, with the negative number, once it does.
     """
 
     def __init__(
@@ -37,8 +41,13 @@ class WorkerLink:
         on_report: Callable[[m.Report], None],
         on_frame: Callable[[], None],
         on_sent: Callable[[], None],
+        user_of: Callable[[m.Command], int],
+        count_unsent: Callable[[int, int], None],
     ):
         self._on_report, self._on_frame, self._on_sent = on_report, on_frame, on_sent
+        self._user_of, self._report_unsent = user_of, count_unsent
+        self._counted: Counter[int] = Counter()
+        """The bytes that are counted as unsent, by user."""
         self._sock: socket.socket | None = None
         self._commands: list[m.Command] = []
         self._unsent = bytearray()
@@ -66,6 +75,7 @@ class WorkerLink:
             await read_until_end(sock, partial(self._read_reports, sock))
         finally:
             self._sock = None
+            self._count_sent()
             asyncio.get_running_loop().remove_writer(sock)
 
     def end_exchange(self) -> None:
@@ -86,6 +96,7 @@ class WorkerLink:
             while self._unsent:
                 del self._unsent[: sock.send(self._unsent)]
         except BlockingIOError:
+            self._count_unsent(commands)
             asyncio.get_running_loop().add_writer(sock, self._write)
             self._writing = True
         except OSError:
@@ -93,6 +104,18 @@ class WorkerLink:
         if self._writing and not self._unsent:
             asyncio.get_running_loop().remove_writer(sock)
             self._writing = False
+            self._count_sent()
+
+    def _count_unsent(self, commands: Iterable[m.Command]) -> None:
+        for command in commands:
+            user, size = self._user_of(command), len(pack_frame(command))
+            self._counted[user] += size
+            self._report_unsent(user, size)
+
+    def _count_sent(self) -> None:
+        for user, size in self._counted.items():
+            self._report_unsent(user, -size)
+        self._counted.clear()
 
     def _read_reports(self, sock: socket.socket) -> bool:
         """Read once and pass the reports on; return False at the end of the stream.

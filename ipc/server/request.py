@@ -10,6 +10,7 @@ import anyio
 
 from ...scheduler.owner import Owner
 from ..messages import CREDIT_MAX, Kind
+from .request_bytes import Charge
 from .server_connection import ServerConnection
 
 _EVENT = int(Kind.EVENT)
@@ -22,6 +23,8 @@ class Request:
     def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.uid = connection.uid
+        self.charge = Charge(connection.request_bytes, connection.owner.user)
+        """Its memory, counted for the user on whose behalf the connection acts."""
         self.descriptors: list[int] = []
         """Descriptors passed with the frame. They are closed with the request, except those that
         the call takes.
@@ -56,7 +59,9 @@ class Request:
             add_credit(self._early_credit)
 
     def close(self) -> None:
-        """Close the descriptors that came with the request."""
+        """Close the descriptors that came with the request, and count its memory no more."""
+        self.params = None  # a reference cycle may keep the request until a collection
+        self.charge.end()
         self.close_descriptors(tuple(self.descriptors))
 
     def close_descriptors(self, descriptors: Sequence[int]) -> None:

@@ -28,6 +28,7 @@ from .fairness.shares import SharedLimit
 from .incomplete_frames import ArrivalTimer, IncompleteFrames
 from .outbox import OUTBOXES_BYTES_MAX
 from .request import Request
+from .request_bytes import SMALL_FRAME_BYTES, RequestBytes, Reserve, request_bytes
 from .server_connection import ServerConnection
 
 HELLO_TIMEOUT_S = 10.0
@@ -56,6 +57,9 @@ class Handler(Protocol):
 
     def connection_ended(self, connection: ServerConnection) -> None:
         """Free a closed connection's resources; its requests are already cancelled."""
+
+    def call_refused(self, call: str, error: InferdError) -> None:
+        """Count a request that was refused before its call began."""
 
     def call_failed(self, operation: str, error: Exception) -> None:
         """Log that a call or a connection failed through a bug of the daemon."""
@@ -99,11 +103,13 @@ class Server:
         *,
         connections_max: int = 256,
         requests_max: int = 256,
+        request_bytes: RequestBytes | None = None,
     ):
         self.places = Places[ServerConnection](connections_max)
         self._handler, self._admission = handler, admission
         self._incomplete = IncompleteFrames()
         self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
+        self._request_bytes = request_bytes or RequestBytes()
         self.descriptors = ClientDescriptors()
         self._requests_max = requests_max
         self._accepted = 0
@@ -136,7 +142,8 @@ class Server:
         peer = peer_of(sock)
         user = self.descriptors.of_user(peer.uid)
         connection = ServerConnection(
-            sock, peer, self._requests_max, user, self._outboxes, self._loop_time
+            *(sock, peer, self._requests_max, user, self._outboxes, self._loop_time),
+            self._request_bytes,
         )
         self._accepted += 1
         connection.number = self._accepted
@@ -270,11 +277,15 @@ class Server:
             return
         try:
             connection.check_capacity(request)
+            runs_at_once = self._may_run_at_once(request)
+            if not runs_at_once:
+                _count_bytes(request, len(frame))
         except Busy as exc:
+            self._handler.call_refused(request.call, exc)
             self._refuse_request(request, exc)
             request.close()
             return
-        if self._may_run_at_once(request):
+        if runs_at_once:
             self._run_at_once(request)
         else:
             connection.requests[number] = request
@@ -336,6 +347,17 @@ class Server:
     def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
         request.connection.send_frame(pack_error(request.number, error))
+
+
+def _count_bytes(request: Request, frame_bytes: int) -> None:
+    """Count the memory of a request until it is closed.
+
+    :raises Busy: its user, or all users together, would hold too much.
+    """
+    reserve = Reserve.SMALL if frame_bytes <= SMALL_FRAME_BYTES else Reserve.NONE
+    if isinstance(request.params, CancelParams):
+        reserve = Reserve.CANCEL
+    request.charge.grow(request_bytes(request.params, frame_bytes), reserve)
 
 
 def _cancels_request(request: Request) -> bool:

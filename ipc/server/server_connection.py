@@ -26,6 +26,7 @@ from .descriptors.unclaimed_descriptors import UnclaimedDescriptors
 from .fairness.loop_time import CHECK_S, LoopTime
 from .fairness.shares import SharedLimit
 from .outbox import Outbox, OutboxListener
+from .request_bytes import RequestBytes
 
 CALLS_DESCRIPTORS_MAX = 64
 """Descriptors of a connection's calls that have not ended."""
@@ -77,6 +78,7 @@ class ServerConnection(OutboxListener):
         user: UserDescriptors,
         outboxes: SharedLimit,
         loop_time: LoopTime,
+        request_bytes: RequestBytes,
     ):
         self.peer, self.uid, self.user = peer, peer.uid, user
         self.owner = Owner(peer.uid)
@@ -94,7 +96,7 @@ class ServerConnection(OutboxListener):
         self.wants_copies = False
         """Whether the client gets the changes of its sessions."""
         self.descriptors = UnclaimedDescriptors(user)
-        self.requests_max = requests_max
+        self.requests_max, self.request_bytes = requests_max, request_bytes
         self._sock = sock
         self._reading = SocketReading(sock, self._read_some)
         self._outbox = Outbox(sock, self.uid, outboxes, self)

@@ -77,6 +77,9 @@ class SizedReplies:
 
     def accept_failed(self, error: OSError) -> None: ...
 
+    def call_refused(self, call: str, error: InferdError) -> None:
+        raise error
+
     def call_failed(self, operation: str, error: Exception) -> None:
         raise error
 

@@ -108,6 +108,9 @@ class OnlyItsOwn:
     def accept_failed(self, error: OSError) -> None:
         raise error
 
+    def call_refused(self, call: str, error: InferdError) -> None:
+        raise error
+
     def call_failed(self, operation: str, error: Exception) -> None:
         raise error
 

@@ -72,6 +72,9 @@ class Answers:
     def accept_failed(self, error: OSError) -> None:
         raise error
 
+    def call_refused(self, call: str, error: InferdError) -> None:
+        raise error
+
     def call_failed(self, operation: str, error: Exception) -> None:
         self.failures.append(error)
 

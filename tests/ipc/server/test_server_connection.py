@@ -20,6 +20,7 @@ from inferd.ipc.server.fairness.loop_time import LoopTime
 from inferd.ipc.server.fairness.shares import SharedLimit
 from inferd.ipc.server.outbox import OUTBOXES_BYTES_MAX
 from inferd.ipc.server.request import Request
+from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.ipc.server.server_connection import (
     OUTBOX_PAUSE_BYTES,
     REQUESTS_BYTES,
@@ -60,7 +61,8 @@ async def pair(
     ours.setblocking(False)
     user = ClientDescriptors().of_user(0)
     shared = outboxes or SharedLimit(OUTBOXES_BYTES_MAX)
-    connection = ServerConnection(ours, peer_of(ours), 8, user, shared, LoopTime())
+    counts = RequestBytes()
+    connection = ServerConnection(ours, peer_of(ours), 8, user, shared, LoopTime(), counts)
     with client, anyio.fail_after(10):
         yield connection, client
         connection.close()

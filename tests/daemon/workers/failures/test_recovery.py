@@ -384,6 +384,10 @@ class Listener(WorkerListener):
     def reports_handled(self) -> None:
         self.frames += 1
 
+    def count_unsent(self, user: int, size: int) -> None: ...
+
+    def check_unsent(self, user: int) -> None: ...
+
     def quit_ordered(self) -> None: ...
 
     def work_changed(self) -> None:

@@ -1,0 +1,202 @@
+"""Large requests of one user, hundreds at once: memory is bounded and returned, cancels work."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from inferd.backends.errors import Cancelled
+from inferd.ipc.messages import Kind
+from inferd.ipc.server.incomplete_frames import INCOMPLETE_BYTES_MAX
+from inferd.ipc.server.request_bytes import USER_BYTES_MAX
+from inferd.testing import RunningDaemon
+from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.echo import echo_model
+from tests.raw import RawClient
+from tests.waiting import wait_until
+
+CONNECTIONS, REQUESTS = 2, 220
+GROWTH_MAX = USER_BYTES_MAX + INCOMPLETE_BYTES_MAX // 2
+"""Growth of a daemon under attack: one user's requests in flight and incomplete frames."""
+WORKER_GROWTH_MAX = 2 * USER_BYTES_MAX
+"""A worker has the texts of the requests in flight, and their tokens."""
+RETURNED_S, REMAINDER_BYTES = 10.0, 32 << 20
+"""The time in which memory returns to the system, except fragments of the heap."""
+TEXTS = [("the lighthouse keeper wrote to the sea " * 105)[:4090]] * 250
+"""A frame of 1 MB, which the echo model embeds for seconds."""
+SHORT_TEXTS = ["a"] * 256
+LONG_TEXT = "the lighthouse keeper wrote to the sea " * 23_000
+MESSAGES = [{"role": "user", "content": LONG_TEXT}]
+MODELS = echo_model("m", slots=4, ctx_size=8192) + echo_model("long", slots=4, ctx_size=1 << 20)
+
+
+class Memory:
+    """The resident memory of a daemon and its workers."""
+
+    def __init__(self, daemon: RunningDaemon):
+        process = psutil.Process(daemon.pid)
+        self._daemon, self._workers = process, process.children(recursive=True)
+        self.before = self._resident(self._daemon)
+        self._workers_before = {worker: self._resident(worker) for worker in self._workers}
+        for process in (self._daemon, *self._workers):
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak begins anew
+
+    @staticmethod
+    def _resident(process: psutil.Process) -> int:
+        return int(process.memory_info().rss)
+
+    @staticmethod
+    def _peak(process: psutil.Process) -> int:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+    def check_growth(self) -> None:
+        """Check the largest resident memory since the beginning."""
+        grown = self._peak(self._daemon) - self.before
+        assert grown < GROWTH_MAX, f"the daemon grew by {grown >> 20} MiB"
+        for worker, before in self._workers_before.items():
+            grown = self._peak(worker) - before
+            assert grown < WORKER_GROWTH_MAX, f"a worker grew by {grown >> 20} MiB"
+
+    def wait_returned(self) -> None:
+        """Wait until the memory has returned to the system."""
+        limit = self.before + REMAINDER_BYTES
+        wait_until(lambda: self._resident(self._daemon) < limit, RETURNED_S)
+
+
+@contextmanager
+def attacked() -> Iterator[tuple[RunningDaemon, RawClient, Memory]]:
+    """Run a daemon with loaded models, and yield it with another user's connection."""
+    with daemon_for_all(MODELS) as daemon, client_of(daemon, BOB) as bob:
+        for model in ("m", "long"):
+            graph = bob.call("load_by_name", name=model)["graph"]
+            bob.call("embed", graph=graph, texts=["hello"])
+        yield daemon, bob, Memory(daemon)
+
+
+def send_all(
+    client: RawClient, victim: RawClient, requests: int, call: str, **params: Any
+) -> list[int]:
+    """Send requests without reading answers; the victim's calls are answered meanwhile."""
+    numbers = list[int]()
+    for number in range(requests):
+        numbers.append(client.start_request(call, **params))
+        if number % 20 == 0:
+            assert victim.call("models")
+    return numbers
+
+
+def read_refusals(client: RawClient, numbers: list[int]) -> list[int]:
+    """Read the refusals that precede the answer to a cheap call; return the admitted requests."""
+    cheap, admitted = client.start_request("models"), dict.fromkeys(numbers)
+    while (message := client.read_message())[1] != cheap:
+        assert message[0] == Kind.ERROR and message[2]["name"] == "Busy", message
+        error = message[2]
+        assert error["retryable"] and error["hint"]
+        assert error["data"]["bound"] == "request-bytes-user-max"
+        del admitted[message[1]]
+    assert message[0] == Kind.REPLY, "a user at the bound makes cheap calls"
+    return list(admitted)
+
+
+def test_hundreds_of_large_embed_requests_take_bounded_memory_and_can_be_cancelled() -> None:
+    with attacked() as (daemon, bob, memory), ExitStack() as stack:
+        adas = [stack.enter_context(client_of(daemon, ADA)) for _ in range(CONNECTIONS)]
+        in_flight = list[tuple[RawClient, int]]()
+        for ada in adas:
+            graph = ada.call("load_by_name", name="m")["graph"]
+            sent = send_all(ada, bob, REQUESTS, "embed", graph=graph, texts=TEXTS)
+            in_flight += [(ada, number) for number in read_refusals(ada, sent)]
+        assert 8 <= len(in_flight) < 40, "the bound was reached"
+        memory.check_growth()
+
+        for ada, number in in_flight:
+            assert ada.call("cancel", request=number)["cancelled"]
+            with pytest.raises(Cancelled):
+                ada.wait_result(number)
+        assert bob.call("models")
+        memory.wait_returned()
+        memory.check_growth()
+
+
+def test_the_memory_of_a_vanished_clients_requests_returns() -> None:
+    with attacked() as (daemon, bob, memory):
+        with client_of(daemon, ADA) as ada:
+            graph = ada.call("load_by_name", name="m")["graph"]
+            send_all(ada, bob, REQUESTS, "embed", graph=graph, texts=TEXTS)
+        memory.wait_returned()
+        memory.check_growth()
+
+
+@pytest.mark.parametrize(
+    ("call", "model", "requests", "params"),
+    [
+        ("tokenize", "long", REQUESTS, {"text": LONG_TEXT}),
+        ("apply_template", "long", REQUESTS, {"messages": MESSAGES}),
+        ("detokenize", "long", REQUESTS, {"tokens": [101] * 65_000}),
+        ("embed", "m", 30, {"texts": SHORT_TEXTS}),
+        ("embed", "m", 30, {"texts": [TEXTS[0]] * 15, "pooling": "none"}),
+    ],
+    ids=["tokenize", "apply_template", "detokenize", "many short texts", "vectors of tokens"],
+)
+def test_many_requests_take_bounded_memory(
+    call: str, model: str, requests: int, params: dict[str, Any]
+) -> None:
+    with attacked() as (daemon, bob, memory), client_of(daemon, ADA) as ada:
+        graph = ada.call("load_by_name", name=model)["graph"]
+        answers = Counter[str]()
+
+        def read_answers() -> None:
+            for _ in range(requests):
+                message = ada.read_message()
+                answers["reply" if message[0] == Kind.REPLY else message[2]["name"]] += 1
+
+        ada.socket.settimeout(60)
+        reading = threading.Thread(target=read_answers)
+        reading.start()
+        send_all(ada, bob, requests, call, graph=graph, **params)
+        while reading.is_alive():
+            assert bob.call("models")
+            reading.join(0.02)
+        assert answers["reply"] >= 8 and answers["reply"] + answers["Busy"] == requests, answers
+        memory.check_growth()
+        memory.wait_returned()
+
+
+@pytest.mark.parametrize(
+    ("call", "params"),
+    [("tokenize", {"text": LONG_TEXT}), ("apply_template", {"messages": MESSAGES})],
+    ids=["tokenize", "apply_template"],
+)
+def test_large_requests_that_are_cancelled_at_once_do_not_pile_up(
+    call: str, params: dict[str, Any]
+) -> None:
+    with attacked() as (daemon, bob, memory), client_of(daemon, ADA) as ada:
+        graph = ada.call("load_by_name", name="long")["graph"]
+        for number in range(REQUESTS):
+            sent = ada.start_request(call, graph=graph, **params)
+            ada.call("cancel", request=sent)
+            if number % 20 == 0:
+                assert bob.call("models")
+        memory.check_growth()
+        memory.wait_returned()
+
+
+def test_eight_large_requests_at_once_succeed() -> None:
+    with attacked() as (daemon, _, _), client_of(daemon, ADA) as ada:
+        ada.socket.settimeout(60)
+        graph = ada.call("load_by_name", name="long")["graph"]
+        tokenized = [ada.start_request("tokenize", graph=graph, text=LONG_TEXT) for _ in range(8)]
+        assert all(len(ada.wait_result(n)["tokens"]) >= len(LONG_TEXT) for n in tokenized)
+
+        graph = ada.call("load_by_name", name="m")["graph"]
+        texts = TEXTS[:20]
+        sent = [ada.start_request("embed", graph=graph, texts=texts) for _ in range(8)]
+        assert all(len(ada.wait_result(number)["embeddings"]) == len(texts) for number in sent)

@@ -1,0 +1,135 @@
+"""The daemon's end of a worker's socket pair: commands that a worker does not read, by user."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from inferd.backends import ModelSpec
+from inferd.backends.errors import Busy
+from inferd.daemon.workers.process_client import NO_USER, ProcessClient
+from inferd.daemon.workers.worker_link import WorkerLink
+from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
+from inferd.scheduler.priority import Requester
+from inferd.scheduler.process.link import SocketLink
+from tests.daemon.workers.failures.test_recovery import Listener
+
+pytestmark = pytest.mark.asyncio
+ADA, BOB = Requester(Owner(1)), Requester(Owner(2))
+TEXT_BYTES = 1 << 20
+
+
+class Unsent(Counter[int]):
+    """The unsent bytes by user, and an event that is set once there are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none = asyncio.Event()
+
+    def count(self, user: int, size: int) -> None:
+        self[user] += size
+        if not any(self.values()):
+            self.none.set()
+
+
+class RefusingListener(Listener):
+    """Refuses the users in `refused`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = set[int]()
+
+    def check_unsent(self, user: int) -> None:
+        if user in self.refused:
+            raise Busy("too much is unsent")
+
+
+def text_of(requester: Requester, number: int) -> m.Tokenize:
+    return m.Tokenize(number, b"x" * TEXT_BYTES, special=True, bos=True, requester=requester)
+
+
+def client_of(sent: list[m.Command], listener: Listener | None = None) -> ProcessClient:
+    listener = listener or Listener()
+    return ProcessClient(ModelSpec(name="m"), listener, sent.append, anyio.Event())
+
+
+@asynccontextmanager
+async def exchanging() -> AsyncIterator[tuple[WorkerLink, Unsent, socket.socket]]:
+    """Yield a link, its counts, and the worker's socket, which nobody reads."""
+    unsent, client = Unsent(), client_of([])
+    link = WorkerLink(*(lambda _: None, lambda: None, lambda: None), client.user_of, unsent.count)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with anyio.fail_after(10), ours, theirs:
+        async with anyio.create_task_group() as group:
+            group.start_soon(link.exchange, ours)
+            await anyio.lowlevel.checkpoint()
+            yield link, unsent, theirs
+            link.end_exchange()
+
+
+async def test_commands_that_a_worker_does_not_read_count_for_their_user() -> None:
+    async with exchanging() as (link, unsent, theirs):
+        for number in range(3):
+            link.send_command(text_of(ADA, number))
+        link.send_command(text_of(BOB, 3))
+        while not unsent:
+            await anyio.lowlevel.checkpoint()
+        assert 3 * TEXT_BYTES < unsent[1] < 3 * TEXT_BYTES + 1000
+        assert TEXT_BYTES < unsent[2] < TEXT_BYTES + 1000
+
+        worker, received = SocketLink(theirs), list[m.Command]()
+        while len(received) < 4:
+            received += worker.receive_commands(0)
+            await anyio.lowlevel.checkpoint()
+        await unsent.none.wait()
+
+
+async def test_commands_for_a_process_that_has_ended_count_no_more() -> None:
+    async with exchanging() as (link, unsent, theirs):
+        link.send_command(text_of(ADA, 1))
+        while not unsent:
+            await anyio.lowlevel.checkpoint()
+        theirs.close()
+        await unsent.none.wait()
+
+
+async def test_a_text_whose_caller_is_cancelled_is_dropped() -> None:
+    sent = list[m.Command]()
+    texts = client_of(sent).texts_of(ADA)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: texts.tokenize(b"text", special=True, bos=True))
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+    assert isinstance(sent[0], m.Tokenize) and sent[1:] == [m.DropText(sent[0].id)]
+
+
+async def test_a_user_with_too_much_unsent_is_refused_and_nobody_else() -> None:
+    sent, listener = list[m.Command](), RefusingListener()
+    client = client_of(sent, listener)
+    listener.refused.add(ADA.owner.user)
+    for query in (
+        client.texts_of(ADA).detokenize([1]),
+        client.count_cached_tokens(ADA.owner, "s", (), [1]),
+    ):
+        with pytest.raises(Busy):
+            await query
+    assert not sent and not client.queries
+    with anyio.move_on_after(0.01):
+        await client.texts_of(BOB).detokenize([1])
+    assert isinstance(sent[0], m.Detokenize)
+
+
+async def test_the_user_of_a_command() -> None:
+    client = client_of([])
+    assert client.user_of(m.Lookup(1, 7, "s", (), b"")) == 7
+    assert client.user_of(m.Credit(1, 2)) == client.user_of(m.Stats(1)) == NO_USER
