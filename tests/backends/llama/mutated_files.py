@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 from tests.tiny_gguf import write_tiny
 
-__all__ = ("FINDINGS", "Header", "Variant", "chosen_variants", "headers")
+__all__ = (
+    *("F32", "FINDINGS", "LIST", "TEXT", "U32"),
+    *("Header", "Variant", "chosen_variants", "headers", "packed", "read", "texts"),
+)
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, LIST, U64, I64, F64 = range(13)
 CODES = dict(

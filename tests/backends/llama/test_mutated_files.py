@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,24 @@ from inferd.backends.llama.loading.field_check import (
     bad_value,
     bad_vocabulary,
 )
+from inferd.backends.llama.loading.gguf_check import open_model_file, read_gguf
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.text.spelling import Spelling
 from inferd.testing import running_daemon
-from tests.backends.llama.mutated_files import FINDINGS, chosen_variants
+from tests.backends.llama.mutated_files import (
+    F32,
+    FINDINGS,
+    LIST,
+    TEXT,
+    U32,
+    Header,
+    chosen_variants,
+    packed,
+    read,
+    texts,
+)
 from tests.backends.llama.mutated_loads import Outcome
+from tests.models import smollm2
 from tests.repetitions import repetitions
 from tests.tiny_gguf import write_tiny
 
@@ -260,6 +275,56 @@ def test_a_text_with_a_character_without_tokens_is_refused(without_newline: Path
         model.tokenize(b"a\nb", special=True, bos=True)
     assert caught.value.data == {"character": "\n"} and caught.value.hint
     model.close()
+
+
+@pytest.fixture(scope="module")
+def real() -> Header:
+    """Return the header of a real model, whose weights are left out."""
+    return replace(read(smollm2()), data=b"")
+
+
+def real_file(header: Header, path: Path) -> Path:
+    """Write a file whose weights are a hole: zeros that take no place on the disk."""
+    path.write_bytes(header.to_bytes())
+    os.truncate(path, smollm2().stat().st_size + (1 << 20))
+    return path
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("key", "kind", "value"),
+    [
+        ("llama.block_count", U32, 513),
+        ("llama.expert_used_count", U32, 2),
+        ("llama.rope.dimension_count", U32, 62),
+        ("llama.attention.layer_norm_rms_epsilon", F32, -1.0),
+        ("llama.rope.scaling.type", TEXT, b"yarn2"),
+    ],
+)
+def test_a_real_model_with_a_changed_field_is_refused(
+    key: str, kind: int, value: object, real: Header, tmp_path: Path
+) -> None:
+    path = real_file(real.with_entry(key, kind, packed(kind, value)), tmp_path / "real.gguf")
+    with pytest.raises(LoadFailed) as caught:
+        load_llama(ModelSpec(name="real", path=str(path)), lambda _: True)
+    assert caught.value.data["key"] == key
+
+
+@pytest.mark.model
+def test_a_real_vocabulary_in_which_one_of_49_000_tokens_occurs_twice(
+    real: Header, tmp_path: Path
+) -> None:
+    _, tokens = real.entry("tokenizer.ggml.tokens").items()
+    names = [token[8:] for token in tokens]
+    for changed, fits in ((names, True), ([*names[:-1], names[123]], False)):
+        header = real.with_entry("tokenizer.ggml.tokens", LIST, texts(*changed))
+        path = real_file(header, tmp_path / "real.gguf")
+        with open_model_file(str(path)) as fd:
+            if fits:
+                read_gguf(fd, path.name)
+                continue
+            with pytest.raises(LoadFailed, match=f"but 123 and {len(names) - 1} have the same"):
+                read_gguf(fd, path.name)
 
 
 @pytest.mark.process
