@@ -266,10 +266,13 @@ class Protocol(HttpToolsProtocol):
         if self.lingers:
             self._linger()
         elif self._late_refusal is not None and not self.pipeline:
-            self._write_refusal(self._late_refusal)
+            refusal, self._late_refusal = self._late_refusal, None
+            self._write_refusal(refusal)
         else:
             if not self.pipeline:
                 self._clients.note_idle(self)
+            if self.transport.is_closing():  # once the client has read the rest
+                self._linger_timer = self.loop.call_later(self._limits.receive_s_max, self.abort)
             super().on_response_complete()
 
     def _unsupported_upgrade_warning(self) -> None:

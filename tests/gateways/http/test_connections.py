@@ -294,6 +294,45 @@ def test_a_client_that_does_not_close_does_not_delay_the_end_of_the_gateway(
         assert b"timeout" not in running.process.stderr.read()
 
 
+def test_a_client_that_was_refused_late_is_disconnected_when_it_ends(
+    daemon: RunningDaemon,
+) -> None:
+    """Not only after the time for the rest of its request, which is dropped."""
+    with gateway(daemon, "--receive-timeout", "600") as running:
+        process = psutil.Process(running.process.pid)
+        httpx.post(f"{running.url}/v1/chat/completions", json=HELLO, timeout=CALL_S_MAX)
+        wait_until(lambda: not _of_clients(process))
+        files = process.num_fds()
+        with connected(running) as sock:
+            sock.sendall(f"{post(HELLO)}{CHUNKED}zz\r\n".encode())
+            found = b"".join(iter(lambda: sock.recv(65536), b""))
+            assert found.count(b"HTTP/1.1 ") == 2
+            assert process.num_fds() == files + 1
+            sock.shutdown(socket.SHUT_WR)
+            wait_until(lambda: process.num_fds() == files)
+
+
+def test_a_client_that_does_not_read_the_last_response_is_disconnected(
+    daemon: RunningDaemon,
+) -> None:
+    """The buffers of the kernel and the gateway hold different parts of the responses."""
+    request = f"GET /openapi.json HTTP/1.1\r\n{HOST}"
+    with gateway(daemon, "--receive-timeout", "1") as running, ExitStack() as stack:
+        process = psutil.Process(running.process.pid)
+        for count in range(4, 20):  # of 55 kB each; the kernel holds half a megabyte
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect((running.host, running.port))
+            last = f"{request}Connection: close\r\n\r\n"
+            sock.sendall((f"{request}\r\n" * (count - 1) + last).encode())
+            assert sock.recv(12) == b"HTTP/1.1 200"
+        wait_until(lambda: not _open_to(process, running.port))
+
+
+def _open_to(process: psutil.Process, port: int) -> list[Any]:
+    return [e for e in _of_clients(process) if e.laddr.port == port and e.status != "FIN_WAIT1"]
+
+
 def _of_clients(process: psutil.Process) -> list[Any]:
     return [each for each in process.net_connections() if each.raddr]
 
