@@ -98,4 +98,12 @@ class Limits:
 
     def body_bytes_max_of(self, path: str) -> int:
         """Return the most bytes of a request's body on a path."""
-        return min(self.body_bytes_max, BODY_BYTES_MAX_BY_PATH.get(path, BODY_BYTES_MAX))
+        return min(self.body_bytes_max, _path_bytes_max(path))
+
+    def lowers_body_bytes_of(self, path: str) -> bool:
+        """Return whether a path would allow longer bodies with a larger `body_bytes_max`."""
+        return self.body_bytes_max < _path_bytes_max(path)
+
+
+def _path_bytes_max(path: str) -> int:
+    return BODY_BYTES_MAX_BY_PATH.get(path, BODY_BYTES_MAX)

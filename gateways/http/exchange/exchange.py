@@ -176,7 +176,7 @@ class Exchange:
 
     def _too_large(self, size: int, size_max: int) -> TooLarge:
         hint = "send less"
-        if size_max == self.limits.body_bytes_max:
+        if self.limits.lowers_body_bytes_of(self.path):
             hint += ", or start the gateway with a larger --body-bytes-max"
         return TooLarge(
             f"the body of the request has {size} bytes; {self.path[:200]} allows {size_max}",

@@ -145,7 +145,9 @@ def status_of(connection: HTTPConnection) -> int:
 
 def test_a_long_body_is_refused_before_it_is_read(daemon: RunningDaemon) -> None:
     with gateway(daemon, "--body-bytes-max", "1000") as running:
-        assert ask(running, body=json.dumps({"model": "echo", "prompt": "x" * 1001}))[0] == 413
+        long = json.dumps({"model": "echo", "prompt": "x" * 1001})
+        status, error, _ = ask(running, body=long)
+        assert status == 413 and "--body-bytes-max" in error["error"]["message"]
         with connected(running) as connection:
             connection.putheader("Content-Length", str(1 << 40))
             connection.endheaders()

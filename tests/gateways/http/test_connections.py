@@ -200,6 +200,7 @@ def test_a_body_that_is_too_long_gets_the_limit_of_its_path(
     error = long.json()["error"]
     text = error if isinstance(error, str) else error["message"]
     assert f"has {size_max + 1} bytes; {path} allows {size_max}" in text
+    assert "--body-bytes-max" not in text, "a larger one would change nothing"
     assert web.post(path, content=b" " * size_max).status_code == 400  # not JSON
 
 
