@@ -201,6 +201,15 @@ def test_a_refusal_names_the_field(
     assert len(client.sessions(dormant=True)) == before
 
 
+def test_empty_instructions_are_none(api: openai.OpenAI) -> None:
+    """Else an empty system message would come first, and be listed as an item of the input."""
+    done = api.responses.create(**GREEDY, input=QUESTION, instructions="")
+    plain = api.responses.create(**GREEDY, input=QUESTION)
+    assert done.usage is not None and plain.usage is not None
+    assert done.usage.input_tokens == plain.usage.input_tokens
+    assert len(api.responses.input_items.list(done.id).data) == 1
+
+
 def test_a_response_continues_the_one_before(api: openai.OpenAI) -> None:
     instructions = "You are brief."
     first = api.responses.create(**GREEDY, input=QUESTION, instructions=instructions)

@@ -157,7 +157,7 @@ def _prompt_of(request: PromptRequest) -> tuple[list[dict[str, Any]], dict[str, 
     if arguments := {**effort_arguments(request.reasoning.effort), **thinking}:
         options["chat-template-kwargs"] = arguments
     messages = [] if request.input is None else read_input(request.input)
-    if request.instructions is not None and request.previous_response_id is None:
+    if request.instructions and request.previous_response_id is None:
         messages = [{"role": "system", "content": request.instructions}, *messages]
     return messages, options
 
