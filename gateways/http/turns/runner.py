@@ -82,9 +82,9 @@ class TurnRunner:
             else:
                 replies = [*await session.answers(request.prompt, request.answers, **keywords)]
             answers = [_whole_answer(reply, load_s) for reply in replies]
+            for number, answer in enumerate(answers):
+                self._charge(caller, answer, number)  # a client's disconnect does not save tokens
             await self._store_note(session, request, answers[0])
-        for number, answer in enumerate(answers):
-            self._charge(caller, answer, number)
         for answer in answers:
             if answer.error is not None:
                 raise answer.error

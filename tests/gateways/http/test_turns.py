@@ -1,0 +1,50 @@
+"""Turns of a runner on a real daemon, without HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from inferd import AsyncClient
+from inferd.backends.errors import QuotaExceeded
+from inferd.gateways.http.callers.caller import Caller
+from inferd.gateways.http.limits import Limits
+from inferd.gateways.http.turns import Answer, ConnectionPool, TurnRequest, TurnRunner
+from inferd.testing import RunningDaemon
+from tests.echo import echo_model
+
+pytestmark = pytest.mark.asyncio
+CONFIG = echo_model("echo")
+
+
+@asynccontextmanager
+async def runner_of(daemon: RunningDaemon, **limits: float) -> AsyncIterator[TurnRunner]:
+    """Yield a runner whose callers are all the test's own user."""
+    pool = ConnectionPool(lambda _: AsyncClient(daemon.socket), 1)
+    runner = TurnRunner(pool, Limits(**limits))  # type: ignore[arg-type]
+    try:
+        yield runner
+    finally:
+        runner.precheck.close()
+        await pool.close()
+
+
+async def test_an_answer_is_charged_before_its_note_is_stored(daemon: RunningDaemon) -> None:
+    """A client that disconnects meanwhile has used its tokens."""
+    caller, scope = Caller(name="ada", tokens_per_minute=1), anyio.CancelScope()
+
+    def note(_: Answer) -> bytes:
+        scope.cancel()
+        return b"note"
+
+    request = TurnRequest(model="echo", prompt="hello", session_id="noted", note=note)
+    async with runner_of(daemon) as runner:
+        with scope:
+            await runner.collect(caller, request)
+        assert scope.cancelled_caught
+        with pytest.raises(QuotaExceeded):
+            runner.quotas.begin_request(caller, time.monotonic())
