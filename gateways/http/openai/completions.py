@@ -103,15 +103,15 @@ class _Frame:
         """
         if not self.request.echo:
             return
-        for number, prompt in enumerate(self.prompts):
-            if isinstance(prompt, str):
-                self._echoes[number] = prompt
-            else:
-                self._echoes[number] = await self._detokenize(exchange, prompt)
+        ids = [prompt for prompt in self.prompts if not isinstance(prompt, str)]
+        texts = iter(await self._detokenize(exchange, ids) if ids else ())
+        self._echoes = [
+            prompt if isinstance(prompt, str) else next(texts) for prompt in self.prompts
+        ]
 
-    async def _detokenize(self, exchange: Exchange, prompt: list[int]) -> str:
+    async def _detokenize(self, exchange: Exchange, prompts: list[list[int]]) -> list[str]:
         try:
-            return await exchange.turns.detokenize(exchange.caller, self.request.model, prompt)
+            return await exchange.turns.detokenize(exchange.caller, self.request.model, prompts)
         except InvalidArgument as exc:
             exc.data.setdefault("param", "prompt")
             raise

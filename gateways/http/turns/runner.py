@@ -253,14 +253,21 @@ class TurnRunner:
             )
         return rendered.tokens
 
-    async def detokenize(self, caller: Caller, model: str, tokens: Sequence[int]) -> str:
-        """Return the text of token ids.
+    async def detokenize(
+        self, caller: Caller, model: str, prompts: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """Return the texts of prompts in token ids. One deadline is for all.
 
         :raises InferdError: the request was refused or failed.
         """
+        deadline = time.monotonic() + self._limits.turn_s_max
         async with self.lease_graph(caller, model) as (client, graph):
-            text = await client.detokenize(graph, tokens, timeout=self._limits.turn_s_max)
-        return text.decode(errors="replace")
+            return [
+                (
+                    await client.detokenize(graph, tokens, timeout=self._remaining_s(deadline))
+                ).decode(errors="replace")
+                for tokens in prompts
+            ]
 
     @asynccontextmanager
     async def lease_graph(
@@ -370,6 +377,19 @@ class TurnRunner:
         seed = options.get("seed")
         if number and isinstance(seed, int) and seed != RANDOM_SEED:
             options = {**options, "seed": (seed + number) & SEED_MAX}
+        remaining_s = self._remaining_s(deadline)
+        return {
+            "options": options,
+            "priority": request.priority,
+            "queue_timeout": min(self._limits.queue_s_max, remaining_s),
+            "timeout": remaining_s,
+        }
+
+    def _remaining_s(self, deadline: float) -> float:
+        """Return the seconds until the deadline of a request.
+
+        :raises Timeout: it has passed.
+        """
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise Timeout(
@@ -377,12 +397,7 @@ class TurnRunner:
                 hint="start the gateway with a larger --timeout",
                 data={"timeout": "total"},
             )
-        return {
-            "options": options,
-            "priority": request.priority,
-            "queue_timeout": min(self._limits.queue_s_max, remaining_s),
-            "timeout": remaining_s,
-        }
+        return remaining_s
 
 
 def no_previous(response_id: str) -> InvalidArgument:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from inferd import AsyncClient
-from inferd.backends.errors import QuotaExceeded
+from inferd.backends.errors import QuotaExceeded, Timeout
 from inferd.gateways.http.callers.caller import Caller
 from inferd.gateways.http.limits import Limits
 from inferd.gateways.http.turns import Answer, ConnectionPool, TurnRequest, TurnRunner
@@ -48,3 +48,16 @@ async def test_an_answer_is_charged_before_its_note_is_stored(daemon: RunningDae
         assert scope.cancelled_caught
         with pytest.raises(QuotaExceeded):
             runner.quotas.begin_request(caller, time.monotonic())
+
+
+async def test_all_prompts_are_detokenized_within_one_time(daemon: RunningDaemon) -> None:
+    prompts = [[ord(letter)] for letter in "ab"] * 500
+    async with runner_of(daemon) as runner:
+        texts = await runner.detokenize(Caller(), "echo", prompts)
+        began = time.monotonic()
+        await runner.detokenize(Caller(), "echo", prompts[:1])
+        once_s = time.monotonic() - began
+    assert len(texts) == len(prompts) and texts[0] != texts[1]
+    async with runner_of(daemon, turn_s_max=max(20 * once_s, 0.05)) as runner:
+        with pytest.raises(Timeout):
+            await runner.detokenize(Caller(), "echo", prompts * 20)
