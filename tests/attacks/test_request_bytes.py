@@ -34,6 +34,8 @@ TEXTS = [("the lighthouse keeper wrote to the sea " * 105)[:4090]] * 250
 SHORT_TEXTS = ["a"] * 256
 LONG_TEXT = "the lighthouse keeper wrote to the sea " * 23_000
 MESSAGES = [{"role": "user", "content": LONG_TEXT}]
+BOUNDS = ("request-bytes-user-max", "tasks-waiting-user-max")
+"""An admitted request has texts that wait for slots, which have a bound of their own."""
 MODELS = echo_model("m", slots=4, ctx_size=8192) + echo_model("long", slots=4, ctx_size=1 << 20)
 
 
@@ -100,7 +102,7 @@ def read_refusals(client: RawClient, numbers: list[int]) -> list[int]:
         assert message[0] == Kind.ERROR and message[2]["name"] == "Busy", message
         error = message[2]
         assert error["retryable"] and error["hint"]
-        assert error["data"]["bound"] == "request-bytes-user-max"
+        assert error["data"]["bound"] in BOUNDS
         del admitted[message[1]]
     assert message[0] == Kind.REPLY, "a user at the bound makes cheap calls"
     return list(admitted)
@@ -117,10 +119,13 @@ def test_hundreds_of_large_embed_requests_take_bounded_memory_and_can_be_cancell
         assert 8 <= len(in_flight) < 40, "the bound was reached"
         memory.check_growth()
 
+        cancelled = 0
         for ada, number in in_flight:
-            assert ada.call("cancel", request=number)["cancelled"]
-            with pytest.raises(Cancelled):
-                ada.wait_result(number)
+            if ada.call("cancel", request=number)["cancelled"]:
+                with pytest.raises(Cancelled):
+                    ada.wait_result(number)
+                cancelled += 1
+        assert 2 * cancelled >= len(in_flight), "few have ended by themselves"
         assert bob.call("models")
         memory.wait_returned()
         memory.check_growth()
