@@ -21,6 +21,10 @@ LAYERS_MAX, EXPERTS_MAX = 512, 1024
 """`LLAMA_MAX_LAYERS` and `LLAMA_MAX_EXPERTS` of llama-hparams.h."""
 DATA_ALIGNMENT = 32
 """`TENSOR_ALIGNMENT` of ggml-impl.h, of the first tensor in a file that is mapped into memory."""
+WINDOW_MAX = 1 << 24
+"""llama.cpp's memory grows with a model's window, also if its context is small: 2^30 tokens take
+more than 4 GiB. The windows of real models are far below it.
+"""
 TOKEN_BYTES_MAX = 1 << 12
 """llama.cpp overflows its stack for longer names in some vocabularies; real ones have 128 bytes."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -101,6 +105,8 @@ def _bad_values(
     for name in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
         if number(name) > layers:
             yield bad(name, f"the model has {layers} layers")
+    if number("attention.sliding_window") > WINDOW_MAX:
+        yield bad("attention.sliding_window", f"a window has at most {WINDOW_MAX} tokens")
     pattern = f"{architecture}.attention.sliding_window_pattern"
     windows = lists.get(pattern, (number("attention.sliding_window_pattern") != 1,))
     if number("attention.sliding_window") and not any(windows):

@@ -675,6 +675,7 @@ FINDINGS = {
     "lfm2 lfm2.rope.dimension_count: 5": "lfm2.rope.dimension_count",
     "lfm2 lfm2.attention.head_count: 8": "lfm2.attention.head_count",
     "bert bert.attention.key_length: 2": "bert.attention.key_length",
+    "gemma3 gemma3.attention.sliding_window: 1073741824": "gemma3.attention.sliding_window",
     "gemma3 gemma3.attention.sliding_window_pattern: 0 times 0": "sliding_window_pattern",
     "ugm tokenizer.ggml.tokens: long at 3": "tokenizer.ggml.tokens",
     "ugm tokenizer.ggml.precompiled_charsmap: 2 at 1": "precompiled_charsmap",

@@ -145,6 +145,7 @@ def test_values_of_working_models_are_not_refused(
         ({"llama.expert_count": 8}, "llama.expert_used_count"),
         ({"llama.expert_used_count": 1}, "llama.expert_used_count"),
         ({"llama.rope.scaling.type": "x"}, "llama.rope.scaling.type"),
+        ({"llama.attention.sliding_window": (1 << 24) + 1}, "llama.attention.sliding_window"),
         (
             {"llama.attention.sliding_window": 64, "llama.attention.sliding_window_pattern": 1},
             "llama.attention.sliding_window_pattern",
