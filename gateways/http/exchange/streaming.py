@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -74,7 +75,7 @@ async def stream_turn(
         with writer.scope:
             await _stream_all(exchange, requests, writer)
     finally:
-        writer.waits = False
+        writer.end_waiting()
     await writer.finish()
 
 
@@ -166,6 +167,8 @@ class _StreamWriter:
         self._accepted = anyio.Event()
         self._check_at = time.monotonic() + CHECK_AFTER_S
         """The time at which turns without a session are checked, or 0 once that has begun."""
+        self._check: anyio.CancelScope | None = None
+        """The scope of the check, once it has begun."""
         self.waits = True
         """Whether the body has not begun, and may begin with the place in the queue."""
         self._place: QueueEvent | None = None
@@ -189,8 +192,8 @@ class _StreamWriter:
         if now < self._check_at:
             return self._check_at - now
         if self._check_at:
-            self._check_at = 0.0
-            self._exchange.waiting.start(self._check_unopened)
+            self._check_at, self._check = 0.0, anyio.CancelScope()
+            self._exchange.waiting.start(partial(self._check_unopened, self._check))
         return PLACE_PAUSE_S
 
     async def _show_place(self) -> None:
@@ -199,20 +202,29 @@ class _StreamWriter:
             self._show_at = now + WAITING_PAUSE_S
             await self._write_part(self._form.waiting(self._place))
 
-    async def _check_unopened(self) -> None:
+    def end_waiting(self) -> None:
+        """End the wait, and the check of turns: checks run one after the other, so that those of
+        lost clients would delay the others.
+        """
+        self.waits = False
+        if self._check is not None:
+            self._check.cancel()
+
+    async def _check_unopened(self, scope: anyio.CancelScope) -> None:
         """Check the turns that wait for their model, and accept them, or end the stream."""
         exchange = self._exchange
-        for reader in self.readers:
-            if not self.waits or reader.opened:
-                continue
-            try:
-                await exchange.turns.precheck.check(exchange.caller, reader.request)
-            except InferdError as exc:
-                if self.waits and not reader.opened:
-                    self.note_error(exc)
-                    return
-            else:
-                reader.note_all_accepted()
+        with scope:  # without the write, of which a part could be missing
+            for reader in self.readers:
+                if not self.waits or reader.opened:
+                    continue
+                try:
+                    await exchange.turns.precheck.check(exchange.caller, reader.request)
+                except InferdError as exc:
+                    if self.waits and not reader.opened:
+                        self.note_error(exc)
+                        return
+                else:
+                    reader.note_all_accepted()
         if self.waits and not self._unaccepted:
             await self._show_place()
 

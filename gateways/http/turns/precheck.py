@@ -37,6 +37,7 @@ from ....ipc.chat_messages import checked_messages
 from ....ipc.client import AsyncClient, ModelInfo
 from ....ipc.payloads import turn_input
 from ..callers.caller import Caller
+from ..limits import CLOSE_S_MAX
 from .pool import ConnectionPool
 from .request import TurnRequest
 
@@ -181,7 +182,8 @@ async def _check_size(
             tokens = rendered.tokens
     finally:
         if client.connected:
-            await client.unload(graph, keep=True, timeout=_CALL_S_MAX)
+            with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
+                await client.unload(graph, keep=True)
     if tokens >= ctx_size:
         raise PromptTooLong(
             f"the prompt has {tokens} tokens; the context holds {ctx_size - 1} and one for the"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -26,6 +27,7 @@ CONFIG = "".join(
         echo_model("echo"),
         echo_model("slow", step_ms=50, slots=1),
         echo_model("late", load_ms=500),
+        echo_model("stuck", load_ms=600_000),
         echo_model("broken", fail_at_step=6),
     )
 )
@@ -103,6 +105,20 @@ def test_a_turn_whose_model_is_loaded_sends_comments(http: RunningGateway) -> No
     with Request(http, {"model": "late", "prompt": "y"}) as request:
         lines = list(request.lines())
     assert lines[0] == ": waiting" and lines[-1] == "data: [DONE]"
+
+
+def test_checks_of_lost_clients_delay_nobody(http: RunningGateway) -> None:
+    """Each takes 2 s of CPU time, and they run one after the other."""
+    schema = {"json_schema": {"type": "integer", "multipleOf": 9999991}}
+    lost = [Request(http, {"model": "stuck", "prompt": "x", **schema}) for _ in range(24)]
+    with Request(http, {"model": "late", "prompt": "y"}):
+        pass  # the gateway has begun the requests that came before
+    for request in lost:
+        request.connection.close()
+    began = time.monotonic()
+    with Request(http, {"model": "stuck", "prompt": "y"}) as other:
+        assert next(other.lines()) == ": waiting"
+    assert time.monotonic() - began < 16
 
 
 def test_a_full_queue_is_503_with_the_time_to_retry() -> None:
