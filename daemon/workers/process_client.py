@@ -25,6 +25,8 @@ from .worker_process import describe_exit
 ClientText = tuple[int, object]
 """The part of a query that a client supplied, with the client's user."""
 NO_USER = m.NOBODY.owner.user
+_BOUNDED = (m.Tokenize, m.Detokenize, m.ChatPrompt, m.Lookup)
+"""Commands with much data, of which a client may cause any number."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
 
@@ -263,7 +265,7 @@ class ProcessClient:
             raise refusal
         number = self.queries.new_number()
         sent = command(number)
-        if isinstance(sent, m.TextRequest | m.Lookup):
+        if isinstance(sent, _BOUNDED):
             self._listener.check_unsent(self.user_of(sent))
         self.queries.add_query(number, (user, text))
         self.send_command(sent)
@@ -279,10 +281,10 @@ class ProcessClient:
     def user_of(self, command: m.Command) -> int:
         """Return the user whose data a command has, or `NO_USER`."""
         match command:
-            case m.Submit(task):
-                return task.owner.user
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
                 return command.requester.owner.user
+            case m.Submit(task):
+                return task.owner.user
             case m.TaskMessage(task_id):
                 return self.tasks.user_of(task_id, NO_USER)
         return int(getattr(command, "user", NO_USER))

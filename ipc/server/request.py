@@ -23,8 +23,6 @@ class Request:
     def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.uid = connection.uid
-        self.charge = Charge(connection.request_bytes, connection.owner.user)
-        """Its memory, counted for the user on whose behalf the connection acts."""
         self.descriptors: list[int] = []
         """Descriptors passed with the frame. They are closed with the request, except those that
         the call takes.
@@ -38,6 +36,13 @@ class Request:
     def scope(self) -> anyio.CancelScope:
         """The scope in which the call runs, unless it runs at once."""
         return anyio.CancelScope()
+
+    @cached_property
+    def charge(self) -> Charge:
+        """Its memory, counted for the user on whose behalf the connection acts now. A request that
+        runs at once is not counted.
+        """
+        return Charge(self.connection.request_bytes, self.connection.owner.user)
 
     @property
     def owner(self) -> Owner:
@@ -61,7 +66,8 @@ class Request:
     def close(self) -> None:
         """Close the descriptors that came with the request, and count its memory no more."""
         self.params = None  # a reference cycle may keep the request until a collection
-        self.charge.end()
+        if "charge" in vars(self):
+            self.charge.end()
         self.close_descriptors(tuple(self.descriptors))
 
     def close_descriptors(self, descriptors: Sequence[int]) -> None:

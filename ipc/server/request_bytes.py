@@ -7,7 +7,6 @@ socket. Incomplete frames and unread replies have bounds of their own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from enum import IntEnum
 from sys import getsizeof
@@ -90,11 +89,11 @@ class RequestBytes:
     def __init__(self, user_max: int = USER_BYTES_MAX, total_max: int = TOTAL_BYTES_MAX):
         self.user_max, self.total_max, self.total = user_max, total_max, 0
         self.on_freed: Callable[[int], None] = lambda _: None
-        self._held: Counter[int] = Counter()
+        self._held: dict[int, int] = {}
 
     def held_by(self, user: int) -> int:
         """Return the bytes that a user holds."""
-        return self._held[user]
+        return self._held.get(user, 0)
 
     def check_growth(self, user: int, more: int, reserve: Reserve) -> None:
         """Check that a user may hold *more* bytes. A user who holds none may hold any number, if
@@ -102,7 +101,7 @@ class RequestBytes:
 
         :raises Busy: a bound is reached.
         """
-        parts, held = RESERVE_PARTS + reserve, self._held[user]
+        parts, held = RESERVE_PARTS + reserve, self._held.get(user, 0)
         user_max = self.user_max * parts // RESERVE_PARTS
         free = self.total_max * parts // RESERVE_PARTS - self.total
         if held and held + more > user_max:
@@ -112,10 +111,12 @@ class RequestBytes:
 
     def add(self, user: int, more: int) -> None:
         """Count *more* bytes of a user, or fewer if that is negative."""
-        self._held[user] += more
         self.total += more
-        if not self._held[user]:
-            del self._held[user]
+        held = self._held.get(user, 0) + more
+        if held:
+            self._held[user] = held
+        else:
+            self._held.pop(user, None)
 
 
 def _busy(bound: str, whose: str, held: int, more: int, bytes_max: int) -> Busy:
@@ -135,6 +136,8 @@ def _busy(bound: str, whose: str, held: int, more: int, bytes_max: int) -> Busy:
 
 class Charge:
     """The bytes of one request of *user*, until `end`."""
+
+    __slots__ = ("_counts", "_freed", "_user", "size")
 
     def __init__(self, counts: RequestBytes, user: int):
         self.size = 0
