@@ -15,6 +15,10 @@ class EngineSettings:
     """A task that higher classes kept from computing for this time may get a reserved quantum."""
     reserved_share: int = 16
     """One quantum in this many is reserved for tasks of lower classes."""
+    priority_strict: bool = False
+    """Whether classes order the tasks of all users, instead of those of each user."""
+    slot_lag_s: float = 0.25
+    """A task takes the slot of an owner who was served this much more compute time."""
     reader_lag_s: float = 0.2
     reader_timeout_s: float = 300.0
     pull_batch_wait_s: float = 0.005

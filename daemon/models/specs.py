@@ -72,6 +72,7 @@ def engine_settings(config: Config) -> dict[str, Any]:
         "reader_timeout_s": config.reader_timeout_s,
         "ageing_tokens": config.ageing_tokens,
         "quantum_tokens": config.quantum_tokens,
+        "priority_strict": config.priority_strict,
         "step_s_target": config.step_ms_target / 1000,
         "shared_prefix_tokens_min": config.shared_prefix_tokens_min,
         "checkpoint_tokens": config.checkpoint_tokens,

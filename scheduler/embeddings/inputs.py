@@ -12,6 +12,7 @@ from ..policy.batch_plan import ScheduledTokens, next_trial
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
 from ..policy.order import Order
+from ..priority import Priority
 from ..settings import EngineSettings
 from ..task import Task, TaskState
 
@@ -99,17 +100,19 @@ class EmbeddingQueue:
             self.waiting.remove(task)
 
     def plan_step(
-        self, order: Order, decoding: Sequence[Task], generation: StepCost
+        self, texts: Sequence[Task], order: Order, decoding: Sequence[Task], generation: StepCost
     ) -> list[ScheduledTokens]:
-        """Return the tokens of the next step. If tasks of the same or a higher class decode, or the
-        texts are of the lowest class, this step and the decoding one together keep to
-        `step_s_target`.
+        """Return the tokens of the next step of *texts*, which have slots. If tasks of the same or
+        a higher class decode, or the texts are of the lowest class, this step and the decoding one
+        together keep to `step_s_target`.
         """
-        trial = next_trial(self.running, order, tried=False)
-        running = self.running if trial is None else [trial]
-        highest = max(map(order.effective, running))
+        trial = next_trial(texts, order, tried=False)
+        running = texts if trial is None else [trial]
+        highest = order.highest(running)
+        low = all(order.effective(t) == Priority.LOW for t in highest)
         seconds = self._settings.step_s_max
-        if not highest or any(order.effective(t) >= highest for t in decoding):
+        below = all(any(order.is_above(text, t) for text in highest) for t in decoding)
+        if low or not below:
             own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))
             seconds = max(self._settings.step_s_target - own, own / 2)
         tokens_min = self._settings.prompt_tokens_min

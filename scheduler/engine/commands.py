@@ -45,6 +45,8 @@ class CommandHandler:
             tasks.busy_classes,
             tasks.clock.read,
             alone_s=tasks.settings.careful_s,
+            strict=tasks.settings.priority_strict,
+            count_time=tasks.count_time,
         )
 
     def handle_command(self, command: m.Command) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...backends import Chunk, InferdError, Model
+from ...backends import InferdError, Model
 from ...backends.errors import BackendError, KvFull
 from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
-from ..policy.batch_plan import ScheduledTokens, next_trial, plan_tokens, plan_trial
-from ..policy.cost import StepCost, StepLoad
+from ..policy.batch_plan import ScheduledTokens, load_of, next_trial, plan_tokens, plan_trial
+from ..policy.cost import StepCost
 from ..policy.embeddings_plan import embeds_next
+from ..policy.held_back import held_back
 from ..recording.engine_metrics import StepKind
 from ..recording.recorder import ActivityKind
 from ..task import Task
@@ -27,7 +28,6 @@ class _ComputedStep:
     """
 
     batch: Sequence[ScheduledTokens]
-    chunks: Sequence[Chunk]
     kind: StepKind
     seconds: float
     candidates: Sequence[Task]
@@ -85,21 +85,23 @@ class Steps:
 
     def compute_step(self) -> None:
         """Compute one batch, of generations or of embeddings, if there is work."""
-        generating = [t for t in self._slots.tasks if t.has_work]
-        texts, embedded_last = self._embeddings.running, self._embedded
-        self._embedded = bool(texts) and embeds_next(
-            generating, texts, self._tasks.order(), embedded=self._embedded
-        )
+        order, settings = self._tasks.order(), self._tasks.settings
+        able = [*(t for t in self._slots.tasks if t.has_work), *self._embeddings.running]
+        held = held_back(able, order, self._clock.now, settings.step_s_target)
+        generating = [t for t in able if t.spec.embed is None and t not in held]
+        texts = [t for t in able if t.spec.embed is not None and t not in held]
+        embedded_last = self._embedded
+        self._embedded = embeds_next(generating, texts, order, embedded=embedded_last)
         if self._embedded:
-            decoding = [t for t in generating if not t.prefilling]
-            self._embed(decoding, generating if embedded_last else [])
+            self._embed(texts, generating, generating if embedded_last else [])
         else:
-            self._generate([] if embedded_last else texts)
+            self._generate(generating, [] if embedded_last else texts)
 
-    def _embed(self, decoding: list[Task], passed_over: list[Task]) -> None:
+    def _embed(self, texts: list[Task], generating: list[Task], passed_over: list[Task]) -> None:
         """Compute a step of embeddings."""
-        batch = self._embeddings.plan_step(self._tasks.order(), decoding, self._cost)
-        load = StepLoad.of_chunks([(p.task.computed, p.count) for p in batch])
+        decoding = [t for t in generating if not t.prefilling]
+        batch = self._embeddings.plan_step(texts, self._tasks.order(), decoding, self._cost)
+        cost, load = self._embeddings.cost, load_of(batch)
         self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
         started = self._clock.read()
         try:
@@ -107,19 +109,21 @@ class Steps:
         except InferdError as exc:
             self._fail_step(batch, exc)
             return
-        self._embeddings.cost.learn_step(load, self._end_step(started))
+        seconds = self._end_step(started)
+        self._tasks.count_step(batch, seconds, cost)
+        cost.learn_step(load, seconds)
         for part in batch:
             self._clock.tokens += part.count
             self._metrics.counts["embedded"] += part.count
             self._tasks.owners.count_work(part.task.spec.owner, part.count)
             part.task.count_tokens(part.count, self._clock.now)
-        self._age_others(batch, [*self._embeddings.running, *passed_over])
+        self._age_others(batch, [*texts, *passed_over])
         for task, embedded in done:
             self._tasks.finish_embedding(task, embedded)
 
-    def _generate(self, passed_over: list[Task]) -> None:
-        """Decode a batch, and sample tokens from its logits."""
-        batch = self._plan_tokens()
+    def _generate(self, generating: list[Task], passed_over: list[Task]) -> None:
+        """Decode a batch of tokens of *generating* tasks, and sample tokens from its logits."""
+        batch = self._plan_tokens(generating)
         if not batch:
             return
         self._slots.hold_logits({p.task.slot for p in batch})
@@ -138,8 +142,9 @@ class Steps:
             self._fail_step(batch, exc)
             return
         seconds = self._end_step(started)
-        candidates = [t for t in self._slots.tasks if t not in self._skipping]
-        self._unlearned = _ComputedStep(batch, chunks, kind, seconds, [*candidates, *passed_over])
+        self._tasks.count_step(batch, seconds, self._cost)
+        candidates = [t for t in generating if t not in self._skipping]
+        self._unlearned = _ComputedStep(batch, kind, seconds, [*candidates, *passed_over])
         for task in self._skipping:
             task.quantum += 1
         now = self._clock.now
@@ -165,22 +170,21 @@ class Steps:
         if self._unlearned is None:
             return
         step, self._unlearned = self._unlearned, None
-        chunks = [(chunk.position, len(chunk.tokens)) for chunk in step.chunks]
-        load = StepLoad.of_chunks(chunks, sum(part.logits_read for part in step.batch))
+        load = load_of(step.batch)
         self._cost.learn_step(load, step.seconds)
         self._quantum = self._quantum.with_tokens(load.tokens)
         self._metrics.page.count_step(step.kind, load.tokens, len(step.batch), step.seconds)
         self._age_others(step.batch, step.candidates)
 
-    def _plan_tokens(self) -> list[ScheduledTokens]:
-        for task in self._slots.tasks:
+    def _plan_tokens(self, generating: list[Task]) -> list[ScheduledTokens]:
+        for task in generating:
             full = len(task.tokens) >= task.ctx_size
             if full and task.has_work and task.pending == 1:
                 self.answers.shift_context(task)
         order, settings = self._tasks.order(), self._tasks.settings
-        trial = next_trial(self._slots.tasks, order, tried=self._tried)
+        trial = next_trial([t for t in generating if t.slot >= 0], order, tried=self._tried)
         self._tried = trial is not None
-        working = [t for t in self._slots.tasks if t.has_work and not t.trial_tokens]
+        working = [t for t in generating if t.slot >= 0 and t.has_work and not t.trial_tokens]
         self._skipping = self.answers.slow.skipping(working, order, self._clock.now)
         tasks = [t for t in working if t not in self._skipping] if trial is None else [trial]
         adapters = plan_adapters(tasks, order, settings, self._quantum)

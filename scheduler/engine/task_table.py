@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ...backends import InferdError, Model
 from .. import messages as m
 from ..embeddings.inputs import EmbeddingQueue
 from ..kv.manager import KvManager
 from ..output.stopping.ending import EMBEDDED, Ending
-from ..owner import OwnerClock
+from ..owner import Owner, OwnerClock
+from ..policy.batch_plan import ScheduledTokens, load_of
+from ..policy.cost import StepCost
 from ..policy.order import Order
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.reserved_quantum import ReservedQuanta
+from ..policy.time_share import NOT_SHARED, TimeShare
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
 from ..task import Task, TaskState
@@ -44,6 +47,9 @@ class TaskTable:
         self.embeddings = EmbeddingQueue(model, settings)
         self.queue: list[Task] = []
         self.owners, self.reserved = OwnerClock(), ReservedQuanta(settings)
+        self._time = TimeShare(strict=settings.priority_strict)
+        self.shares = NOT_SHARED
+        """The users' shares as of the last `update_shares`."""
         self.leaders = Leaders(kv.search, model.info.kv_kind, settings.shared_prefix_tokens_min)
         self._ctx_size = model.info.ctx_size
         self._estimator = TurnEstimator()
@@ -59,7 +65,40 @@ class TaskTable:
 
     def order(self) -> Order:
         """Return the order of tasks as of now."""
-        return Order(self.clock.tokens, self.owners, self.settings)
+        return Order(self.clock.tokens, self.owners, self.settings, self.shares)
+
+    def update_shares(self) -> None:
+        """Find the owners with work, which share the model's time."""
+        classes: dict[Owner, int] = {}
+        if len({t.spec.owner for t in self}) > 1:
+            for task in self:
+                spec = task.spec
+                if spec.priority > classes.get(spec.owner, -1) and self._wants_time(task):
+                    classes[spec.owner] = spec.priority
+        self.shares = self._time.shares(classes, self.clock.now)
+
+    def _wants_time(self, task: Task) -> bool:
+        if task.spec.embed is not None:
+            return True
+        able = not (task.fetching or task.preparing or task.yields(self.clock.tokens))
+        return able and (task.has_work or task.wants_token)
+
+    def count_time(self, owner: Owner, seconds: float) -> None:
+        """Count time of the engine's thread that was used for *owner*."""
+        self._time.count_work(self.shares, seconds, {owner: seconds})
+
+    def count_step(self, batch: Sequence[ScheduledTokens], seconds: float, cost: StepCost) -> None:
+        """Count the time of a step; each owner used what its own chunks would have taken alone."""
+        if not self.shares.parts:
+            return
+        of_owner: dict[Owner, list[ScheduledTokens]] = {}
+        for part in batch:
+            of_owner.setdefault(part.task.spec.owner, []).append(part)
+        whole = load_of(batch)
+        used = {o: cost.alone_s(load_of(own), whole, seconds) for o, own in of_owner.items()}
+        if len(of_owner) == 1:
+            used = dict.fromkeys(of_owner, seconds)
+        self._time.count_work(self.shares, seconds, used)
 
     def busy_classes(self) -> dict[int, int]:
         """Return the users whose tasks compute, with their highest class."""
@@ -87,6 +126,7 @@ class TaskTable:
     def add_task(self, task: Task) -> None:
         """Queue a task that was checked."""
         self.owners.add_owner(task.spec.owner, (t.spec.owner for t in self))
+        self._time.set_account(task.spec.owner.user, task.spec.account)
         self._by_id[task.spec.id] = task
         self.reporter.log_queued(task)
         if task.spec.embed is not None:

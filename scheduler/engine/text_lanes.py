@@ -35,9 +35,11 @@ class Lane:
     thread uses the model, because this use may end the process.
     """
 
-    def __init__(self, thread: CallThread, recorder: Recorder | None = None):
+    def __init__(
+        self, thread: CallThread, recorder: Recorder | None = None, *, strict: bool = False
+    ):
         self.thread, self._recorder = thread, recorder
-        self._waiting: TextOrder[LaneWork] = TextOrder()
+        self._waiting: TextOrder[LaneWork] = TextOrder(strict=strict)
         self._in_thread: LaneWork | None = None
 
     @property

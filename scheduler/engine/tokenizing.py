@@ -16,9 +16,10 @@ from ...backends.errors import OutOfMemory, PromptTooLong
 from ...backends.texts.raw_bytes import bytes_of, is_utf8
 from .. import messages as m
 from ..call_thread import CallThread
+from ..owner import Owner
 from ..policy.text_order import TextOrder
 from ..policy.thread_share import ThreadShare
-from ..priority import Requester
+from ..priority import Priority, Requester
 from ..recording.recorder import ActivityKind, Recorder
 from .chat_text import render_chat
 from .task_table import EngineClock
@@ -48,9 +49,9 @@ of llama.cpp keeps busy.
 
 class TokenizeQueue:
     """Answers requests for texts; owned by the engine. *busy_classes* returns the users whose
-    tasks compute, with their highest class. Work is measured in time and not in CPU time, because
-    rendering waits for another process. In the first *alone_s* seconds no text is tokenized in a
-    thread.
+    tasks compute, with their highest class. *count_time* counts the time of work for an owner. Work
+    is measured in time and not in CPU time, because rendering waits for another process. In the
+    first *alone_s* seconds no text is tokenized in a thread. *strict* is `priority_strict`.
 
     `tasks_expected` counts the tokenized prompts whose tasks will be submitted at once.
     """
@@ -63,17 +64,22 @@ class TokenizeQueue:
         busy_classes: Callable[[], Mapping[int, int]],
         seconds: Callable[[], float] = time.monotonic,
         alone_s: float = 0.0,
+        *,
+        strict: bool = False,
+        count_time: Callable[[Owner, float], None] = lambda owner, seconds: None,
     ):
         self._model, self._recorder, self._clock = model, recorder, clock
+        self._strict, self._count_time = strict, count_time
         self._seconds, self._alone_until = seconds, seconds() + alone_s
         self._busy_classes = busy_classes
         self._busy: Mapping[int, int] = {}
         """The last result of *busy_classes*."""
         self.tasks_expected = 0
-        self._short: TextOrder[LaneWork] = TextOrder()
-        self._tokenizing = Lane(CallThread("tokenizing", time.thread_time, TEXT_NICE), recorder)
-        self._rendering = Lane(CallThread("rendering", seconds))
-        self.compiling = Lane(CallThread("compiling", nice=TEXT_NICE))
+        self._short: TextOrder[LaneWork] = TextOrder(strict=strict)
+        tokenizing = CallThread("tokenizing", time.thread_time, TEXT_NICE)
+        self._tokenizing = Lane(tokenizing, recorder, strict=strict)
+        self._rendering = Lane(CallThread("rendering", seconds), strict=strict)
+        self.compiling = Lane(CallThread("compiling", nice=TEXT_NICE), strict=strict)
         self.lanes = self._tokenizing, self._rendering, self.compiling
         """The results of their threads wake the engine."""
         self._share = ThreadShare()
@@ -135,8 +141,12 @@ class TokenizeQueue:
                 return
 
     def _competes(self, requester: Requester) -> bool:
+        """Return whether tasks of other users compute whose class is not lower. Without strict
+        priorities, users are equal, except that `urgent` precedes.
+        """
         owner, priority = requester
-        return any(u != owner.user and level >= priority for u, level in self._busy.items())
+        limit = priority if self._strict or priority == Priority.URGENT else Priority.LOW
+        return any(u != owner.user and level >= limit for u, level in self._busy.items())
 
     def _may_work(self, requester: Requester) -> bool:
         may = self._share.may_work(requester.owner.user, self._clock.now)
@@ -147,6 +157,7 @@ class TokenizeQueue:
         yield from self._continue(work, outcome)
         seconds = self._seconds() - started
         self._short.count_work(owner, seconds)
+        self._count_time(owner, seconds)
         self._charge(work.requester, seconds)
 
     def _charge(self, requester: Requester, seconds: float) -> None:

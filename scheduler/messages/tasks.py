@@ -78,6 +78,10 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     owner: Owner
+    account: int = -1
+    """The gateway's user, if the owner is one of the gateway's own users; they share a part of the
+    time. -1: the owner's user is a user of the system.
+    """
     tokens: bytes
     sampling: SamplingParams
     priority: Priority = Priority.NORMAL

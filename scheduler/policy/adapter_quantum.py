@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..settings import EngineSettings
 from ..task import Task
+from .held_back import ADAPTERS_LAG_S
 from .order import Order
 
 ADAPTER_SETS_MAX = 256
@@ -49,8 +50,9 @@ def plan_adapters(
 
     The next adapters are those of the first task in the order of the queue. Among tasks of equal
     rank they are those whose last quantum is longest ago, so that no task waits for more than one
-    quantum of each other set. A task of a higher class takes over at once. One of the same class
-    takes over at the end of the present quantum, unless its owner was served more.
+    quantum of each other set. A task of a higher class takes over at once, and one
+    whose owner is further behind by `ADAPTERS_LAG_S`. Another one of the same class takes over at
+    the end of the present quantum, unless its owner was served more.
     """
     present = quantum.adapters
     first: dict[tuple[str, ...], Task] = {}
@@ -67,7 +69,9 @@ def plan_adapters(
             pair[1].queue_number,
         ),
     )
-    if own is None or order.effective(task) > order.effective(own):
+    if own is None or order.is_above(task, own):
+        return following
+    if order.shares.lead_s(task.spec.owner, own.spec.owner) >= ADAPTERS_LAG_S:
         return following
     over = quantum.tokens >= settings.quantum_tokens
     return following if over and order.rank(task) <= order.rank(own) else present

@@ -13,7 +13,7 @@ import msgspec
 from ...backends import Chunk
 from ..settings import EngineSettings
 from ..task import Task
-from .cost import StepCost
+from .cost import StepCost, StepLoad
 from .forced_chunks import plan_forced
 from .order import Order
 from .step_budget import StepBudget, forced_tokens_s, prompts_step_s
@@ -28,23 +28,31 @@ class ScheduledTokens(msgspec.Struct, frozen=True):
     """
 
     task: Task
+    start: int
+    """The position of the first of these tokens."""
     count: int
     logits: int
 
     @classmethod
     def of_task(cls, task: Task, count: int) -> ScheduledTokens:
         """Return the next *count* tokens of *task*, with the logits that it needs."""
-        return cls(task, count, task.logits_of(count))
+        return cls(task, task.computed, count, task.logits_of(count))
 
     def chunk(self) -> Chunk:
         """Return the chunk for the model."""
-        task, start = self.task, self.task.computed
-        return Chunk(task.slot, task.tokens[start : start + self.count], start, self.logits)
+        tokens = self.task.tokens[self.start : self.start + self.count]
+        return Chunk(self.task.slot, tokens, self.start, self.logits)
 
     @property
     def logits_read(self) -> int:
         """The tokens with logits, except the last one."""
         return max(0, self.logits - 1)
+
+
+def load_of(batch: Sequence[ScheduledTokens]) -> StepLoad:
+    """Return the load of a step, before or after its tokens were counted as computed."""
+    chunks = [(part.start, part.count) for part in batch]
+    return StepLoad.of_chunks(chunks, sum(part.logits_read for part in batch))
 
 
 def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
@@ -67,6 +75,23 @@ def plan_trial(
     return [ScheduledTokens.of_task(task, step.schedule_prompt(task))]
 
 
+def first_prompts(prompts: Sequence[Task], order: Order) -> list[Task]:
+    """Return the prompts that share the next step, in the order of the queue: of each user, those
+    of the user's highest class, if no prompt of another user is above them.
+    """
+    highest = max(map(order.level, prompts))
+    of_user: dict[int, int] = {}
+    for task in prompts:
+        user = task.spec.owner.user
+        of_user[user] = max(of_user.get(user, 0), order.effective(task))
+    first = [
+        t
+        for t in prompts
+        if order.level(t) == highest and order.effective(t) == of_user[t.spec.owner.user]
+    ]
+    return sorted(first, key=order.key)
+
+
 def plan_tokens(
     running: Sequence[Task],
     order: Order,
@@ -81,8 +106,9 @@ def plan_tokens(
     Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
     rest of the step's time (`prompts_step_s`), in the order of the queue. They get at least half as
     much time as the decoding tokens take, even if the step then exceeds its target. Prompts of a
-    lower class wait for those of a higher one. Each task may have logits after its last token;
-    prompts whose logprobs are wanted share the others of the *logits_max* tokens with logits.
+    lower class wait for those of a higher one (`first_prompts`). Each task may have logits after
+    its last token; prompts whose logprobs are wanted share the others of the *logits_max* tokens
+    with logits.
     """
     tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]
@@ -97,9 +123,7 @@ def plan_tokens(
     chunks = [(t.computed, counts[id(t)]) for t in decoding]
     tokens_min, logits_left = settings.prompt_tokens_min, max(0, logits_max - len(tasks))
     step = StepBudget(chunks, cost, most - sum(planned), tokens_min, logits_left=logits_left)
-    prompts.sort(key=order.key)
-    first = order.effective(prompts[0])
-    prompts = [t for t in prompts if order.effective(t) == first]
+    prompts = first_prompts(prompts, order)
     own = max(map(order.effective_unreserved, prompts))
     step.seconds = prompts_step_s(own, decoding, prompts, order, settings, cost)
     step.seconds = max(step.seconds, 1.5 * step.predicted_s())

@@ -21,6 +21,8 @@ TREND_STEPS = 3
 
 LOGITS_GAIN = 0.2
 """Weight of the last step in the time of a token's logits."""
+DECODE_GAIN = 0.1
+"""Weight of the last step in the time of a decoding step."""
 LOST_FACTOR = 100.0
 """If such a trend is slower by this factor, the coefficients begin anew. Otherwise they would grow
 too slowly, because their own size bounds their uncertainty.
@@ -43,6 +45,8 @@ class StepLoad(msgspec.Struct, frozen=True):
     tokens: int
     depth: int
     logits: int = 0
+    decodes: bool = False
+    """Whether each chunk has one token."""
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[tuple[int, int]], logits: int = 0) -> StepLoad:
@@ -53,7 +57,7 @@ class StepLoad(msgspec.Struct, frozen=True):
             lengths.add(count)
             tokens += count
             depth += count * position + count * (count - 1) // 2
-        return cls(len(lengths), tokens, depth, logits)
+        return cls(len(lengths), tokens, depth, logits, lengths == {1})
 
 
 class CostCoefficients(NamedTuple):
@@ -75,6 +79,7 @@ class StepCost:
         """The shortest time of a token so far."""
         self._logits_s = 0.0
         """The time that a token takes longer if it has logits that are read."""
+        self._decoding = DecodeTimes()
         self._threads = 0
         self._by_threads: dict[int, LinearCost] = {}
         """The costs with other numbers of threads."""
@@ -119,6 +124,20 @@ class StepCost:
         """Return the seconds that it would take to compute the first *tokens* of a prompt again."""
         return self.predict(StepLoad.of_chunks([(0, tokens)]))
 
+    def alone_s(self, load: StepLoad, whole: StepLoad, seconds: float) -> float:
+        """Return how long *load*, a part of a step of the *whole* load that took *seconds*, would
+        have taken alone. Before this is known for tokens of decoding tasks, each token counts as an
+        equal part, which is the least.
+        """
+        if not load.decodes:
+            alone_s = seconds * self.predict(load) / max(self.predict(whole), SECONDS_MIN)
+        else:
+            known = self._decoding.seconds(load.tokens)
+            if known is None:
+                return seconds * load.tokens / whole.tokens
+            alone_s = known + self._cost.coefficients[2] * load.depth
+        return min(seconds, alone_s)
+
     def use_threads(self, threads: int) -> None:
         """Predict steps with this many *threads* from now on, by the costs learned for this number.
         If there are none, the present costs continue, scaled up for fewer threads. They are not
@@ -128,6 +147,7 @@ class StepCost:
         if threads == before or not before or not self.known:
             return
         self._by_threads[before] = self._cost
+        self._decoding = DecodeTimes()
         learned = self._by_threads.pop(threads, None)
         self._cost = learned or self._cost.scaled(max(1.0, before / threads))
 
@@ -145,6 +165,8 @@ class StepCost:
             self._cost.init_from_step(load, seconds)
         else:
             self._cost.learn(load, seconds)
+        if load.decodes:
+            self._decoding.learn(load.tokens, seconds - self._cost.coefficients[2] * load.depth)
 
     def _learn_logits(self, load: StepLoad, seconds: float) -> None:
         """Update the time of a token's logits. An outlier, such as a pause of the process, counts
@@ -154,6 +176,26 @@ class StepCost:
         found = max(0.0, seconds - without) / load.logits
         found = min(found, 2 * self._logits_s + without / load.tokens)
         self._logits_s += LOGITS_GAIN * (found - self._logits_s)
+
+
+class DecodeTimes:
+    """The seconds of steps that only decode, by the number of their tokens, without the cost of
+    depth. On CPUs a few more of these tokens take much longer than as many tokens of a prompt:
+    with SmolLM2-135M on two cores a step of 4 takes 29 ms, one of 1 takes 11 ms, and a token of a
+    prompt 1 ms. So one linear model does not fit both.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def seconds(self, tokens: int) -> float | None:
+        """Return the seconds of a step of that many tokens; None if there was none yet."""
+        return self._seconds.get(tokens)
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Add a step."""
+        before = self._seconds.get(tokens, seconds)
+        self._seconds[tokens] = before + DECODE_GAIN * (seconds - before)
 
 
 class LinearCost:

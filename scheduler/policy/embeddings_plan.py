@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...backends import EmbedInfo
-from ..priority import PRIORITY_MAX
 from ..task import Task
 from .batch_plan import FIRST_STEP_TOKENS, ScheduledTokens
 from .cost import StepCost
 from .order import Order
 from .slot_plan import SlotPlan
 from .step_budget import StepBudget
+
+LEAD_S_MIN = 0.02
 
 
 def embeds_next(
@@ -28,26 +29,27 @@ def embeds_next(
     """
     if not embedding or not generating:
         return bool(embedding)
-    highest = max(map(order.effective, embedding))
-    prompts = [order.effective(t) for t in generating if t.prefilling]
+    texts = order.highest(embedding)
+    prompts = order.highest(t for t in generating if t.prefilling)
     if embedded:
-        return len(prompts) == len(generating) and max(prompts) < highest
-    return max(prompts, default=0) <= highest
+        decodes = any(not t.prefilling for t in generating)
+        return not decodes and all(any(order.is_above(t, p) for t in texts) for p in prompts)
+    return not any(all(order.is_above(p, t) for t in texts) for p in prompts)
 
 
 def plan_texts(
     waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
 ) -> SlotPlan:
     """Decide which texts get a slot, in the order of the queue. No text overtakes one that does not
-    fit. A text parks running ones whose effective class is below its own class, the last of them
-    first. A text with a reserved quantum parks any without one.
+    fit. A text parks running ones, the last of them first: those whose effective class is below its
+    own class, and those of owners who are less behind (by `LEAD_S_MIN`) of which nothing was
+    computed. A text with a reserved quantum parks any without one.
     """
     running = list(running)
     park: list[Task] = []
     start: list[Task] = []
     for task in sorted(waiting, key=order.key):
-        own = PRIORITY_MAX + 1 if task.reserved_tokens else task.spec.priority
-        lower = [t for t in running if order.effective(t) < own and not t.reserved_tokens]
+        lower = [t for t in running if not t.reserved_tokens and _gives_way(t, task, order)]
         if not _fits(task, [t for t in running if t not in lower], info):
             break
         while not _fits(task, running, info):
@@ -58,6 +60,13 @@ def plan_texts(
         running.append(task)
         start.append(task)
     return SlotPlan(tuple(park), tuple(start))
+
+
+def _gives_way(running: Task, task: Task, order: Order) -> bool:
+    if task.reserved_tokens or order.preempts(task, running):
+        return True
+    lead_s = order.shares.lead_s(task.spec.owner, running.spec.owner)
+    return not running.computed and lead_s >= LEAD_S_MIN and not order.is_above(running, task)
 
 
 def _fits(task: Task, running: Sequence[Task], info: EmbedInfo) -> bool:
@@ -89,4 +98,4 @@ def plan_text_tokens(
             step.tokens_left -= task.pending
             counts[id(task)] = task.pending
     planned = sorted((t for t in running if counts.get(id(t))), key=lambda t: t.slot)
-    return [ScheduledTokens(t, counts[id(t)], logits=0) for t in planned]
+    return [ScheduledTokens(t, t.computed, counts[id(t)], logits=0) for t in planned]

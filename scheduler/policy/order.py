@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..owner import OwnerClock
-from ..priority import PRIORITY_MAX
+from ..priority import PRIORITY_MAX, Priority
 from ..settings import EngineSettings
 from ..task import Task
+from .time_share import NOT_SHARED, TimeShares
 
 
 class Order:
-    """The order of tasks: by effective class, tokens served to the user, tokens served to the
-    label, and place. A task with a reserved quantum comes first, tasks parked by hand come last.
+    """The order of tasks. A task with a reserved quantum comes first, tasks parked by hand come
+    last. Places follow the order of arrival; a task that is parked after a quantum gets a new last
+    place.
 
-    Places follow the order of arrival. A task that is parked after a quantum gets a new last place.
+    Users come in the order of their guarantees (`TimeShares`): first users who are further behind,
+    then users for whom fewer tokens were computed. Of one user's tasks, the effective class counts
+    first, then the labels in the same way, then the place. So a class has no effect on other users,
+    except for `urgent`, which an operator must grant. With the setting `priority_strict` the
+    effective class counts before the users.
     """
 
-    def __init__(self, clock: int, owners: OwnerClock, settings: EngineSettings):
+    def __init__(
+        self,
+        clock: int,
+        owners: OwnerClock,
+        settings: EngineSettings,
+        shares: TimeShares = NOT_SHARED,
+    ):
         self._clock, self._owners, self._settings = clock, owners, settings
+        self.shares = shares
+        self._strict = settings.priority_strict
 
     def effective(self, task: Task) -> int:
         """Return the class of *task*, raised by its age; the highest in a reserved quantum."""
@@ -28,6 +44,48 @@ class Order:
         """Return the class of *task*, raised by its age, without regard to a reserved quantum."""
         return task.effective_class(self._clock, self._settings.ageing_tokens)
 
+    def level(self, task: Task) -> int:
+        """Return the class of *task* as it counts beside tasks of other users. Users are equal,
+        except that tasks with a reserved quantum, of users with urgent tasks, and of users who are
+        far behind their guarantee come first.
+        """
+        if self._strict:
+            return self.effective(task)
+        owner, shares = task.spec.owner, self.shares
+        urgent = task.reserved_tokens or owner.user in shares.urgent_users
+        return Priority.URGENT if urgent or shares.is_starved(owner) else Priority.NORMAL
+
+    def class_beside(self, task: Task, other: Task) -> int:
+        """Return the class of *task* as it counts beside *other*."""
+        one_user = task.spec.owner.user == other.spec.owner.user
+        return self.effective(task) if one_user else self.level(task)
+
+    def is_above(self, task: Task, other: Task) -> bool:
+        """Return whether the class of *task* is above that of *other*."""
+        return self.class_beside(task, other) > self.class_beside(other, task)
+
+    def highest(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return a task of the highest class of each user."""
+        found: dict[int, Task] = {}
+        for task in tasks:
+            best = found.get(task.spec.owner.user)
+            if best is None or self.effective(task) > self.effective(best):
+                found[task.spec.owner.user] = task
+        return list(found.values())
+
+    def preempts(self, task: Task, running: Task) -> bool:
+        """Return whether *task* takes the slot of *running* at once, by its own class. Age does not
+        count, or an old low task and a new urgent one would preempt each other again and again.
+        """
+        return task.spec.priority > self.resistance(running, task)
+
+    def resistance(self, running: Task, task: Task) -> int:
+        """Return the class that tasks of the user of *task* must exceed to preempt *running*."""
+        if self._strict or task.spec.owner.user == running.spec.owner.user:
+            return self.effective(running)
+        precious = running.reserved_tokens or running.spec.priority == Priority.URGENT
+        return Priority.URGENT if precious else Priority.HIGH
+
     def age(self, task: Task) -> int:
         """Return the age of *task* in tokens."""
         return task.age_at(self._clock)
@@ -36,15 +94,20 @@ class Order:
         """Return whether *task* was parked by hand and still gives way to all others."""
         return task.yields(self._clock)
 
-    def key(self, task: Task) -> tuple[bool, int, int, int, int]:
+    def key(self, task: Task) -> tuple[float, ...]:
         """Return the sort key of *task*; the least goes first."""
         return (self.yields(task), *self.rank(task), task.queue_number)
 
-    def rank(self, task: Task) -> tuple[int, int, int]:
+    def rank(self, task: Task) -> tuple[float, ...]:
         """Return the part of `key` before the place; tasks of equal rank alternate by quanta."""
         if task.reserved_tokens:
-            return -PRIORITY_MAX - 1, 0, 0
-        return (-self.effective(task), *self.served(task))
+            return (-PRIORITY_MAX - 1,)
+        (user, label), effective = self.served(task), self.effective(task)
+        *behind, label_behind = self.shares.behind_of(task.spec.owner)
+        users = *(-lag for lag in behind), user
+        if self._strict:
+            return (-effective, *users, -label_behind, label)
+        return (-self.level(task), *users, -effective, -label_behind, label)
 
     def served(self, task: Task) -> tuple[int, int]:
         """Return the tokens served to the user of *task*, and those served to the label."""

@@ -47,7 +47,7 @@ class ReservedQuanta:
         self, able: Iterable[Task], busy: Iterable[Task], order: Order, clock: int, now: float
     ) -> None:
         """Give the due quantum to one of the *able* tasks, which could compute, if its class is
-        below the highest of the *busy* tasks. Call this if `is_check_due`. A text to embed gets a
+        below that of one of the *busy* tasks. Call this if `is_check_due`. A text to embed gets a
         quantum of its whole size, because otherwise it would start again.
         """
         self._next_check_at = now + CHECK_S
@@ -55,8 +55,8 @@ class ReservedQuanta:
         late = [t for t in able if t.passed_over_since <= since and not t.reserved_tokens]
         if not late:
             return
-        highest = max(map(order.effective, busy), default=0)
-        late = [t for t in late if order.effective(t) < highest]
+        highest = order.highest(busy)
+        late = [t for t in late if any(order.is_above(above, t) for above in highest)]
         if late:
             task = min(late, key=self._key)
             task.reserved_tokens = max(size, task.pending) if task.spec.embed else size

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..kv.slots import Slot
@@ -13,6 +14,7 @@ from ..priority import PRIORITY_MAX
 from ..settings import EngineSettings
 from ..task import Task
 from .order import Order
+from .time_share import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +36,28 @@ def plan_slots(
     now: float,
     find_leader: Callable[[Task, Sequence[Task]], Task | None] = lambda task, running: None,
 ) -> SlotPlan:
-    """Decide, in the order of the queue, which tasks are parked and which get a slot.
+    """Decide, in the order of the queue, which tasks are parked and which get a slot. Users with
+    fewer slots come first.
 
-    A task preempts a running one at once if its own class is above the other's effective class, if
-    it has a reserved quantum, or if the other was not read for `reader_lag_s`. Otherwise it
-    preempts one whose quantum has ended, if its effective class is higher, or equal and its owner
-    was not served more. *find_leader* returns the running task that computes a prefix of the given
-    task, which then takes no slot until the prefix is computed.
+    A task preempts a running one at once if
+
+    - its own class is above the other's effective class,
+    - it has a reserved quantum,
+    - the other was not read for `reader_lag_s`,
+    - the other's user would still not have fewer slots than its own, by weight, or
+    - the other's owner is served too much, by `slot_lag_s`.
+
+    Otherwise it preempts one whose quantum has ended, if its effective class is higher, or equal
+    and its owner was not served more. *find_leader* returns the running task that computes a prefix
+    of the given task, which then takes no slot until the prefix is computed.
     """
-    waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
     staying = [s.task for s in slots if s.task is not None]
+    claims = _Claims(queue, staying, order)
     free = len(slots) - len(staying)
     park: list[Task] = []
     start: list[Task] = []
     follow: list[tuple[Task, Task]] = []
-    floor: int | None = None
-    for task in waiting:
-        if floor is not None and task.spec.priority <= floor:
-            continue
+    while (task := claims.next_task()) is not None:
         leader = find_leader(task, staying + start)
         if leader is not None:
             follow.append((task, leader))
@@ -60,39 +66,120 @@ def plan_slots(
         if free:
             free -= 1
         else:
-            victim = _victim(task, staying, order, settings, now)
-            if victim is None:  # of those behind it, only one of a higher own class can preempt
-                settled = [order.effective(t) for t in staying if not t.shift_pending]
-                floor = min(settled, default=PRIORITY_MAX)
+            victim = _victim(task, staying, order, settings, now, claims)
+            if victim is None:
+                settled = [order.resistance(t, task) for t in staying if not t.shift_pending]
+                claims.drop_behind(task, min(settled, default=PRIORITY_MAX))
                 continue
             staying.remove(victim)
             park.append(victim)
+            claims.count_slot(victim, -1)
         start.append(task)
+        claims.count_slot(task, 1)
     return SlotPlan(tuple(park), tuple(start), tuple(follow))
 
 
+class _Claims:
+    """The waiting tasks of each user in their order, and the slots that each part of the users has.
+    The next task is that of the first user, by the slots in use for each unit of weight.
+    """
+
+    def __init__(self, queue: Sequence[Task], running: Sequence[Task], order: Order):
+        self._order, self._shares = order, order.shares
+        waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
+        self._users: dict[int, deque[Task]] = {}
+        for task in waiting:
+            user = task.spec.owner.user if self._shares.parts else 0
+            self._users.setdefault(user, deque()).append(task)
+        self._slots: Counter[Part] = Counter()
+        for task in running:
+            self.count_slot(task, 1)
+
+    def count_slot(self, task: Task, change: int) -> None:
+        """Count a slot that *task* gets or loses."""
+        for part in self._shares.parts.get(task.spec.owner, ()):
+            self._slots[part] += change
+
+    def next_task(self) -> Task | None:
+        """Remove and return the next task, if there is one."""
+        if not self._users:
+            return None
+        user = min(self._users, key=lambda u: self._key(self._users[u][0]))
+        task = self._users[user].popleft()
+        if not self._users[user]:
+            del self._users[user]
+        return task
+
+    def _key(self, task: Task) -> tuple[float, ...]:
+        order, parts = self._order, self._shares.parts.get(task.spec.owner, ())
+        used = [self._used(part, 0) for part in parts[:2]]
+        return (order.yields(task), -order.level(task), *used, *order.key(task))
+
+    def drop_behind(self, task: Task, floor: int) -> None:
+        """Drop the tasks behind *task* of its user whose own class is not above *floor*: none of
+        them can preempt, as *task* cannot.
+        """
+        user = task.spec.owner.user if self._shares.parts else 0
+        kept = deque(t for t in self._users.pop(user, ()) if t.spec.priority > floor)
+        if kept:
+            self._users[user] = kept
+
+    def has_too_many(self, running: Task, task: Task) -> bool:
+        """Return whether the user of *running* would still have as many slots as that of *task*,
+        by weight, after one of its slots went to *task*.
+        """
+        rivals = self._shares.rivals(running.spec.owner, task.spec.owner)
+        if rivals is None or running.spec.owner.user == task.spec.owner.user:
+            return False
+        return self._used(rivals[0], -1) >= self._used(rivals[1], 1)
+
+    def _used(self, part: Part, change: int) -> float:
+        """Return the slots of a part for each unit of its weight, after a *change*."""
+        return (self._slots[part] + change) / self._shares.weights[part]
+
+
 def _victim(
-    task: Task, running: Sequence[Task], order: Order, settings: EngineSettings, now: float
+    task: Task,
+    running: Sequence[Task],
+    order: Order,
+    settings: EngineSettings,
+    now: float,
+    claims: _Claims,
 ) -> Task | None:
-    running = [t for t in running if not t.shift_pending]
-    unread = [t for t in running if reader_lags(t, settings, now)]
-    if unread:
-        return min(unread, key=lambda t: (order.effective(t), -t.arrival))
+    def last(tasks: Iterable[Task]) -> Task | None:
+        """Return the task that is parked first: of the lowest class, the latest arrival."""
+        return min(
+            tasks,
+            key=lambda t: (order.class_beside(t, task), order.effective(t), -t.arrival),
+            default=None,
+        )
+
+    owner, running = task.spec.owner, [t for t in running if not t.shift_pending]
+    unread = last(t for t in running if reader_lags(t, settings, now))
+    if unread is not None:
+        return unread
     running = [t for t in running if not t.reserved_tokens]
-    lowest = min(running, key=lambda t: (order.effective(t), -t.arrival), default=None)
-    if lowest is None:
-        return None
-    if task.reserved_tokens or task.spec.priority > order.effective(lowest):
-        return lowest
+    lower = last(t for t in running if task.reserved_tokens or order.preempts(task, t))
+    if lower is not None:
+        return lower
+    able = [t for t in running if not order.is_above(t, task)]
+    crowded = last(t for t in able if claims.has_too_many(t, task))
+    if crowded is not None:
+        return crowded
+    lead_s = order.shares.lead_s
+    ahead = [t for t in able if lead_s(owner, t.spec.owner) >= settings.slot_lag_s]
+    if ahead:
+        return min(ahead, key=lambda t: (-lead_s(owner, t.spec.owner), -t.arrival))
     done = [
         t
         for t in running
         if t.quantum >= settings.quantum_tokens and order.rank(task) <= order.rank(t)
     ]
-    last = max(done, key=order.key, default=None)
-    if last is not None and last.spec.priority > order.effective(lowest):
-        return lowest  # otherwise `last`, once parked, would preempt it at once
-    return last
+    last_done = max(done, key=order.key, default=None)
+    if last_done is None:
+        return None
+    # Once parked, it would preempt these at once.
+    return last(t for t in running if order.preempts(last_done, t)) or last_done
 
 
 def reader_lags(task: Task, settings: EngineSettings, now: float) -> bool:

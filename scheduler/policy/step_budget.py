@@ -114,13 +114,16 @@ def prompts_step_s(
     - while only tasks of lower classes decode, or none: `step_s_max`;
     - while tasks of their own class decode: `step_s_target`, or `step_s_max` for a burst, for which
       the streams wait. Prompts are a burst if they take at most `burst_s` together, and got their
-      slots soon after the oldest stream's first token, within `step_s_max`.
+      slots soon after the oldest stream's first token, within `step_s_max`;
+    - while several users have prompts or decode: `step_s_target`.
 
     A reserved quantum does not change the class here.
     """
     highest = max(map(order.effective_unreserved, decoding), default=-1)
     if effective == Priority.LOW:
         return LOW_STEP * settings.step_s_target
+    if len({t.spec.owner.user for t in (*prompts, *decoding)}) > 1:
+        return settings.step_s_target
     if highest > effective:
         return settings.step_s_target
     if highest < effective:

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from ..owner import Owner, OwnerClock
-from ..priority import PRIORITY_MAX, Requester
+from ..priority import PRIORITY_MAX, Priority, Requester
 
 T = TypeVar("T")
 
 AGEING_S = 1.0
 """A request rises by one class each time that this much work was done since it arrived."""
+
+
+URGENT_LEAD_S = 1.0
 
 
 class _WaitingText(NamedTuple, Generic[T]):
@@ -26,9 +29,15 @@ class _WaitingText(NamedTuple, Generic[T]):
 
 
 class TextOrder(Generic[T]):
-    """Requests in lines, one for each owner and class, so that lines are few."""
+    """Requests in lines, one for each owner and class, so that lines are few.
 
-    def __init__(self) -> None:
+    With *strict*, a class precedes the lower ones of all users. Otherwise it precedes those of its
+    own user, and only `urgent` precedes others' requests, until its user had `URGENT_LEAD_S` more
+    of work than another.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
         self._lines: dict[Requester, deque[_WaitingText[T]]] = {}
         self._owners = OwnerClock()
         """Microseconds of work for each owner."""
@@ -52,13 +61,20 @@ class TextOrder(Generic[T]):
 
     def next_requester(self, may: Callable[[Requester], bool] = lambda _: True) -> Requester | None:
         """Return the requester whose request is next, among those that *may* be answered."""
-        return min(filter(may, self._lines), key=self._key, default=None)
+        able = list(filter(may, self._lines))
+        least_us = min((self._owners.served(r.owner)[0] for r in able), default=0)
+        return min(able, key=lambda requester: self._key(requester, least_us), default=None)
 
-    def _key(self, requester: Requester) -> tuple[int, int, int, int]:
+    def _key(self, requester: Requester, least_us: int) -> tuple[int, ...]:
+        """Return the sort key of a line; *least_us* is the work for the user who had least."""
         first = self._lines[requester][0]
         aged = requester.priority + (self._work_us - first.work_us) // round(1e6 * AGEING_S)
-        served = self._owners.served(requester.owner)
-        return (-min(PRIORITY_MAX, aged), *served, first.arrival)
+        level, (user, label) = min(PRIORITY_MAX, aged), self._owners.served(requester.owner)
+        if self._strict:
+            return (-level, user, 0, label, first.arrival)
+        may_lead = user - least_us < round(1e6 * URGENT_LEAD_S)
+        urgent = requester.priority == Priority.URGENT and may_lead
+        return (-urgent, user, -level, label, first.arrival)
 
     def first_request(self, requester: Requester) -> T:
         """Return the first request of a line, which stays there."""
