@@ -136,6 +136,7 @@ class Answers:
         tokens = round(slow_s / token_s) if token_s else 0
         task.quantum += tokens
         self._tasks.owners.count_work(task.spec.owner, tokens)
+        self._tasks.count_time(task.spec.owner, slow_s)
 
     def _next_token(self, task: Task) -> AddedToken | None:
         """Add a token that is forced, or else sampled from the logits, to the tokens of *task*.

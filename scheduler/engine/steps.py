@@ -51,7 +51,7 @@ class Steps:
         self._clock, self._slots, self._embeddings = tasks.clock, tasks.slots, tasks.embeddings
         self._recorder = metrics.recorder
         self._quantum = AdapterQuantum()
-        self._skipping: frozenset[Task] = frozenset()
+        self.skipping: frozenset[Task] = frozenset()
         """The tasks that skip the present step, because sampling for them is slow."""
         self._excluded = 0
         """The number of tasks with work that the present step's adapters exclude."""
@@ -86,8 +86,11 @@ class Steps:
     def compute_step(self) -> None:
         """Compute one batch, of generations or of embeddings, if there is work."""
         order, settings = self._tasks.order(), self._tasks.settings
-        able = [*(t for t in self._slots.tasks if t.has_work), *self._embeddings.running]
-        held = held_back(able, order, self._clock.now, settings.step_s_target)
+        now, working = self._clock.now, [t for t in self._slots.tasks if t.has_work]
+        untried = [t for t in working if not t.trial_tokens]
+        self.skipping = self.answers.slow.skipping(untried, order, now)
+        able = [*(t for t in working if t not in self.skipping), *self._embeddings.running]
+        held = held_back(able, order, now, settings.step_s_target)
         generating = [t for t in able if t.spec.embed is None and t not in held]
         texts = [t for t in able if t.spec.embed is not None and t not in held]
         embedded_last = self._embedded
@@ -143,9 +146,8 @@ class Steps:
             return
         seconds = self._end_step(started)
         self._tasks.count_step(batch, seconds, self._cost)
-        candidates = [t for t in generating if t not in self._skipping]
-        self._unlearned = _ComputedStep(batch, kind, seconds, [*candidates, *passed_over])
-        for task in self._skipping:
+        self._unlearned = _ComputedStep(batch, kind, seconds, [*generating, *passed_over])
+        for task in self.skipping:
             task.quantum += 1
         now = self._clock.now
         for part in batch:
@@ -182,11 +184,10 @@ class Steps:
             if full and task.has_work and task.pending == 1:
                 self.answers.shift_context(task)
         order, settings = self._tasks.order(), self._tasks.settings
-        trial = next_trial([t for t in generating if t.slot >= 0], order, tried=self._tried)
+        generating = [t for t in generating if t.slot >= 0 and t.has_work]  # a shift may end one
+        trial = next_trial(generating, order, tried=self._tried)
         self._tried = trial is not None
-        working = [t for t in generating if t.slot >= 0 and t.has_work and not t.trial_tokens]
-        self._skipping = self.answers.slow.skipping(working, order, self._clock.now)
-        tasks = [t for t in working if t not in self._skipping] if trial is None else [trial]
+        tasks = [t for t in generating if not t.trial_tokens] if trial is None else [trial]
         adapters = plan_adapters(tasks, order, settings, self._quantum)
         self._excluded = sum(t.spec.adapters != adapters for t in tasks)
         if adapters != self.adapters:

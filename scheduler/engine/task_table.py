@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ...backends import InferdError, Model
 from .. import messages as m
@@ -67,13 +67,17 @@ class TaskTable:
         """Return the order of tasks as of now."""
         return Order(self.clock.tokens, self.owners, self.settings, self.shares)
 
-    def update_shares(self) -> None:
-        """Find the owners with work, which share the model's time."""
+    def update_shares(self, skipping: Collection[Task]) -> None:
+        """Find the owners with work, which share the model's time. Tasks that were *skipping* the
+        last step have none.
+        """
         classes: dict[Owner, int] = {}
         if len({t.spec.owner for t in self}) > 1:
             for task in self:
                 spec = task.spec
-                if spec.priority > classes.get(spec.owner, -1) and self._wants_time(task):
+                if spec.priority <= classes.get(spec.owner, -1) or task in skipping:
+                    continue
+                if self._wants_time(task):
                     classes[spec.owner] = spec.priority
         self.shares = self._time.shares(classes, self.clock.now)
 

@@ -72,8 +72,8 @@ class SlowSampling:
         ]
         if not late:
             return frozenset()
-        highest = max((order.effective(t) for t in tasks if t not in late), default=-1)
-        return frozenset(t for t in late if order.effective(t) <= highest)
+        others = order.highest(t for t in tasks if t not in late)
+        return frozenset(t for t in late if any(not order.is_above(t, other) for other in others))
 
     def timeout(self, seconds: float) -> Timeout | None:
         """Return the error of a task if sampling one of its tokens took too many *seconds*."""

@@ -11,6 +11,7 @@ which is cheaper than steps of each, are rarely behind and stay together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -144,7 +145,7 @@ class TimeShare:
             for p in parts[owner]
         }
         for part in weights:
-            if now > self._seen.get(part, -WINDOW_S) + WINDOW_S:
+            if now > self._seen.get(part, -math.inf) + WINDOW_S:
                 self._lags[part] = NEWCOMER_S
             self._seen[part] = now
         self._forget_parts(weights, now)

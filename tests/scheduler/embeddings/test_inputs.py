@@ -108,7 +108,9 @@ def test_neither_texts_nor_turns_starve_beside_a_flood_of_urgent_ones(low: str, 
     fill the embedding context.
     """
     bench = Bench(
-        slots=1, ctx_size=64, settings=EngineSettings(ageing_tokens=300, quantum_tokens=32)
+        slots=1,
+        ctx_size=64,
+        settings=EngineSettings(ageing_tokens=300, quantum_tokens=32, priority_strict=True),
     )
 
     def task(kind: str, number: int, words: str, **fields: object) -> m.Submit:

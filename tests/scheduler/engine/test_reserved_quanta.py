@@ -145,7 +145,7 @@ def test_owners_get_reserved_quanta_in_turn_however_many_tasks_one_has() -> None
 
 
 def test_no_more_owners_of_reserved_quanta_are_remembered_than_there_may_be() -> None:
-    bench = Bench()
+    bench = Bench(settings=EngineSettings(priority_strict=True))
     reserved, busy = ReservedQuanta(EngineSettings()), [task_of(bench, 0, Priority.URGENT)]
     reserved.OWNERS_MAX = 3
     for owner in range(1, 6):

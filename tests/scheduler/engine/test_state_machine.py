@@ -91,9 +91,13 @@ class EngineMachine(RuleBasedStateMachine):
         kv_ram=st.sampled_from(KV_RAM),
         kv_cells=st.sampled_from([-1, -1, 400, 200]),
         disk=st.booleans(),
+        strict=st.booleans(),
     )
-    def start(self, slots: int, quantum: int, kv_ram: int, kv_cells: int, disk: bool) -> None:
+    def start(
+        self, slots: int, quantum: int, kv_ram: int, kv_cells: int, disk: bool, strict: bool
+    ) -> None:
         settings = EngineSettings(
+            priority_strict=strict,
             quantum_tokens=quantum,
             ageing_tokens=50,
             reader_timeout_s=1e9,
@@ -356,9 +360,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not waiting or engine.store.bytes_max < KV_RAM[-1]:
             return  # without room for their states tasks are not parked
         assert not engine.slots.idle
-        highest = max(t.spec.priority for t in waiting)
         settled = [t for t in engine.slots.tasks if not t.shift_pending]
-        assert all(order.effective(t) >= highest for t in settled)
+        assert not any(order.preempts(task, t) for task in waiting for t in settled)
 
     def teardown(self) -> None:
         """All tasks end without error once they are read."""

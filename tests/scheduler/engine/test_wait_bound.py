@@ -15,7 +15,9 @@ from inferd.scheduler.task import Task, TaskState
 from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench
 
-SETTINGS = EngineSettings(ageing_tokens=100, quantum_tokens=20, shared_prefix_tokens_min=1 << 20)
+SETTINGS = EngineSettings(
+    ageing_tokens=100, quantum_tokens=20, shared_prefix_tokens_min=1 << 20, priority_strict=True
+)
 BATCH_SIZE = 32
 TARGET = 1_000_000
 TURNS_MAX = 5000

@@ -50,8 +50,10 @@ def decoding(slot: Slot, it: Task) -> Task:
     return it
 
 
-def order(owners: OwnerClock | None = None, clock: int = 0) -> Order:
-    return Order(clock, owners or OwnerClock(), SETTINGS)
+def order(
+    owners: OwnerClock | None = None, clock: int = 0, settings: EngineSettings = SETTINGS
+) -> Order:
+    return Order(clock, owners or OwnerClock(), settings)
 
 
 class Known(StepCost):
@@ -79,17 +81,27 @@ def batch_of(
     return plan_tokens(tasks_of(slots), order, settings, size, cost)
 
 
-def test_order_is_by_class_then_owner_share_then_arrival() -> None:
+def test_strict_order_is_by_class_then_owner_share_then_arrival() -> None:
     owners = OwnerClock()
     owners.count_work(Owner(7), 500)
     low, late, early = task(1, priority=Priority.LOW), task(3), task(2)
     greedy, urgent = task(0, owner=7), task(4, priority=Priority.URGENT)
+    strict = order(owners, settings=replace(SETTINGS, priority_strict=True))
 
-    plan = plan_slots(
-        [low, late, early, greedy, urgent], slots_of(5), order(owners), settings=SETTINGS, now=0.0
-    )
+    plan = plan_slots([low, late, early, greedy, urgent], slots_of(5), strict, SETTINGS, now=0.0)
 
     assert plan.start == (urgent, early, late, greedy, low)
+
+
+def test_order_is_by_owner_share_then_class_then_arrival() -> None:
+    owners = OwnerClock()
+    owners.count_work(Owner(7), 500)
+    low, late, early = task(1, priority=Priority.LOW), task(3), task(2)
+    greedy, high = task(0, owner=7, priority=Priority.HIGH), task(4, priority=Priority.HIGH)
+
+    plan = plan_slots([low, late, early, greedy, high], slots_of(5), order(owners), SETTINGS, 0.0)
+
+    assert plan.start == (high, early, late, low, greedy)
 
 
 def test_a_waiting_task_rises_by_one_class_per_ageing_tokens_but_not_past_urgent() -> None:

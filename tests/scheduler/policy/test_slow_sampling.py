@@ -78,7 +78,7 @@ def test_a_new_turn_with_a_grammar_does_not_escape_its_owners_debt() -> None:
     assert slow.skipping([victim, after], ORDER, 0.1) == {after}
 
 
-@pytest.mark.parametrize("others", [[], [plain(1, Priority.LOW)]])
+@pytest.mark.parametrize("others", [[], [plain(2, Priority.LOW)]])
 def test_a_slow_task_alone_or_beside_lower_classes_skips_nothing(others: list[Task]) -> None:
     slow, it = SlowSampling(), task(2)
     slow.charge_task(it, slow.note_token(it, 0.5), 0.0, [it])

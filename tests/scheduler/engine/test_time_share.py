@@ -1,0 +1,250 @@
+"""One user's stream beside floods of others, on a machine whose steps take a known time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from inferd.backends import Chunk, EmbedSpec
+from inferd.scheduler import EngineSettings
+from inferd.scheduler import messages as m
+from inferd.scheduler.owner import Owner
+from inferd.scheduler.priority import Priority
+from inferd.scheduler.task import Task
+from tests.repetitions import repetitions
+from tests.scheduler.doubles import Bench
+
+PASS_S, DECODED_S, PROMPT_S = 0.004, 0.0055, 0.0012
+"""SmolLM2-135M on two cores: a pass, a token of a decoding task, a token of a prompt."""
+SECONDS = 8.0
+VICTIM, FLOOD = Owner(1), Owner(2)
+NORMAL, HIGH, URGENT = Priority.NORMAL, Priority.HIGH, Priority.URGENT
+
+
+class Program(NamedTuple):
+    """A program that has *count* requests of a kind at a time."""
+
+    kind: str
+    count: int
+    owner: Owner = FLOOD
+    priority: Priority = NORMAL
+    account: int = -1
+
+
+class Served(NamedTuple):
+    """Tokens per second of a program's answers, and the longest pause between two of them."""
+
+    pace: float
+    gap_s: float
+    computed: int
+    """Tokens of its prompts, texts and answers that were computed."""
+
+
+def seconds_of(chunks: Sequence[Chunk]) -> float:
+    sizes = [len(chunk.tokens) for chunk in chunks]
+    return PASS_S * len(set(sizes)) + sum(DECODED_S if n == 1 else PROMPT_S * n for n in sizes)
+
+
+class Machine:
+    """An engine whose clock advances by the time of each step."""
+
+    def __init__(self, slots: int = 4, **settings: object):
+        values = {"shared_prefix_tokens_min": 1 << 20, **settings}
+        self.bench = Bench(
+            slots=slots,
+            settings=EngineSettings(**values),  # type: ignore[arg-type]
+            ctx_size=4096,
+            batch_size=512,
+        )
+        self.submitted = 0
+        self.computed: Counter[int] = Counter()
+        """Tokens computed for each task."""
+        tasks, embedder = self.bench.engine.tasks, self.bench.model.embedder()
+        self.bench.model.step = self.timed(  # type: ignore[method-assign]
+            self.bench.model.step, lambda: tasks.slots.tasks
+        )
+        embedder.step = self.timed(  # type: ignore[method-assign]
+            embedder.step, lambda: tasks.embeddings.running
+        )
+
+    def timed(
+        self, step: Callable[[Sequence[Chunk]], None], tasks: Callable[[], Sequence[Task]]
+    ) -> Callable[[Sequence[Chunk]], None]:
+        def timed_step(chunks: Sequence[Chunk]) -> None:
+            numbers = {task.slot: task.spec.id for task in tasks()}
+            self.computed.update({numbers[c.slot]: len(c.tokens) for c in chunks})
+            step(chunks)
+            self.bench.now += seconds_of(chunks)
+
+        return timed_step
+
+    def request(self, program: Program) -> m.Submit:
+        self.submitted += 1
+        text = f"{self.submitted:06}"[::-1] * 200
+        size, fields = {
+            "stream": (30, {"n_predict": 300}),
+            "prompt": (1200, {"n_predict": 1}),
+            "embed": (200, {"embed": EmbedSpec()}),
+        }[program.kind]
+        return self.bench.submit(
+            self.submitted,
+            text[:size],
+            owner=program.owner,
+            priority=program.priority,
+            account=program.account,
+            **fields,
+        )
+
+    def run(self, *programs: Program, seconds: float = SECONDS) -> list[Served]:
+        """Run the programs for a time on the clock; return what each was served."""
+        bench, start = self.bench, self.bench.now
+        of_task: dict[int, int] = {}
+        tokens, computed, gaps = ([0] * len(programs) for _ in range(3))
+        self.computed.clear()
+        last = [start] * len(programs)
+
+        def note(report: m.Report) -> None:
+            program = of_task.get(getattr(report, "task_id", -1), -1)
+            if program >= 0 and isinstance(report, m.Tokens):
+                tokens[program] += 1
+                gaps[program] = max(gaps[program], bench.now - last[program])
+                last[program] = bench.now
+
+        bench.on_report = note
+        while bench.now < start + seconds:
+            alive = [of_task[t.spec.id] for t in bench.engine.tasks]
+            commands = []
+            for i, program in enumerate(programs):
+                for _ in range(program.count - alive.count(i)):
+                    commands.append(self.request(program))
+                    of_task[self.submitted] = i
+            before = bench.now
+            bench.iterate(*commands)
+            bench.now = max(bench.now, before + 1e-4)
+        for task, count in self.computed.items():
+            if task in of_task:
+                computed[of_task[task]] += count
+        return [Served(n / seconds, g, c) for n, g, c in zip(tokens, gaps, computed, strict=True)]
+
+
+STREAM = Program("stream", 1, VICTIM)
+EMBED, PROMPTS, STREAMS = Program("embed", 32), Program("prompt", 8), Program("stream", 98)
+
+
+@cache
+def alone_pace() -> float:
+    """Return the pace of the stream without others: most of the time, less that of prompts."""
+    [victim] = Machine().run(STREAM)
+    assert 0.8 <= victim.pace * (PASS_S + DECODED_S) <= 1
+    return victim.pace
+
+
+@pytest.mark.parametrize(
+    ("floods", "share"),
+    [
+        ([EMBED], 0.45),
+        ([PROMPTS], 0.45),
+        ([Program("prompt", 4)], 0.45),
+        ([STREAMS], 0.35),
+        ([EMBED, PROMPTS, STREAMS], 0.45),
+    ],
+    ids=["embeddings", "prompts", "four-prompts", "streams", "together"],
+)
+def test_a_stream_keeps_half_of_its_pace_beside_a_flood_of_another_user(
+    floods: list[Program], share: float
+) -> None:
+    victim, *_ = Machine().run(STREAM, *floods)
+    assert victim.pace >= share * alone_pace() and victim.gap_s <= 0.35
+
+
+@pytest.mark.parametrize("flood", [EMBED, PROMPTS])
+def test_the_flood_has_the_other_half(flood: Program) -> None:
+    [alone] = Machine().run(flood)
+    _, beside = Machine().run(STREAM, flood)
+    assert 0.4 * alone.computed <= beside.computed <= 0.6 * alone.computed
+
+
+def test_a_stream_keeps_its_part_beside_five_users() -> None:
+    floods = [STREAMS, EMBED, PROMPTS, STREAMS, PROMPTS]
+    victim, *_ = Machine().run(
+        STREAM, *(f._replace(owner=Owner(2 + i)) for i, f in enumerate(floods)), seconds=20
+    )
+    assert victim.pace >= 0.9 / 6 * alone_pace()
+
+
+def test_a_label_keeps_its_part_beside_a_flood_of_another_label_of_its_user() -> None:
+    victim, _ = Machine().run(
+        STREAM._replace(owner=Owner(1, "editor")), EMBED._replace(owner=Owner(1, "index"))
+    )
+    assert victim.pace >= 0.45 * alone_pace() and victim.gap_s <= 0.35
+
+
+def test_users_of_a_gateway_are_one_user_beside_others_and_divide_its_part() -> None:
+    people = [Program("prompt", 4, Owner((1 << 40) + number), account=9) for number in range(3)]
+    victim, *served = Machine().run(STREAM, *people, seconds=20)
+    assert victim.pace >= 0.45 * alone_pace()
+    computed = [person.computed for person in served]
+    assert min(computed) >= 0.6 * max(computed) > 0
+
+
+def test_high_streams_of_another_user_leave_a_quarter() -> None:
+    victim, flood = Machine().run(STREAM, STREAMS._replace(priority=HIGH))
+    assert victim.pace >= 0.9 / 4 * alone_pace() and victim.gap_s <= 0.35
+    assert flood.pace >= victim.pace
+
+
+def test_strict_priorities_serve_the_higher_class_of_another_user_first() -> None:
+    machine = Machine(priority_strict=True)
+    victim, _ = machine.run(STREAM, STREAMS._replace(priority=HIGH))
+    assert victim.pace < 0.1 * alone_pace()
+
+
+def test_an_urgent_answer_is_not_delayed_by_another_users_queue() -> None:
+    machine = Machine()
+    machine.run(STREAMS, PROMPTS, EMBED, seconds=3.0)
+    machine.bench.on_report = lambda _: None
+    began, urgent = machine.bench.now, Program("stream", 1, VICTIM, URGENT)
+    machine.bench.iterate(machine.request(urgent))
+    number = machine.submitted
+    while not machine.bench.tokens(number):
+        machine.bench.iterate()
+    assert machine.bench.now - began <= 0.25
+
+
+def test_streams_that_share_steps_well_stay_together() -> None:
+    programs = [STREAM._replace(owner=Owner(1 + i)) for i in range(4)]
+    together = Machine().run(*programs)
+    [alone] = Machine().run(Program("stream", 4, VICTIM))
+    assert sum(served.pace for served in together) >= 0.95 * alone.pace
+
+
+@hypothesis.settings(max_examples=repetitions(8), deadline=None)
+@hypothesis.given(
+    slots=st.integers(1, 4),
+    kind=st.sampled_from(["stream", "prompt", "embed"]),
+    floods=st.lists(
+        st.tuples(
+            st.sampled_from(["stream", "prompt", "embed"]),
+            st.integers(1, 12),
+            st.sampled_from([Priority.LOW, NORMAL, HIGH, URGENT]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_no_user_starves_whatever_others_request(
+    slots: int, kind: str, floods: list[tuple[str, int, Priority]]
+) -> None:
+    """Even beside urgent tasks a user of the class `normal` has a tenth of each other's part."""
+    programs = [
+        Program(kind, count, Owner(2 + i), priority)
+        for i, (kind, count, priority) in enumerate(floods)
+    ]
+    victim, *_ = Machine(slots=slots).run(Program(kind, 2, VICTIM), *programs, seconds=20)
+    assert victim.pace > 0 or victim.computed > 0

@@ -1,0 +1,274 @@
+"""Users' shares of a model's time, and the tasks that are held back for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from inferd.scheduler.owner import Owner, OwnerClock
+from inferd.scheduler.policy.cost import StepCost, StepLoad
+from inferd.scheduler.policy.held_back import ADAPTERS_LAG_S, held_back
+from inferd.scheduler.policy.order import Order
+from inferd.scheduler.policy.slot_plan import plan_slots
+from inferd.scheduler.policy.time_share import (
+    AHEAD_S_MAX,
+    ALIKE_S,
+    BEHIND_S_MAX,
+    NEWCOMER_S,
+    NOT_SHARED,
+    PARTS_MAX,
+    STARVED_S,
+    WINDOW_S,
+    TimeShare,
+    TimeShares,
+)
+from inferd.scheduler.priority import Priority
+from inferd.scheduler.task import Task
+from tests.scheduler.policy.test_plan import SETTINGS, decoding, running, slots_of, task
+
+ADA, BOB, CARL = Owner(1), Owner(2), Owner(3)
+GATEWAY, FIRST, SECOND = 9, Owner(1 << 40), Owner((1 << 40) + 1)
+NORMAL, HIGH, URGENT = Priority.NORMAL, Priority.HIGH, Priority.URGENT
+GAP_S = 0.15
+
+
+def shares_of(*owners: Owner, time: TimeShare | None = None, now: float = 0.0) -> TimeShares:
+    time = TimeShare() if time is None else time
+    return time.shares(dict.fromkeys(owners, NORMAL), now)
+
+
+def share(shares: TimeShares, owner: Owner) -> float:
+    return shares.shares[shares.parts[owner][-1]]
+
+
+def order(shares: TimeShares, *, strict: bool = False) -> Order:
+    settings = replace(SETTINGS, priority_strict=strict)
+    return Order(0, OwnerClock(), settings, shares)
+
+
+def with_lags(lags: Mapping[Owner, float], urgent: frozenset[int] = frozenset()) -> TimeShares:
+    """Return shares in which the users of these owners are behind by these seconds."""
+    shares = shares_of(*lags)
+    parts = {part: lag for owner, lag in lags.items() for part in shares.parts[owner]}
+    return TimeShares(shares.parts, parts, shares.weights, shares.shares, urgent)
+
+
+# Shares.
+
+
+def test_a_single_owner_has_no_shares() -> None:
+    assert shares_of(ADA) is NOT_SHARED and shares_of() is NOT_SHARED
+
+
+def test_users_have_equal_shares_however_many_labels_one_has() -> None:
+    labels = [Owner(1, label) for label in "abc"]
+    shares = shares_of(*labels, BOB)
+    assert share(shares, BOB) == 0.5
+    assert [share(shares, owner) for owner in labels] == pytest.approx([1 / 6] * 3)
+
+
+def test_users_of_a_gateway_divide_the_part_of_the_gateways_user() -> None:
+    time = TimeShare()
+    for user in (FIRST, SECOND):
+        time.set_account(user.user, GATEWAY)
+    shares = shares_of(FIRST, SECOND, BOB, time=time)
+    assert [share(shares, owner) for owner in (FIRST, SECOND, BOB)] == [0.25, 0.25, 0.5]
+
+
+def test_classes_shift_shares_by_three_to_one() -> None:
+    shares = TimeShare().shares({ADA: HIGH, BOB: NORMAL}, 0.0)
+    assert (share(shares, ADA), share(shares, BOB)) == (0.75, 0.25)
+
+
+def test_strict_priorities_guarantee_nothing_to_lower_classes() -> None:
+    shares = TimeShare(strict=True).shares({ADA: HIGH, BOB: NORMAL, CARL: HIGH}, 0.0)
+    assert [share(shares, owner) for owner in (ADA, BOB, CARL)] == [0.5, 0.0, 0.5]
+
+
+# Lags.
+
+
+def test_a_lag_is_the_guarantee_less_the_time_used_and_is_bounded() -> None:
+    time = TimeShare()
+    shares = shares_of(ADA, BOB, time=time)
+    time.count_work(shares, 0.2, {ADA: 0.01, BOB: 0.19})
+    assert shares.lags[1,] == pytest.approx(NEWCOMER_S + 0.1 - 0.01)
+    assert shares.lags[2,] == pytest.approx(NEWCOMER_S + 0.1 - 0.19)
+    time.count_work(shares, 60.0, {BOB: 60.0})
+    assert (shares.lags[1,], shares.lags[2,]) == (BEHIND_S_MAX, -AHEAD_S_MAX)
+
+
+def test_idleness_earns_nothing_but_a_prompt_start() -> None:
+    time = TimeShare()
+    shares = shares_of(ADA, BOB, time=time)
+    time.count_work(shares, 60.0, {BOB: 60.0})
+    shares_of(BOB, CARL, time=time, now=0.5)
+    shares = shares_of(ADA, BOB, CARL, time=time, now=1.0)
+    assert shares.lags[1,] == BEHIND_S_MAX, "a pause between two turns is no idleness"
+    shares_of(BOB, CARL, time=time, now=2.0)
+    shares = shares_of(ADA, BOB, CARL, time=time, now=1.1 + WINDOW_S)
+    assert shares.lags[1,] == NEWCOMER_S
+
+
+def test_work_of_an_owner_without_tasks_counts_for_the_others() -> None:
+    time = TimeShare()
+    shares = shares_of(ADA, BOB, time=time)
+    time.count_work(shares, 0.02, {CARL: 0.02})
+    assert shares.lags[1,] == shares.lags[2,] == pytest.approx(NEWCOMER_S + 0.01)
+
+
+def test_no_more_parts_are_remembered_than_there_may_be() -> None:
+    time = TimeShare()
+    for user in range(PARTS_MAX):
+        time.set_account(user, user + 1)
+        shares_of(Owner(user), Owner(user + PARTS_MAX), time=time)
+        shares_of(Owner(user, "alone"), time=time)
+    assert len(time) <= PARTS_MAX + 6 and len(time._accounts) <= PARTS_MAX
+
+
+# Tasks that are held back.
+
+
+def decoding_tasks(*owners: Owner, priority: Priority = NORMAL) -> list[Task]:
+    slots = slots_of(len(owners))
+    return [
+        decoding(slot, task(slot.index, owner=owner, priority=priority))
+        for slot, owner in zip(slots, owners, strict=True)
+    ]
+
+
+def held(tasks: list[Task], lags: Mapping[Owner, float], now: float = 0.0) -> list[Task]:
+    found = held_back(tasks, order(with_lags(lags)), now, GAP_S)
+    return [it for it in tasks if it in found]
+
+
+def test_nobody_is_held_back_while_nobody_is_behind() -> None:
+    tasks = decoding_tasks(ADA, BOB)
+    assert held(tasks, {ADA: 0.0, BOB: -0.02}) == []
+    assert held_back(tasks, order(NOT_SHARED), 0.0, GAP_S) == frozenset()
+
+
+def test_tasks_of_other_users_are_held_back_for_a_user_who_is_behind() -> None:
+    ada, *bob = decoding_tasks(ADA, BOB, BOB)
+    prompt = running(slots_of(1)[0], task(9, owner=BOB))
+    assert held([ada, *bob, prompt], {ADA: 0.01, BOB: 0.0}) == [*bob, prompt]
+
+
+def test_a_user_who_is_behind_without_work_in_a_slot_holds_nobody_back() -> None:
+    bob = decoding_tasks(BOB)
+    assert held(bob, {ADA: 0.5, BOB: 0.0}) == []
+
+
+def test_users_who_are_behind_alike_are_computed_together() -> None:
+    ada, bob = decoding_tasks(ADA, BOB)
+    assert held([ada, bob], {ADA: 0.3, BOB: 0.3 - 0.9 * ALIKE_S}) == []
+    assert held([ada, bob], {ADA: 0.3, BOB: 0.3 - 1.1 * ALIKE_S}) == [bob]
+
+
+def test_a_stream_is_held_back_no_longer_than_the_gap_and_a_prompt_is() -> None:
+    ada, bob = decoding_tasks(ADA, BOB)
+    prompt = running(slots_of(1)[0], task(9, owner=BOB))
+    bob.computed_at = 10.0
+    lags = {ADA: 0.5, BOB: 0.0}
+    assert held([ada, bob, prompt], lags, 10.0 + 0.9 * GAP_S) == [bob, prompt]
+    assert held([ada, bob, prompt], lags, 10.0 + GAP_S) == [prompt]
+
+
+def test_a_label_holds_back_another_of_its_user_unless_its_class_is_lower() -> None:
+    a, b = Owner(1, "a"), Owner(1, "b")
+    first, second = slots_of(2)
+    one, other = decoding(first, task(1, owner=a)), decoding(second, task(2, owner=b))
+    shares = shares_of(a, b)
+    lags = {(1,): 0.0, (1, 1): 0.0, (1, 1, "a"): 0.1, (1, 1, "b"): 0.0}
+    behind = TimeShares(shares.parts, lags, shares.weights, shares.shares)
+    assert held_back([one, other], order(behind), 0.0, GAP_S) == {other}
+    high = decoding(second, task(3, owner=b, priority=HIGH))
+    assert held_back([one, high], order(behind), 0.0, GAP_S) == frozenset()
+
+
+def test_a_class_protects_from_other_users_only_if_it_is_strict_or_urgent() -> None:
+    first, second = slots_of(2)
+    ada = decoding(first, task(1, owner=ADA))
+    bob = decoding(second, task(2, owner=BOB, priority=HIGH))
+    shares = with_lags({ADA: 0.1, BOB: 0.0})
+    assert held_back([ada, bob], order(shares), 0.0, GAP_S) == {bob}
+    assert held_back([ada, bob], order(shares, strict=True), 0.0, GAP_S) == frozenset()
+    urgent = with_lags({ADA: 0.1, BOB: 0.0}, frozenset({BOB.user}))
+    assert held_back([ada, bob], order(urgent), 0.0, GAP_S) == frozenset()
+    starved = with_lags({ADA: STARVED_S, BOB: 0.0}, frozenset({BOB.user}))
+    assert held_back([ada, bob], order(starved), 0.0, GAP_S) == {bob}
+
+
+def test_tasks_with_other_adapters_are_held_back_later() -> None:
+    first, second = slots_of(2)
+    ada = decoding(first, task(1, owner=ADA, adapters=("x",)))
+    bob = decoding(second, task(2, owner=BOB))
+    assert held([ada, bob], {ADA: 0.9 * ADAPTERS_LAG_S, BOB: 0.0}) == []
+    assert held([ada, bob], {ADA: 1.1 * ADAPTERS_LAG_S, BOB: 0.0}) == [bob]
+
+
+# Slots.
+
+
+def test_users_divide_the_slots_at_once() -> None:
+    slots = slots_of(4)
+    crowd = [running(slot, task(slot.index, owner=BOB, tokens=50)) for slot in slots]
+    waiting = [task(number, owner=ADA) for number in (10, 11, 12)]
+    plan = plan_slots(waiting, slots, order(with_lags({ADA: 0.0, BOB: 0.0})), SETTINGS, 0.0)
+    assert (plan.park, plan.start) == ((crowd[3], crowd[2]), (waiting[0], waiting[1]))
+
+
+def test_free_slots_go_to_users_with_fewer_slots() -> None:
+    tasks = [task(number, owner=BOB) for number in range(6)] + [task(9, owner=ADA)]
+    plan = plan_slots(tasks, slots_of(4), order(with_lags({ADA: 0.0, BOB: 0.0})), SETTINGS, 0.0)
+    assert [t.spec.id for t in plan.start] == [0, 9, 1, 2]
+
+
+def test_a_user_of_a_higher_class_gets_more_slots_and_not_all() -> None:
+    slots = slots_of(4)
+    crowd = [running(s, task(s.index, owner=BOB, priority=HIGH)) for s in slots]
+    shares = TimeShare().shares({ADA: NORMAL, BOB: HIGH}, 0.0)
+    waiting = [task(number, owner=ADA) for number in (10, 11)]
+    plan = plan_slots(waiting, slots, order(shares), SETTINGS, 0.0)
+    assert (plan.park, plan.start) == ((crowd[3],), (waiting[0],))
+
+
+def test_an_owner_who_is_far_behind_takes_the_slot_of_one_who_is_not() -> None:
+    slots = slots_of(2)
+    bob, carl = running(slots[0], task(1, owner=BOB)), running(slots[1], task(2, owner=CARL))
+    it, limit = task(3, owner=ADA), SETTINGS.slot_lag_s
+
+    def parked(lag_s: float) -> tuple[Task, ...]:
+        lags = {ADA: lag_s, BOB: 0.1, CARL: 0.0}
+        return plan_slots([it], slots, order(with_lags(lags)), SETTINGS, 0.0).park
+
+    assert parked(0.9 * limit) == ()
+    assert parked(1.1 * limit) == (carl,)
+    assert bob not in parked(1.1 * limit)
+
+
+def test_an_urgent_task_of_another_user_takes_a_slot_at_once_and_a_high_one_does_not() -> None:
+    slots = slots_of(1)
+    bob = running(slots[0], task(1, owner=BOB))
+    shares = with_lags({ADA: 0.0, BOB: 0.0}, frozenset({ADA.user}))
+    urgent, high = task(2, owner=ADA, priority=URGENT), task(3, owner=ADA, priority=HIGH)
+    assert plan_slots([urgent], slots, order(shares), SETTINGS, 0.0).park == (bob,)
+    assert (
+        plan_slots([high], slots, order(with_lags({ADA: 0.0, BOB: 0.0})), SETTINGS, 0.0).park == ()
+    )
+
+
+# The time of a part of a step.
+
+
+def test_the_time_of_decoding_alone_is_learned_and_at_first_the_least() -> None:
+    cost = StepCost()
+    one, four = StepLoad.of_chunks([(0, 1)]), StepLoad.of_chunks([(0, 1)] * 4)
+    for _ in range(20):
+        cost.learn_step(four, 0.029)
+    assert cost.alone_s(one, four, 0.029) == pytest.approx(0.029 / 4)
+    cost.learn_step(one, 0.011)
+    assert cost.alone_s(one, four, 0.029) == pytest.approx(0.011, rel=0.2)
+    assert cost.alone_s(one, four, 0.008) == 0.008, "no more than the step took"
