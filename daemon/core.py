@@ -160,6 +160,7 @@ class Daemon:
             self, self.connections, requests_max=REQUESTS_MAX, request_bytes=self.request_bytes
         )
         self.ledger.bounds.quota_of = self.connections.access.quota_of
+        self.ledger.bounds.gateway_of = self.connections.access.delegated_users.gateway_of
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}

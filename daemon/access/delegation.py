@@ -105,6 +105,8 @@ class DelegatedUsers:
 
     def __init__(self) -> None:
         self._users: OrderedDict[tuple[int, str], int] = OrderedDict()
+        self._gateways: OrderedDict[int, int] = OrderedDict()
+        """The gateways' users, by the numbers of their own users."""
 
     def add_user(self, gateway: int, name: str, number: int) -> None:
         """Store a user by the name that the *gateway*'s user has given."""
@@ -112,6 +114,15 @@ class DelegatedUsers:
         self._users.move_to_end((gateway, name))
         if len(self._users) > DELEGATED_MAX:
             self._users.popitem(last=False)
+        if is_own_user(number):
+            self._gateways[number] = gateway
+            self._gateways.move_to_end(number)
+            if len(self._gateways) > DELEGATED_MAX:
+                self._gateways.popitem(last=False)
+
+    def gateway_of(self, number: int) -> int:
+        """Return the user of the gateway whose own user has this number; -1 if there is none."""
+        return self._gateways.get(number, -1)
 
     def numbers_by_name(self, gateway: int) -> dict[str, int]:
         """Return the numbers, by name, of the users for whom a *gateway*'s user has connected."""

@@ -77,7 +77,7 @@ class Engine:
         tasks.expire_tasks()
         self._answers.sample_tokens([t for t in self.slots.tasks if t.has_logits])
         self._answers.add_forced_tokens([t for t in self.slots.tasks if not t.has_logits])
-        tasks.update_shares(self._steps.skipping)
+        tasks.update_guarantees(self._steps.skipping)
         self.assignment.assign_slots()
         reporter.send(*tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now))
         tasks.report_positions()

@@ -13,10 +13,10 @@ from ..output.stopping.ending import EMBEDDED, Ending
 from ..owner import Owner, OwnerClock
 from ..policy.batch_plan import ScheduledTokens, load_of
 from ..policy.cost import StepCost
+from ..policy.guarantees import NO_GUARANTEES, UserLags
 from ..policy.order import Order
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.reserved_quantum import ReservedQuanta
-from ..policy.time_share import NOT_SHARED, TimeShare
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
 from ..task import Task, TaskState
@@ -47,9 +47,9 @@ class TaskTable:
         self.embeddings = EmbeddingQueue(model, settings)
         self.queue: list[Task] = []
         self.owners, self.reserved = OwnerClock(), ReservedQuanta(settings)
-        self._time = TimeShare(strict=settings.priority_strict)
-        self.shares = NOT_SHARED
-        """The users' shares as of the last `update_shares`."""
+        self._lags = UserLags(strict=settings.priority_strict)
+        self.guarantees = NO_GUARANTEES
+        """The users' shares as of the last `update_guarantees`."""
         self.leaders = Leaders(kv.search, model.info.kv_kind, settings.shared_prefix_tokens_min)
         self._ctx_size = model.info.ctx_size
         self._estimator = TurnEstimator()
@@ -65,9 +65,9 @@ class TaskTable:
 
     def order(self) -> Order:
         """Return the order of tasks as of now."""
-        return Order(self.clock.tokens, self.owners, self.settings, self.shares)
+        return Order(self.clock.tokens, self.owners, self.settings, self.guarantees)
 
-    def update_shares(self, skipping: Collection[Task]) -> None:
+    def update_guarantees(self, skipping: Collection[Task]) -> None:
         """Find the owners with work, which share the model's time. Tasks that were *skipping* the
         last step have none.
         """
@@ -79,7 +79,7 @@ class TaskTable:
                     continue
                 if self._wants_time(task):
                     classes[spec.owner] = spec.priority
-        self.shares = self._time.shares(classes, self.clock.now)
+        self.guarantees = self._lags.shares(classes, self.clock.now)
 
     def _wants_time(self, task: Task) -> bool:
         if task.spec.embed is not None:
@@ -89,11 +89,11 @@ class TaskTable:
 
     def count_time(self, owner: Owner, seconds: float) -> None:
         """Count time of the engine's thread that was used for *owner*."""
-        self._time.count_work(self.shares, seconds, {owner: seconds})
+        self._lags.count_work(self.guarantees, seconds, {owner: seconds})
 
     def count_step(self, batch: Sequence[ScheduledTokens], seconds: float, cost: StepCost) -> None:
         """Count the time of a step; each owner used what its own chunks would have taken alone."""
-        if not self.shares.parts:
+        if not self.guarantees.parts:
             return
         of_owner: dict[Owner, list[ScheduledTokens]] = {}
         for part in batch:
@@ -102,7 +102,7 @@ class TaskTable:
         used = {o: cost.alone_s(load_of(own), whole, seconds) for o, own in of_owner.items()}
         if len(of_owner) == 1:
             used = dict.fromkeys(of_owner, seconds)
-        self._time.count_work(self.shares, seconds, used)
+        self._lags.count_work(self.guarantees, seconds, used)
 
     def busy_classes(self) -> dict[int, int]:
         """Return the users whose tasks compute, with their highest class."""
@@ -130,7 +130,7 @@ class TaskTable:
     def add_task(self, task: Task) -> None:
         """Queue a task that was checked."""
         self.owners.add_owner(task.spec.owner, (t.spec.owner for t in self))
-        self._time.set_account(task.spec.owner.user, task.spec.account)
+        self._lags.set_account(task.spec.owner.user, task.spec.account)
         self._by_id[task.spec.id] = task
         self.reporter.log_queued(task)
         if task.spec.embed is not None:

@@ -71,7 +71,7 @@ def plan_adapters(
     )
     if own is None or order.is_above(task, own):
         return following
-    if order.shares.lead_s(task.spec.owner, own.spec.owner) >= ADAPTERS_LAG_S:
+    if order.guarantees.lead_s(task.spec.owner, own.spec.owner) >= ADAPTERS_LAG_S:
         return following
     over = quantum.tokens >= settings.quantum_tokens
     return following if over and order.rank(task) <= order.rank(own) else present

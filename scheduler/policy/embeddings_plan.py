@@ -65,7 +65,7 @@ def plan_texts(
 def _gives_way(running: Task, task: Task, order: Order) -> bool:
     if task.reserved_tokens or order.preempts(task, running):
         return True
-    lead_s = order.shares.lead_s(task.spec.owner, running.spec.owner)
+    lead_s = order.guarantees.lead_s(task.spec.owner, running.spec.owner)
     return not running.computed and lead_s >= LEAD_S_MIN and not order.is_above(running, task)
 
 

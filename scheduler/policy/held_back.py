@@ -29,13 +29,13 @@ class _OwnersWork:
 
 def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> frozenset[Task]:
     """Return those of *tasks*, which all could be in the next step, that are held back for an owner
-    who is behind its guarantee (see `TimeShares`).
+    who is behind its guarantee (see `Guarantees`).
 
     A task is held back if its own owner is not behind, and its class is not above that of the other
     owner's tasks. A decoding task is held back for *gap_s* at most, so that no stream stands still
     for longer.
     """
-    shares, works = order.shares, dict[Owner, _OwnersWork]()
+    shares, works = order.guarantees, dict[Owner, _OwnersWork]()
     if not shares.parts:
         return frozenset()
     for task in tasks:

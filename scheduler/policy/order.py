@@ -8,7 +8,7 @@ from ..owner import OwnerClock
 from ..priority import PRIORITY_MAX, Priority
 from ..settings import EngineSettings
 from ..task import Task
-from .time_share import NOT_SHARED, TimeShares
+from .guarantees import NO_GUARANTEES, Guarantees
 
 
 class Order:
@@ -16,7 +16,7 @@ class Order:
     last. Places follow the order of arrival; a task that is parked after a quantum gets a new last
     place.
 
-    Users come in the order of their guarantees (`TimeShares`): first users who are further behind,
+    Users come in the order of their guarantees (`Guarantees`): first users who are further behind,
     then users for whom fewer tokens were computed. Of one user's tasks, the effective class counts
     first, then the labels in the same way, then the place. So a class has no effect on other users,
     except for `urgent`, which an operator must grant. With the setting `priority_strict` the
@@ -28,10 +28,10 @@ class Order:
         clock: int,
         owners: OwnerClock,
         settings: EngineSettings,
-        shares: TimeShares = NOT_SHARED,
+        shares: Guarantees = NO_GUARANTEES,
     ):
         self._clock, self._owners, self._settings = clock, owners, settings
-        self.shares = shares
+        self.guarantees = shares
         self._strict = settings.priority_strict
 
     def effective(self, task: Task) -> int:
@@ -51,7 +51,7 @@ class Order:
         """
         if self._strict:
             return self.effective(task)
-        owner, shares = task.spec.owner, self.shares
+        owner, shares = task.spec.owner, self.guarantees
         urgent = task.reserved_tokens or owner.user in shares.urgent_users
         return Priority.URGENT if urgent or shares.is_starved(owner) else Priority.NORMAL
 
@@ -103,7 +103,7 @@ class Order:
         if task.reserved_tokens:
             return (-PRIORITY_MAX - 1,)
         (user, label), effective = self.served(task), self.effective(task)
-        *behind, label_behind = self.shares.behind_of(task.spec.owner)
+        *behind, label_behind = self.guarantees.behind_of(task.spec.owner)
         users = *(-lag for lag in behind), user
         if self._strict:
             return (-effective, *users, -label_behind, label)

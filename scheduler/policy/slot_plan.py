@@ -13,8 +13,8 @@ from ..kv.slots import Slot
 from ..priority import PRIORITY_MAX
 from ..settings import EngineSettings
 from ..task import Task
+from .guarantees import Part
 from .order import Order
-from .time_share import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ class _Claims:
     """
 
     def __init__(self, queue: Sequence[Task], running: Sequence[Task], order: Order):
-        self._order, self._shares = order, order.shares
+        self._order, self._guarantees = order, order.guarantees
         waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
         self._users: dict[int, deque[Task]] = {}
         for task in waiting:
-            user = task.spec.owner.user if self._shares.parts else 0
+            user = task.spec.owner.user if self._guarantees.parts else 0
             self._users.setdefault(user, deque()).append(task)
         self._slots: Counter[Part] = Counter()
         for task in running:
@@ -97,7 +97,7 @@ class _Claims:
 
     def count_slot(self, task: Task, change: int) -> None:
         """Count a slot that *task* gets or loses."""
-        for part in self._shares.parts.get(task.spec.owner, ()):
+        for part in self._guarantees.parts.get(task.spec.owner, ()):
             self._slots[part] += change
 
     def next_task(self) -> Task | None:
@@ -111,7 +111,7 @@ class _Claims:
         return task
 
     def _key(self, task: Task) -> tuple[float, ...]:
-        order, parts = self._order, self._shares.parts.get(task.spec.owner, ())
+        order, parts = self._order, self._guarantees.parts.get(task.spec.owner, ())
         used = [self._used(part, 0) for part in parts[:2]]
         return (order.yields(task), -order.level(task), *used, *order.key(task))
 
@@ -119,7 +119,7 @@ class _Claims:
         """Drop the tasks behind *task* of its user whose own class is not above *floor*: none of
         them can preempt, as *task* cannot.
         """
-        user = task.spec.owner.user if self._shares.parts else 0
+        user = task.spec.owner.user if self._guarantees.parts else 0
         kept = deque(t for t in self._users.pop(user, ()) if t.spec.priority > floor)
         if kept:
             self._users[user] = kept
@@ -128,14 +128,14 @@ class _Claims:
         """Return whether the user of *running* would still have as many slots as that of *task*,
         by weight, after one of its slots went to *task*.
         """
-        rivals = self._shares.rivals(running.spec.owner, task.spec.owner)
+        rivals = self._guarantees.rivals(running.spec.owner, task.spec.owner)
         if rivals is None or running.spec.owner.user == task.spec.owner.user:
             return False
         return self._used(rivals[0], -1) >= self._used(rivals[1], 1)
 
     def _used(self, part: Part, change: int) -> float:
         """Return the slots of a part for each unit of its weight, after a *change*."""
-        return (self._slots[part] + change) / self._shares.weights[part]
+        return (self._slots[part] + change) / self._guarantees.weights[part]
 
 
 def _victim(
@@ -166,7 +166,7 @@ def _victim(
     crowded = last(t for t in able if claims.has_too_many(t, task))
     if crowded is not None:
         return crowded
-    lead_s = order.shares.lead_s
+    lead_s = order.guarantees.lead_s
     ahead = [t for t in able if lead_s(owner, t.spec.owner) >= settings.slot_lag_s]
     if ahead:
         return min(ahead, key=lambda t: (-lead_s(owner, t.spec.owner), -t.arrival))

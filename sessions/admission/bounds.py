@@ -66,7 +66,9 @@ class WaitingCounts:
 
 @dataclass(slots=True)
 class AdmissionBounds:
-    """The configured bounds; `quota_of` returns the bounds of one user."""
+    """The configured bounds; `quota_of` returns the bounds of one user, and `gateway_of` the user
+    of the gateway that a user belongs to, or -1.
+    """
 
     tasks_max: int = 0
     tasks_owner_max: int = 0
@@ -76,6 +78,7 @@ class AdmissionBounds:
     """0 means no bound besides that of all users together."""
     session_bytes_owner_max: int = 128 << 20
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
+    gateway_of: Callable[[int], int] = lambda _: -1
 
     def sessions_bound(self, user: int) -> Bound | None:
         """Return the bound on the number of a user's open sessions, if it has one of its own."""

@@ -41,6 +41,7 @@ def task_of(
     spec = m.TaskSpec(
         id=task_id,
         owner=session.owner,
+        account=session.ledger.bounds.gateway_of(session.owner.user),
         tokens=tokens,
         sampling=NO_SAMPLING,
         priority=session.settings.priority if call.priority is None else call.priority,

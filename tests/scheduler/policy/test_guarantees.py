@@ -9,21 +9,21 @@ import pytest
 
 from inferd.scheduler.owner import Owner, OwnerClock
 from inferd.scheduler.policy.cost import StepCost, StepLoad
-from inferd.scheduler.policy.held_back import ADAPTERS_LAG_S, held_back
-from inferd.scheduler.policy.order import Order
-from inferd.scheduler.policy.slot_plan import plan_slots
-from inferd.scheduler.policy.time_share import (
+from inferd.scheduler.policy.guarantees import (
     AHEAD_S_MAX,
     ALIKE_S,
     BEHIND_S_MAX,
     NEWCOMER_S,
-    NOT_SHARED,
+    NO_GUARANTEES,
     PARTS_MAX,
     STARVED_S,
     WINDOW_S,
-    TimeShare,
-    TimeShares,
+    Guarantees,
+    UserLags,
 )
+from inferd.scheduler.policy.held_back import ADAPTERS_LAG_S, held_back
+from inferd.scheduler.policy.order import Order
+from inferd.scheduler.policy.slot_plan import plan_slots
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task
 from tests.scheduler.policy.test_plan import SETTINGS, decoding, running, slots_of, task
@@ -34,32 +34,32 @@ NORMAL, HIGH, URGENT = Priority.NORMAL, Priority.HIGH, Priority.URGENT
 GAP_S = 0.15
 
 
-def shares_of(*owners: Owner, time: TimeShare | None = None, now: float = 0.0) -> TimeShares:
-    time = TimeShare() if time is None else time
+def shares_of(*owners: Owner, time: UserLags | None = None, now: float = 0.0) -> Guarantees:
+    time = UserLags() if time is None else time
     return time.shares(dict.fromkeys(owners, NORMAL), now)
 
 
-def share(shares: TimeShares, owner: Owner) -> float:
+def share(shares: Guarantees, owner: Owner) -> float:
     return shares.shares[shares.parts[owner][-1]]
 
 
-def order(shares: TimeShares, *, strict: bool = False) -> Order:
+def order(shares: Guarantees, *, strict: bool = False) -> Order:
     settings = replace(SETTINGS, priority_strict=strict)
     return Order(0, OwnerClock(), settings, shares)
 
 
-def with_lags(lags: Mapping[Owner, float], urgent: frozenset[int] = frozenset()) -> TimeShares:
+def with_lags(lags: Mapping[Owner, float], urgent: frozenset[int] = frozenset()) -> Guarantees:
     """Return shares in which the users of these owners are behind by these seconds."""
     shares = shares_of(*lags)
     parts = {part: lag for owner, lag in lags.items() for part in shares.parts[owner]}
-    return TimeShares(shares.parts, parts, shares.weights, shares.shares, urgent)
+    return Guarantees(shares.parts, parts, shares.weights, shares.shares, urgent)
 
 
 # Shares.
 
 
 def test_a_single_owner_has_no_shares() -> None:
-    assert shares_of(ADA) is NOT_SHARED and shares_of() is NOT_SHARED
+    assert shares_of(ADA) is NO_GUARANTEES and shares_of() is NO_GUARANTEES
 
 
 def test_users_have_equal_shares_however_many_labels_one_has() -> None:
@@ -70,7 +70,7 @@ def test_users_have_equal_shares_however_many_labels_one_has() -> None:
 
 
 def test_users_of_a_gateway_divide_the_part_of_the_gateways_user() -> None:
-    time = TimeShare()
+    time = UserLags()
     for user in (FIRST, SECOND):
         time.set_account(user.user, GATEWAY)
     shares = shares_of(FIRST, SECOND, BOB, time=time)
@@ -78,12 +78,12 @@ def test_users_of_a_gateway_divide_the_part_of_the_gateways_user() -> None:
 
 
 def test_classes_shift_shares_by_three_to_one() -> None:
-    shares = TimeShare().shares({ADA: HIGH, BOB: NORMAL}, 0.0)
+    shares = UserLags().shares({ADA: HIGH, BOB: NORMAL}, 0.0)
     assert (share(shares, ADA), share(shares, BOB)) == (0.75, 0.25)
 
 
 def test_strict_priorities_guarantee_nothing_to_lower_classes() -> None:
-    shares = TimeShare(strict=True).shares({ADA: HIGH, BOB: NORMAL, CARL: HIGH}, 0.0)
+    shares = UserLags(strict=True).shares({ADA: HIGH, BOB: NORMAL, CARL: HIGH}, 0.0)
     assert [share(shares, owner) for owner in (ADA, BOB, CARL)] == [0.5, 0.0, 0.5]
 
 
@@ -91,7 +91,7 @@ def test_strict_priorities_guarantee_nothing_to_lower_classes() -> None:
 
 
 def test_a_lag_is_the_guarantee_less_the_time_used_and_is_bounded() -> None:
-    time = TimeShare()
+    time = UserLags()
     shares = shares_of(ADA, BOB, time=time)
     time.count_work(shares, 0.2, {ADA: 0.01, BOB: 0.19})
     assert shares.lags[1,] == pytest.approx(NEWCOMER_S + 0.1 - 0.01)
@@ -101,7 +101,7 @@ def test_a_lag_is_the_guarantee_less_the_time_used_and_is_bounded() -> None:
 
 
 def test_idleness_earns_nothing_but_a_prompt_start() -> None:
-    time = TimeShare()
+    time = UserLags()
     shares = shares_of(ADA, BOB, time=time)
     time.count_work(shares, 60.0, {BOB: 60.0})
     shares_of(BOB, CARL, time=time, now=0.5)
@@ -113,14 +113,14 @@ def test_idleness_earns_nothing_but_a_prompt_start() -> None:
 
 
 def test_work_of_an_owner_without_tasks_counts_for_the_others() -> None:
-    time = TimeShare()
+    time = UserLags()
     shares = shares_of(ADA, BOB, time=time)
     time.count_work(shares, 0.02, {CARL: 0.02})
     assert shares.lags[1,] == shares.lags[2,] == pytest.approx(NEWCOMER_S + 0.01)
 
 
 def test_no_more_parts_are_remembered_than_there_may_be() -> None:
-    time = TimeShare()
+    time = UserLags()
     for user in range(PARTS_MAX):
         time.set_account(user, user + 1)
         shares_of(Owner(user), Owner(user + PARTS_MAX), time=time)
@@ -147,7 +147,7 @@ def held(tasks: list[Task], lags: Mapping[Owner, float], now: float = 0.0) -> li
 def test_nobody_is_held_back_while_nobody_is_behind() -> None:
     tasks = decoding_tasks(ADA, BOB)
     assert held(tasks, {ADA: 0.0, BOB: -0.02}) == []
-    assert held_back(tasks, order(NOT_SHARED), 0.0, GAP_S) == frozenset()
+    assert held_back(tasks, order(NO_GUARANTEES), 0.0, GAP_S) == frozenset()
 
 
 def test_tasks_of_other_users_are_held_back_for_a_user_who_is_behind() -> None:
@@ -182,7 +182,7 @@ def test_a_label_holds_back_another_of_its_user_unless_its_class_is_lower() -> N
     one, other = decoding(first, task(1, owner=a)), decoding(second, task(2, owner=b))
     shares = shares_of(a, b)
     lags = {(1,): 0.0, (1, 1): 0.0, (1, 1, "a"): 0.1, (1, 1, "b"): 0.0}
-    behind = TimeShares(shares.parts, lags, shares.weights, shares.shares)
+    behind = Guarantees(shares.parts, lags, shares.weights, shares.shares)
     assert held_back([one, other], order(behind), 0.0, GAP_S) == {other}
     high = decoding(second, task(3, owner=b, priority=HIGH))
     assert held_back([one, high], order(behind), 0.0, GAP_S) == frozenset()
@@ -229,7 +229,7 @@ def test_free_slots_go_to_users_with_fewer_slots() -> None:
 def test_a_user_of_a_higher_class_gets_more_slots_and_not_all() -> None:
     slots = slots_of(4)
     crowd = [running(s, task(s.index, owner=BOB, priority=HIGH)) for s in slots]
-    shares = TimeShare().shares({ADA: NORMAL, BOB: HIGH}, 0.0)
+    shares = UserLags().shares({ADA: NORMAL, BOB: HIGH}, 0.0)
     waiting = [task(number, owner=ADA) for number in (10, 11)]
     plan = plan_slots(waiting, slots, order(shares), SETTINGS, 0.0)
     assert (plan.park, plan.start) == ((crowd[3],), (waiting[0],))

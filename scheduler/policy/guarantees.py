@@ -51,7 +51,7 @@ PARTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class TimeShares:
+class Guarantees:
     """The parts of the owners with work, and their lags, as of one moment. Without parts, nobody
     shares the model.
     """
@@ -106,10 +106,10 @@ class TimeShares:
         return 0.0 if alike else max(0.0, own_s)
 
 
-NOT_SHARED = TimeShares()
+NO_GUARANTEES = Guarantees()
 
 
-class TimeShare:
+class UserLags:
     """The lags of users and labels. Owned by the engine. With *strict*, only owners whose tasks
     have the highest class have a guarantee.
     """
@@ -125,7 +125,7 @@ class TimeShare:
     def __len__(self) -> int:
         return len(self._lags)
 
-    def shares(self, classes: Mapping[Owner, int], now: float) -> TimeShares:
+    def shares(self, classes: Mapping[Owner, int], now: float) -> Guarantees:
         """Return the shares of the owners with work, given with the highest class of their tasks.
         A part without work for `WINDOW_S` begins anew.
         """
@@ -134,7 +134,7 @@ class TimeShare:
             self._lags |= dict.fromkeys(own, 0.0)
             self._seen |= dict.fromkeys(own, now)
             self._forget_parts(own, now)
-            return NOT_SHARED
+            return NO_GUARANTEES
         parts = {owner: self._parts(owner) for owner in classes}
         weights = _weights({parts[owner]: n for owner, n in classes.items()}, strict=self._strict)
         highest = max(classes.values())
@@ -150,7 +150,7 @@ class TimeShare:
             self._seen[part] = now
         self._forget_parts(weights, now)
         urgent = frozenset(o.user for o, level in classes.items() if level == Priority.URGENT)
-        return TimeShares(parts, self._lags, weights, _shares(weights, entitled), urgent)
+        return Guarantees(parts, self._lags, weights, _shares(weights, entitled), urgent)
 
     def _forget_parts(self, kept: Collection[Part], now: float) -> None:
         """Forget all but the *kept* parts if there are too many."""
@@ -170,7 +170,7 @@ class TimeShare:
         account = self._accounts.get(user, user)
         return (account,), (account, user), (account, user, label)
 
-    def count_work(self, shares: TimeShares, seconds: float, used: Mapping[Owner, float]) -> None:
+    def count_work(self, shares: Guarantees, seconds: float, used: Mapping[Owner, float]) -> None:
         """Count work of *seconds*, of which each owner *used* the time that its own share of the
         work would have taken alone.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis
 import pytest
@@ -28,10 +28,10 @@ NORMAL, HIGH, URGENT = Priority.NORMAL, Priority.HIGH, Priority.URGENT
 
 
 class Program(NamedTuple):
-    """A program that has *count* requests of a kind at a time."""
+    """A program that has *parallel* requests of a kind at a time."""
 
     kind: str
-    count: int
+    parallel: int
     owner: Owner = FLOOD
     priority: Priority = NORMAL
     account: int = -1
@@ -66,32 +66,30 @@ class Machine:
         self.computed: Counter[int] = Counter()
         """Tokens computed for each task."""
         tasks, embedder = self.bench.engine.tasks, self.bench.model.embedder()
-        self.bench.model.step = self.timed(  # type: ignore[method-assign]
-            self.bench.model.step, lambda: tasks.slots.tasks
-        )
-        embedder.step = self.timed(  # type: ignore[method-assign]
-            embedder.step, lambda: tasks.embeddings.running
-        )
+        self.time_steps(self.bench.model, lambda: tasks.slots.tasks)
+        self.time_steps(embedder, lambda: tasks.embeddings.running)
 
-    def timed(
-        self, step: Callable[[Sequence[Chunk]], None], tasks: Callable[[], Sequence[Task]]
-    ) -> Callable[[Sequence[Chunk]], None]:
+    def time_steps(self, stepping: Any, tasks: Callable[[], Sequence[Task]]) -> None:
+        """Let the steps of a model, or of its embedder, take their time on the clock."""
+        step = stepping.step
+
         def timed_step(chunks: Sequence[Chunk]) -> None:
             numbers = {task.slot: task.spec.id for task in tasks()}
             self.computed.update({numbers[c.slot]: len(c.tokens) for c in chunks})
             step(chunks)
             self.bench.now += seconds_of(chunks)
 
-        return timed_step
+        stepping.step = timed_step
 
     def request(self, program: Program) -> m.Submit:
         self.submitted += 1
         text = f"{self.submitted:06}"[::-1] * 200
-        size, fields = {
+        requests: dict[str, tuple[int, dict[str, Any]]] = {
             "stream": (30, {"n_predict": 300}),
             "prompt": (1200, {"n_predict": 1}),
             "embed": (200, {"embed": EmbedSpec()}),
-        }[program.kind]
+        }
+        size, fields = requests[program.kind]
         return self.bench.submit(
             self.submitted,
             text[:size],
@@ -105,7 +103,7 @@ class Machine:
         """Run the programs for a time on the clock; return what each was served."""
         bench, start = self.bench, self.bench.now
         of_task: dict[int, int] = {}
-        tokens, computed, gaps = ([0] * len(programs) for _ in range(3))
+        tokens, computed, gaps = [0] * len(programs), [0] * len(programs), [0.0] * len(programs)
         self.computed.clear()
         last = [start] * len(programs)
 
@@ -121,7 +119,7 @@ class Machine:
             alive = [of_task[t.spec.id] for t in bench.engine.tasks]
             commands = []
             for i, program in enumerate(programs):
-                for _ in range(program.count - alive.count(i)):
+                for _ in range(program.parallel - alive.count(i)):
                     commands.append(self.request(program))
                     of_task[self.submitted] = i
             before = bench.now
