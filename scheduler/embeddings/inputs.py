@@ -12,6 +12,7 @@ from ..policy.batch_plan import ScheduledTokens, next_trial
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
 from ..policy.order import Order
+from ..policy.step_budget import undisturbed_step_s
 from ..priority import Priority
 from ..settings import EngineSettings
 from ..task import Task, TaskState
@@ -110,7 +111,7 @@ class EmbeddingQueue:
         running = texts if trial is None else [trial]
         highest = order.highest(running)
         low = all(order.effective(t) == Priority.LOW for t in highest)
-        seconds = self._settings.step_s_max
+        seconds = undisturbed_step_s(self.cost, self._settings)
         below = all(any(order.is_above(text, t) for text in highest) for t in decoding)
         if low or not below:
             own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))

@@ -100,6 +100,11 @@ class StepCost:
         return CostCoefficients(*self._cost.coefficients, self._token_s_least)
 
     @property
+    def pass_s(self) -> float:
+        """The seconds of a pass without tokens; 0.0 while nothing is known."""
+        return self._cost.coefficients[0]
+
+    @property
     def known(self) -> bool:
         """Whether a step was learned yet."""
         return self.steps > 0

@@ -18,6 +18,8 @@ from .order import Order
 
 LOW_STEP = 2 / 3
 """Share of `step_s_target` for a step in which prompts of the lowest class are computed."""
+PASS_SHARE = 0.04
+"""A step of prompts that delays no stream is long enough that its pass takes this share of it."""
 CHUNK_MIN = 8
 """A smaller chunk is not scheduled unless it ends its prompt, because each chunk has a cost of its
 own.
@@ -98,6 +100,13 @@ def forced_tokens_s(
     return LOW_STEP * settings.step_s_target if low else settings.step_s_max
 
 
+def undisturbed_step_s(cost: StepCost, settings: EngineSettings) -> float:
+    """Return the time for a step that delays no stream of its class. Arrivals wait for it, so it is
+    no longer than `PASS_SHARE` demands, between `step_s_target` and `step_s_max`.
+    """
+    return min(settings.step_s_max, max(settings.step_s_target, cost.pass_s / PASS_SHARE))
+
+
 def prompts_step_s(
     effective: int,
     decoding: Sequence[Task],
@@ -111,7 +120,7 @@ def prompts_step_s(
     - of the lowest class: `LOW_STEP` of `step_s_target`. Any arrival precedes them, but must wait
       for the step under way;
     - while tasks of a higher class decode: `step_s_target`;
-    - while only tasks of lower classes decode, or none: `step_s_max`;
+    - while only tasks of lower classes decode, or none: `undisturbed_step_s`;
     - while tasks of their own class decode: `step_s_target`, or `step_s_max` for a burst, for which
       the streams wait. Prompts are a burst if they take at most `burst_s` together, and got their
       slots soon after the oldest stream's first token, within `step_s_max`;
@@ -127,7 +136,7 @@ def prompts_step_s(
     if highest > effective:
         return settings.step_s_target
     if highest < effective:
-        return settings.step_s_max
+        return undisturbed_step_s(cost, settings)
     equals = [t for t in decoding if order.effective_unreserved(t) == effective]
     streaming_since = min(t.first_logits_at or 0.0 for t in equals)
     left = StepLoad.of_chunks([(t.computed, t.pending) for t in prompts])

@@ -57,11 +57,17 @@ def order(
 
 
 class Known(StepCost):
-    """A machine on which a token takes *row_s* seconds, and nothing else counts."""
+    """A machine on which a token takes *row_s* seconds, and nothing else is predicted. A pass takes
+    *pass_s*.
+    """
 
-    def __init__(self, row_s: float):
+    def __init__(self, row_s: float, pass_s: float = 1.0):
         super().__init__()
-        self.steps, self._each = 1, row_s
+        self.steps, self._each, self._pass_s = 1, row_s, pass_s
+
+    @property
+    def pass_s(self) -> float:
+        return self._pass_s
 
     def predict(self, load: StepLoad) -> float:
         return self._each * load.tokens
@@ -239,6 +245,18 @@ def test_a_prompt_alone_is_computed_in_steps_of_half_a_second() -> None:
     running(slots[0], task(1, tokens=500))
 
     assert [r.count for r in batch_of(slots, order(), EngineSettings(), 512, Known(0.01))] == [50]
+
+
+def test_a_prompt_alone_has_shorter_steps_where_a_pass_takes_little_of_them() -> None:
+    slots = slots_of(1)
+    running(slots[0], task(1, tokens=500))
+    settings = EngineSettings(step_s_target=0.155)
+
+    def count(pass_s: float) -> int:
+        [planned] = batch_of(slots, order(), settings, 512, Known(0.01, pass_s))
+        return planned.count
+
+    assert (count(0.001), count(0.012), count(1.0)) == (16, 30, 50)
 
 
 def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
