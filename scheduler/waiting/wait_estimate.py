@@ -7,7 +7,7 @@ other slots are busy. Those times suit waiting tasks, which wait only while all 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +18,8 @@ FORGET = 0.9
 """Decay per turn, with which the last ten turns have about two thirds of the weight."""
 TOKEN_S_MIN = 1e-9
 """Avoids division by zero when the clock has not advanced."""
+UNOCCUPIED = -1
+"""The user of a slot without a task."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0
 """Assumptions before the first turn has ended; they fit a small model on two cores."""
 
@@ -75,6 +77,8 @@ class _Slot:
     end_s: float
     end_s_max: float
     quantum_end_s: float
+    begin_s: float = 0.0
+    """The start of its task."""
 
 
 class StartEstimator:
@@ -97,57 +101,93 @@ class StartEstimator:
         self._quantum_s = settings.quantum_tokens * times.output_s
         self._token_s = times.output_s / slots
         self._extra, self._waiting = running[slots:], waiting
-        unoccupied = QueuedTask(RemainingWork(0, 0, 0), effective=Priority.LOW)
+        unoccupied = QueuedTask(RemainingWork(0, 0, 0), effective=Priority.LOW, user=UNOCCUPIED)
         self._slots = [_Slot(unoccupied, 0.0, 0.0, 0.0) for _ in range(slots)]
         for slot, task in zip(self._slots, running, strict=False):
-            self._occupy_slot(slot, task, -task.quantum * times.output_s, 0.0)
+            began_s = -task.quantum * times.output_s
+            self._occupy_slot(slot, task, began_s, 0.0, preempts=False)
         self._reserved = self._reserved_starts(reserved_after)
+        self._users = len({task.user for task in (*running, *waiting)})
 
     def starts(self) -> list[float]:
         """Return the seconds from now until each waiting task gets a slot."""
         for task in self._extra:
             self._start_task(task)
-        return [self._start_task(task) for task in self._waiting]
+        if self._settings.priority_strict or len({t.user for t in self._waiting}) < 2:
+            return [self._start_task(task) for task in self._waiting]
+        users: dict[int, deque[tuple[int, QueuedTask]]] = {}
+        for place, task in enumerate(self._waiting):
+            users.setdefault(task.user, deque()).append((place, task))
+        found = [0.0] * len(self._waiting)
+        while users:
+            used = Counter(slot.task.user for slot in self._slots)
+            user = min(users, key=lambda user: (used[user], users[user][0][0]))
+            place, task = users[user].popleft()
+            found[place] = self._start_task(task)
+            if not users[user]:
+                del users[user]
+        return found
 
     def _start_task(self, task: QueuedTask) -> float:
         """Give *task* the slot that it can have first; return the time. The task keeps the slot to
         its end, or to the end of its quantum if another task waits.
         """
-        slot = min(self._slots, key=lambda slot: self._free_at(slot, task))
-        start = self._free_at(slot, task)
+        used = Counter(slot.task.user for slot in self._slots)
+        times = [self._free_at(slot, task, used) for slot in self._slots]
+        start = min(times)
+        slot = self._slots[times.index(start)]
         reserved = self._reserved.get(id(task), math.inf)
         if reserved < start:
             return reserved  # it runs for one quantum, then the slot's task continues
-        self._occupy_slot(slot, task, start, start)
+        self._occupy_slot(slot, task, start, start, preempts=self._preempts(task, slot, used))
         return start
 
-    def _occupy_slot(self, slot: _Slot, task: QueuedTask, quantum_s: float, start: float) -> None:
+    def _occupy_slot(
+        self, slot: _Slot, task: QueuedTask, quantum_s: float, start: float, *, preempts: bool
+    ) -> None:
         """Give *slot* to *task* at *start*; its quantum began at *quantum_s*. A preempted task gets
         the slot back afterwards.
         """
-        preempts = task.priority > slot.task.effective
         left, left_max = (slot.end_s, slot.end_s_max) if preempts else (0.0, 0.0)
-        slot.task, slot.quantum_end_s = task, quantum_s + self._quantum_s
+        slot.task, slot.begin_s, slot.quantum_end_s = task, start, quantum_s + self._quantum_s
         slot.end_s = start + self._times.seconds(task.work) + left
         slot.end_s_max = start + self._times.seconds_max(task.work) + left_max
 
-    def _free_at(self, slot: _Slot, task: QueuedTask) -> float:
+    def _competes(self, task: QueuedTask, other: QueuedTask) -> bool:
+        """Return whether the classes of two tasks do not count, because users are equal."""
+        return not self._settings.priority_strict and task.user != other.user
+
+    def _preempts(self, task: QueuedTask, slot: _Slot, used: Counter[int]) -> bool:
+        """Return whether *task* gets a slot at once. Users have *used* these numbers of slots."""
+        if not self._competes(task, slot.task):
+            return task.priority > slot.task.effective
+        urgent = task.priority == Priority.URGENT > slot.task.priority
+        return urgent or used[slot.task.user] >= used[task.user] + 2
+
+    def _free_at(self, slot: _Slot, task: QueuedTask, used: Counter[int]) -> float:
         """Return when *task* can have a slot:
 
-        - at once, if its own class is higher;
+        - at once, if its own class is higher, or its user has fewer slots;
+        - once its user, who has no slot, is behind by `slot_lag_s`;
         - at the end of a quantum, once its effective class is equal and its owner was not served
           more;
         - else when the slot's task ends. Other tasks of a higher class may follow one of a higher
           class, so its maximum length counts.
         """
-        if task.priority > slot.task.effective:
-            return 0.0
+        if self._preempts(task, slot, used):
+            return slot.begin_s if self._competes(task, slot.task) else 0.0
         at, rises = max(0.0, slot.quantum_end_s), slot.task.effective - task.effective
+        if self._competes(task, slot.task):
+            rises = 0
         if rises > 0:
             tokens = task.rises_after + (rises - 1) * self._settings.ageing_tokens
             at = max(at, tokens * self._token_s + self._quantum_s)
         lead_s = max(0, _lead(task.served, slot.task.served)) * self._times.output_s
-        return min(slot.end_s_max if rises > 0 else slot.end_s, at + lead_s)
+        free_s = min(slot.end_s_max if rises > 0 else slot.end_s, at + lead_s)
+        if self._competes(task, slot.task) and not used[task.user]:
+            behind_s = self._settings.slot_lag_s * self._users - task.idle_s
+            free_s = min(free_s, max(slot.begin_s, behind_s))
+        return free_s
 
     def _reserved_starts(self, reserved_after: int) -> dict[int, float]:
         """Return when waiting tasks of lower classes get a reserved quantum, by their `id`. In each

@@ -12,7 +12,7 @@ from copy import deepcopy
 
 from ...scheduler.messages import TurnStats
 from ...scheduler.owner import Owner, OwnerClock
-from ...scheduler.priority import PRIORITY_MAX
+from ...scheduler.priority import PRIORITY_MAX, Priority
 from ...scheduler.recording.engine_metrics import Histogram
 from ...scheduler.settings import EngineSettings
 from ...scheduler.waiting.wait_estimate import (
@@ -105,9 +105,11 @@ class Forecast:
 
     def slot_order(self, tickets: Sequence[Ticket], now: float) -> list[Ticket]:
         """Return the waiting turns in the engine's expected order: by their class, which rises with
-        their age, then by the tokens computed for their owner, then by arrival.
+        their age, then by the tokens computed for their owner, then by arrival. Turns of several
+        users are ordered by the owners first, except urgent ones, unless priorities are strict.
         """
         computed = self._computed.copy()
+        by_class = self._settings.priority_strict or len({t.owner.user for t in tickets}) == 1
         waiting: dict[int, dict[Owner, deque[Ticket]]] = {}
         for ticket in tickets:
             if ticket.state is SessionState.RUNNING:
@@ -115,8 +117,12 @@ class Forecast:
                 computed.count_work(ticket.owner, self._computed_at_end(ticket))
             else:
                 effective = self._effective(ticket, self._age(ticket, now, tickets[-1].slots))
-                owners = waiting.setdefault(-effective, {})
+                level = effective if by_class else int(ticket.priority == Priority.URGENT)
+                owners = waiting.setdefault(-level, {})
                 owners.setdefault(ticket.owner, deque()).append(ticket)
+        if not by_class:
+            for owner, turns in waiting.get(0, {}).items():
+                waiting[0][owner] = deque(sorted(turns, key=lambda t: -t.priority))
         return [
             t for _, owners in sorted(waiting.items()) for t in self._fair_order(owners, computed)
         ]

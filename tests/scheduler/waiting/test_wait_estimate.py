@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,8 @@ from inferd.scheduler.waiting.wait_estimate import (
 )
 
 RATES = TokenTimes(prompt_s=0.01, output_s=0.1)
-SETTINGS = EngineSettings(quantum_tokens=200, ageing_tokens=1000)
+SETTINGS = EngineSettings(quantum_tokens=200, ageing_tokens=1000, priority_strict=True)
+FAIR = replace(SETTINGS, priority_strict=False)
 
 
 def rest(prompt: int, output: float, priority: Priority = Priority.NORMAL) -> QueuedTask:
@@ -30,9 +32,13 @@ def endless(priority: Priority = Priority.NORMAL, quantum: int = 0) -> QueuedTas
 
 
 def starts(
-    running: list[QueuedTask], waiting: list[QueuedTask], slots: int, reserved_after: int = 0
+    running: list[QueuedTask],
+    waiting: list[QueuedTask],
+    slots: int,
+    reserved_after: int = 0,
+    settings: EngineSettings = SETTINGS,
 ) -> list[float]:
-    return StartEstimator(running, waiting, slots, RATES, SETTINGS, reserved_after).starts()
+    return StartEstimator(running, waiting, slots, RATES, settings, reserved_after).starts()
 
 
 def test_a_free_slot_is_taken_at_once() -> None:
@@ -86,6 +92,17 @@ def test_a_lower_class_waits_for_the_end_of_higher_ones_or_for_a_reserved_quantu
     of_two = [QueuedTask(RemainingWork(0, 10), 0, 0, user=o, idle_s=i) for o, i in
               ((1, 7), (1, 6), (2, 5))]  # fmt: skip
     assert starts([endless(high)], of_two, 1) == [30.0, 670.0, 350.0], "owners take turns"
+
+
+def test_a_user_gets_a_slot_of_another_by_guarantees_and_not_by_class() -> None:
+    crowd = [replace(endless(Priority.HIGH), user=1) for _ in range(3)]
+    low = replace(rest(0, 10, Priority.LOW), user=2)
+    assert starts(crowd, [low, low], 3, settings=FAIR) == [0.0, 20.0], "one of three at once"
+    assert starts(crowd[:1], [replace(low, idle_s=0.1)], 1, settings=FAIR) == [
+        pytest.approx(2 * FAIR.slot_lag_s - 0.1)
+    ], "behind by half of its wait"
+    urgent = replace(rest(0, 10, Priority.URGENT), user=2)
+    assert starts(crowd[:1], [urgent], 1, settings=FAIR) == [0.0]
 
 
 def test_a_lower_class_rises_with_the_tokens_computed_meanwhile() -> None:
