@@ -199,6 +199,7 @@ class Daemon:
                 waiting_user_max=config.sessions_waiting_user_max,
                 yield_after_s=config.idle_yield_ms / 1000,
                 reader_lag_s=config.reader_lag_ms / 1000,
+                priority_strict=config.priority_strict,
             ),
         )
         self.states.limits = StateLimits(

@@ -62,7 +62,7 @@ class WorkerLauncher:
         self.kv_index, self.budget, self.load_queue = kv_index, budget, load_queue
         self.listeners: list[LoadListener] = []
         config = registry.config
-        self.cores = Cores(config.cores, catalog.all_workers)
+        self.cores = Cores(config.cores, catalog.all_workers, strict=config.priority_strict)
         self.estimates = EstimateCache()
         self.oom_kills = OomKills()
         self._catalog, self._group, self._seconds = catalog, group, registry.seconds

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -22,6 +22,10 @@ import structlog
 LOADING = -1
 """The claim of a model that is being loaded, which ranks after all models that compute. A load
 reads the file with one thread, but computes a token at the end.
+"""
+WEIGHTS_BASE, STRICT_WEIGHT = 3.0, 1e6
+"""The ratio of the weights of two neighbouring classes; strict ones differ by more than the number
+of cores.
 """
 EXTERNAL_LOAD_INTERVAL_S = 0.25
 """The interval between samples of the external load while a model computes."""
@@ -51,6 +55,10 @@ class CoreUser(Protocol):
         """The highest priority class of its tasks, `LOADING`, or None if it is idle."""
 
     @property
+    def users(self) -> Collection[int]:
+        """The users of its tasks."""
+
+    @property
     def threads_max(self) -> int:
         """The most threads that it can use."""
 
@@ -58,22 +66,27 @@ class CoreUser(Protocol):
         """Use *threads* from the next step on."""
 
 
-def assign_threads(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
-    """Return the threads of each of *claims* (priority class, most threads). Each gets one; the
-    first of the highest class gets as many of the rest as it can use, then the next.
+def assign_threads(
+    claims: Sequence[tuple[int, int]], cores: int, *, strict: bool = True
+) -> list[int]:
+    """Return the threads of each of *claims* (priority class, most threads). Each gets one. With
+    *strict*, those of the highest class divide as many of the rest as they can use, then those of
+    the next. Otherwise all of them divide the rest by weight, 3 : 1 from one class to the next.
     """
     threads = [1] * len(claims)
-    rest = cores - len(claims)
-    for index in sorted(range(len(claims)), key=lambda i: -claims[i][0]):
-        extra = max(0, min(rest, claims[index][1] - 1))
-        threads[index] += extra
-        rest -= extra
+    weights = [(STRICT_WEIGHT if strict or c == LOADING else WEIGHTS_BASE) ** c for c, _ in claims]
+    for _ in range(cores - len(claims)):
+        able = [i for i, (_, most) in enumerate(claims) if threads[i] < most]
+        if not able:
+            break
+        threads[min(able, key=lambda i: (threads[i] / weights[i], i))] += 1
     return threads
 
 
 class Cores:
     """Assigns *count* of the *machine*'s cores to the *workers*, less those that other programs
-    keep busy. Lives on the daemon's event loop.
+    keep busy. With *strict*, classes of priority count strictly between users, too. Lives on the
+    daemon's event loop.
     """
 
     def __init__(
@@ -81,8 +94,10 @@ class Cores:
         count: int,
         workers: Callable[[], Iterable[CoreUser]],
         machine: int | None = None,
+        *,
+        strict: bool = False,
     ):
-        self.count = count
+        self.count, self._strict = count, strict
         self.external_load = ExternalLoad()
         self._machine = machine or os.cpu_count() or count
         self._workers = workers
@@ -129,7 +144,9 @@ class Cores:
             self._begun |= begins
             with suppress(OSError):  # the regular samples report it
                 self._sample_external_load(begins=True)
-        threads = assign_threads([(c, w.threads_max) for w, c in busy], self.available)
+        claims = [(c, w.threads_max) for w, c in busy]
+        one_user = len({user for worker, _ in busy for user in worker.users}) < 2
+        threads = assign_threads(claims, self.available, strict=self._strict or one_user)
         for (worker, _), number in zip(busy, threads, strict=True):
             self._busy.set()
             if self._assigned.get(worker) != number:

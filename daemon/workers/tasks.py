@@ -112,6 +112,11 @@ class WorkerTasks:
         """The highest priority class among the tasks, or None if there are no tasks."""
         return max((reader.spec.priority for reader in self._readers.values()), default=None)
 
+    @property
+    def users(self) -> set[int]:
+        """The users of the tasks."""
+        return {reader.spec.owner.user for reader in self._readers.values()}
+
     def serves_others(self, user: int) -> bool:
         """Return whether any task belongs to another user."""
         return any(reader.spec.owner.user != user for reader in self._readers.values())

@@ -123,6 +123,11 @@ class Worker:
         return None if self.unloading else self.client.tasks.priority_max
 
     @property
+    def users(self) -> set[int]:
+        """The users of its tasks."""
+        return self.client.tasks.users
+
+    @property
     def threads_max(self) -> int:
         """The threads that the configuration allows."""
         return max(self.spec.threads, int(self.spec.options.get("threads-batch", 0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,8 @@ from inferd.daemon.workers.cores import LOADING, Cores, ExternalLoad, assign_thr
 class Busy:
     """A `CoreUser` that records its thread counts."""
 
-    def __init__(self, claim: int | None = None, threads_max: int = 8):
-        self.claim, self.threads_max, self.pid = claim, threads_max, 0
+    def __init__(self, claim: int | None = None, threads_max: int = 8, users: Sequence[int] = (1,)):
+        self.claim, self.threads_max, self.pid, self.users = claim, threads_max, 0, users
         self.thread_counts: list[int] = []
 
     def set_threads(self, threads: int) -> None:
@@ -29,7 +30,7 @@ class Busy:
         ([(1, 8)], 2, [2]),
         ([(1, 8), (1, 8)], 2, [1, 1]),
         ([(1, 8), (2, 8)], 8, [1, 7]),
-        ([(1, 8), (1, 8), (1, 8)], 8, [6, 1, 1]),
+        ([(1, 8), (1, 8), (1, 8)], 8, [3, 3, 2]),
         ([(1, 8), (1, 8), (1, 8)], 2, [1, 1, 1]),
         ([(3, 2), (1, 8)], 8, [2, 6]),
         ([(LOADING, 8)], 8, [8]),
@@ -38,10 +39,38 @@ class Busy:
         ([], 8, []),
     ],
 )
-def test_the_highest_class_gets_all_cores_beyond_one_for_each_other_model(
+def test_models_of_the_highest_class_divide_all_cores_beyond_one_for_each_other_model(
     claims: list[tuple[int, int]], cores: int, threads: list[int]
 ) -> None:
     assert assign_threads(claims, cores) == threads
+
+
+@pytest.mark.parametrize(
+    ("claims", "cores", "threads"),
+    [
+        ([(1, 8), (2, 8)], 8, [2, 6]),
+        ([(1, 16), (1, 16)], 16, [8, 8]),
+        ([(0, 16), (2, 16)], 10, [1, 9]),
+        ([(LOADING, 8), (0, 8)], 8, [1, 7]),
+        ([(1, 2), (2, 2)], 8, [2, 2]),
+    ],
+)
+def test_models_of_several_users_divide_the_cores_by_weight(
+    claims: list[tuple[int, int]], cores: int, threads: list[int]
+) -> None:
+    assert assign_threads(claims, cores, strict=False) == threads
+
+
+@pytest.mark.parametrize(
+    ("users", "strict", "threads"),
+    [((1, 1), False, [1, 7]), ((1, 2), False, [2, 6]), ((1, 2), True, [1, 7])],
+)
+def test_a_class_counts_strictly_among_the_models_of_one_user(
+    users: tuple[int, int], strict: bool, threads: list[int]
+) -> None:
+    normal, high = (Busy(c, users=[user]) for c, user in zip((1, 2), users, strict=True))
+    Cores(8, lambda: [normal, high], 8, strict=strict).assign_cores()
+    assert [*normal.thread_counts, *high.thread_counts] == threads
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 16)), max_size=20), st.integers(1, 64))
