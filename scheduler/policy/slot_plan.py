@@ -163,9 +163,9 @@ def _victim(
     if lower is not None:
         return lower
     able = [t for t in running if not order.is_above(t, task)]
-    crowded = last(t for t in able if claims.has_too_many(t, task))
-    if crowded is not None:
-        return crowded
+    over_share = last(t for t in able if claims.has_too_many(t, task))
+    if over_share is not None:
+        return over_share
     lead_s = order.guarantees.lead_s
     ahead = [t for t in able if lead_s(owner, t.spec.owner) >= settings.slot_lag_s]
     if ahead:

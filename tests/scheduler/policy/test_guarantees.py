@@ -106,7 +106,7 @@ def test_idleness_earns_nothing_but_a_prompt_start() -> None:
     time.count_work(shares, 60.0, {BOB: 60.0})
     shares_of(BOB, CARL, time=time, now=0.5)
     shares = shares_of(ADA, BOB, CARL, time=time, now=1.0)
-    assert shares.lags[1,] == BEHIND_S_MAX, "a pause between two turns is no idleness"
+    assert shares.lags[1,] == BEHIND_S_MAX, "a pause between two turns is not idleness"
     shares_of(BOB, CARL, time=time, now=2.0)
     shares = shares_of(ADA, BOB, CARL, time=time, now=1.1 + WINDOW_S)
     assert shares.lags[1,] == NEWCOMER_S
