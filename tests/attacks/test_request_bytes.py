@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from inferd.backends.errors import Cancelled
-from inferd.ipc.messages import Kind
+from inferd.backends.errors import Busy, Cancelled
+from inferd.ipc.messages import TENSOR_BYTES_MAX, Kind
 from inferd.ipc.server.incomplete_frames import INCOMPLETE_BYTES_MAX
 from inferd.ipc.server.request_bytes import USER_BYTES_MAX
 from inferd.testing import RunningDaemon
@@ -59,10 +60,10 @@ class Memory:
         status = Path(f"/proc/{process.pid}/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
-    def check_growth(self) -> None:
+    def check_growth(self, growth_max: int = GROWTH_MAX) -> None:
         """Check the largest resident memory since the beginning."""
         grown = self._peak(self._daemon) - self.before
-        assert grown < GROWTH_MAX, f"the daemon grew by {grown >> 20} MiB"
+        assert grown < growth_max, f"the daemon grew by {grown >> 20} MiB"
         for worker, before in self._workers_before.items():
             grown = self._peak(worker) - before
             assert grown < WORKER_GROWTH_MAX, f"a worker grew by {grown >> 20} MiB"
@@ -172,6 +173,33 @@ def test_many_requests_take_bounded_memory(
             reading.join(0.02)
         assert answers["reply"] >= 8 and answers["reply"] + answers["Busy"] == requests, answers
         memory.check_growth()
+        memory.wait_returned()
+
+
+def test_texts_in_descriptors_count_too() -> None:
+    with attacked() as (daemon, bob, memory), client_of(daemon, ADA) as ada:
+        ada.socket.settimeout(60)
+        contexts = [ada.context("long") for _ in range(40)]
+        tensor = {"fd": 0, "dimensions": [1], "type": 3, "data": b""}
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(TENSOR_BYTES_MAX).replace(b"\0", b"x"))
+            file.flush()
+            sent = [
+                ada.start_request("set_input", [file.fileno()], context=c, index=0, tensor=tensor)
+                for c in contexts
+            ]
+        answers = Counter[str]()
+        for number in sent:
+            assert bob.call("models")
+            try:
+                ada.wait_result(number)
+            except Busy as exc:
+                assert exc.data["bound"] == "request-bytes-user-max"
+                answers["Busy"] += 1
+            else:
+                answers["set"] += 1
+        assert answers["set"] >= 4 and answers["Busy"], answers
+        memory.check_growth(GROWTH_MAX + USER_BYTES_MAX)  # the texts are copied once more
         memory.wait_returned()
 
 
