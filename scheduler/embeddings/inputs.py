@@ -12,7 +12,7 @@ from ..policy.batch_plan import ScheduledTokens, next_trial
 from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
 from ..policy.order import Order
-from ..policy.step_budget import undisturbed_step_s
+from ..policy.step_budget import LOW_STEP, undisturbed_step_s
 from ..priority import Priority
 from ..settings import EngineSettings
 from ..task import Task, TaskState
@@ -115,7 +115,9 @@ class EmbeddingQueue:
         below = all(any(order.is_above(text, t) for text in highest) for t in decoding)
         if low or not below:
             own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))
-            seconds = max(self._settings.step_s_target - own, own / 2)
+            users = {t.spec.owner.user for t in (*running, *decoding)}
+            target = self._settings.step_s_target * (LOW_STEP if len(users) > 1 else 1.0)
+            seconds = max(target - own, own / 2)
         tokens_min = self._settings.prompt_tokens_min
         return plan_text_tokens(running, order, self._info, self.cost, seconds, tokens_min)
 

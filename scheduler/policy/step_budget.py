@@ -17,7 +17,9 @@ from .cost import StepCost, StepLoad
 from .order import Order
 
 LOW_STEP = 2 / 3
-"""Share of `step_s_target` for a step in which prompts of the lowest class are computed."""
+"""Share of `step_s_target` for a step for which others wait: with prompts of the lowest class, or
+of several users.
+"""
 PASS_SHARE = 0.04
 """A step of prompts that delays no stream is long enough that its pass takes this share of it."""
 CHUNK_MIN = 8
@@ -102,9 +104,10 @@ def forced_tokens_s(
 
 def undisturbed_step_s(cost: StepCost, settings: EngineSettings) -> float:
     """Return the time for a step that delays no stream of its class. Arrivals wait for it, so it is
-    no longer than `PASS_SHARE` demands, between `step_s_target` and `step_s_max`.
+    no longer than `PASS_SHARE` demands, between `LOW_STEP` of `step_s_target` and `step_s_max`.
     """
-    return min(settings.step_s_max, max(settings.step_s_target, cost.pass_s / PASS_SHARE))
+    least = LOW_STEP * settings.step_s_target
+    return min(settings.step_s_max, max(least, cost.pass_s / PASS_SHARE))
 
 
 def prompts_step_s(
@@ -124,15 +127,14 @@ def prompts_step_s(
     - while tasks of their own class decode: `step_s_target`, or `step_s_max` for a burst, for which
       the streams wait. Prompts are a burst if they take at most `burst_s` together, and got their
       slots soon after the oldest stream's first token, within `step_s_max`;
-    - while several users have prompts or decode: `step_s_target`.
+    - while several users have prompts or decode: `LOW_STEP` of `step_s_target`.
 
     A reserved quantum does not change the class here.
     """
     highest = max(map(order.effective_unreserved, decoding), default=-1)
-    if effective == Priority.LOW:
+    users = {t.spec.owner.user for t in (*prompts, *decoding)}
+    if effective == Priority.LOW or len(users) > 1:
         return LOW_STEP * settings.step_s_target
-    if len({t.spec.owner.user for t in (*prompts, *decoding)}) > 1:
-        return settings.step_s_target
     if highest > effective:
         return settings.step_s_target
     if highest < effective:

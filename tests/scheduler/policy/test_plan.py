@@ -250,13 +250,13 @@ def test_a_prompt_alone_is_computed_in_steps_of_half_a_second() -> None:
 def test_a_prompt_alone_has_shorter_steps_where_a_pass_takes_little_of_them() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
-    settings = EngineSettings(step_s_target=0.155)
+    settings = EngineSettings(step_s_target=0.305)
 
     def count(pass_s: float) -> int:
         [planned] = batch_of(slots, order(), settings, 512, Known(0.01, pass_s))
         return planned.count
 
-    assert (count(0.001), count(0.012), count(1.0)) == (16, 30, 50)
+    assert (count(0.001), count(0.012), count(1.0)) == (20, 30, 50)
 
 
 def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
