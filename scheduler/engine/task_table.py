@@ -17,6 +17,7 @@ from ..policy.guarantees import NO_GUARANTEES, UserLags
 from ..policy.order import Order
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.reserved_quantum import ReservedQuanta
+from ..priority import Priority
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
 from ..task import Task, TaskState
@@ -71,8 +72,9 @@ class TaskTable:
         """Find the owners with work, which share the model's time. Tasks that were *skipping* the
         last step have none.
         """
-        classes: dict[Owner, int] = {}
-        if len({t.spec.owner for t in self}) > 1:
+        owners = {task.spec.owner for task in self}
+        classes: dict[Owner, int] = dict.fromkeys(owners, Priority.LOW) if len(owners) == 1 else {}
+        if len(owners) > 1:
             for task in self:
                 spec = task.spec
                 if spec.priority <= classes.get(spec.owner, -1) or task in skipping:

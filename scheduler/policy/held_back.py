@@ -60,7 +60,7 @@ def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> 
                 above = order.effective(task) > work.effective
             else:
                 above = order.level(task) > work.level
-            apart = work.adapters.isdisjoint({adapters, None})
+            apart = adapters is not None and work.adapters.isdisjoint({adapters, None})
             if not above and lag_s > (ADAPTERS_LAG_S if apart else 0.0):
                 return True
         return False

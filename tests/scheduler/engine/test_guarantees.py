@@ -176,6 +176,15 @@ def test_a_stream_keeps_its_part_beside_five_users() -> None:
     assert victim.pace >= 0.9 / 6 * alone_pace()
 
 
+def test_a_newcomer_is_computed_alone_at_once() -> None:
+    machine = Machine()
+    machine.run(STREAMS, PROMPTS, EMBED, seconds=5.0)
+    machine.computed.clear()
+    machine.bench.on_report = lambda _: None
+    machine.bench.iterate(machine.request(STREAM))
+    assert list(machine.computed) == [machine.submitted]
+
+
 def test_a_label_keeps_its_part_beside_a_flood_of_another_label_of_its_user() -> None:
     victim, _ = Machine().run(
         STREAM._replace(owner=Owner(1, "editor")), EMBED._replace(owner=Owner(1, "index"))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from inferd.backends import EmbedSpec
 from inferd.scheduler.owner import Owner, OwnerClock
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.guarantees import (
@@ -199,6 +201,14 @@ def test_a_class_protects_from_other_users_only_if_it_is_strict_or_urgent() -> N
     assert held_back([ada, bob], order(urgent), 0.0, GAP_S) == frozenset()
     starved = with_lags({ADA: STARVED_S, BOB: 0.0}, frozenset({BOB.user}))
     assert held_back([ada, bob], order(starved), 0.0, GAP_S) == {bob}
+
+
+def test_texts_to_embed_are_held_back_like_streams() -> None:
+    [ada] = decoding_tasks(ADA)
+    spec = msgspec.structs.replace(task(9, owner=BOB).spec, embed=EmbedSpec())
+    text = Task.from_spec(spec, arrival=9, clock=0, now=0.0)
+    assert held([ada, text], {ADA: 0.01, BOB: 0.0}) == [text]
+    assert held([ada, text], {ADA: 0.0, BOB: 0.01}) == [ada]
 
 
 def test_tasks_with_other_adapters_are_held_back_later() -> None:
