@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
-LIMIT_MAX = 1 << 20
+_LIMIT_MAX = 1 << 20
 FILES_RESERVED = 256
 """Files for workers (six each while they start), the journal, the log and the listeners."""
 DESCRIPTORS_MIN = 64
@@ -14,7 +14,7 @@ DESCRIPTORS_MIN = 64
 def raise_open_files_limit() -> None:
     """Raise this process's limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
+    limit = _LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < limit:
         with suppress(OSError):  # a sandbox may forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -23,7 +23,7 @@ def raise_open_files_limit() -> None:
 def open_files_limit() -> int:
     """Return this process's limit of open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return LIMIT_MAX if limit == resource.RLIM_INFINITY else limit
+    return _LIMIT_MAX if limit == resource.RLIM_INFINITY else limit
 
 
 def descriptors_max(connections_max: int) -> int:

@@ -17,8 +17,8 @@ import msgspec
 from ...backends.errors import Busy
 from ...wire.nesting import ITEMS_MAX
 
-USER_BYTES_MAX = 64 << 20
-TOTAL_BYTES_MAX = 256 << 20
+USER_BYTES_DEFAULT = 64 << 20
+TOTAL_BYTES_DEFAULT = 256 << 20
 REQUEST_BYTES = 8 << 10
 """Memory of a request without its parameters: the task, its scopes and its coroutines."""
 COPIES = 2
@@ -29,7 +29,7 @@ SMALL_FRAME_BYTES = 4 << 10
 """Requests in smaller frames may use a reserve, so that users at the bound can make cheap calls."""
 TINY_FRAME_BYTES = 256
 """The parameters of a smaller frame are not measured; they need less than `REQUEST_BYTES`."""
-WALKED_ITEMS_MAX = 2000
+WALKED_ITEMS = 2000
 """Items that are measured one by one, which takes 0.2 to 1 us each."""
 ITEM_BYTES, NUMBER_FACTOR = 72, 6
 """The memory of the largest item without its content, an empty map, whose frame has one byte; and
@@ -65,7 +65,7 @@ def params_bytes(params: Any, frame_bytes: int) -> int:
         else:
             parts = container
         items += len(parts)
-        if items > WALKED_ITEMS_MAX:
+        if items > WALKED_ITEMS:
             return NUMBER_FACTOR * frame_bytes + ITEM_BYTES * min(frame_bytes, ITEMS_MAX)
         total += sum(map(getsizeof, parts))
         waiting += [part for part in parts if isinstance(part, _CONTAINERS)]
@@ -86,7 +86,7 @@ class RequestBytes:
     *user_max*. `on_freed` is called at the end of a request with the bytes that it no longer uses.
     """
 
-    def __init__(self, user_max: int = USER_BYTES_MAX, total_max: int = TOTAL_BYTES_MAX):
+    def __init__(self, user_max: int = USER_BYTES_DEFAULT, total_max: int = TOTAL_BYTES_DEFAULT):
         self.user_max, self.total_max, self.total = user_max, total_max, 0
         self.on_freed: Callable[[int], None] = lambda _: None
         self._held: dict[int, int] = {}

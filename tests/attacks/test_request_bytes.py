@@ -16,7 +16,7 @@ import pytest
 from inferd.backends.errors import Busy, Cancelled
 from inferd.ipc.messages import TENSOR_BYTES_MAX, Kind
 from inferd.ipc.server.incomplete_frames import INCOMPLETE_BYTES_MAX
-from inferd.ipc.server.request_bytes import USER_BYTES_MAX
+from inferd.ipc.server.request_bytes import USER_BYTES_DEFAULT
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.echo import echo_model
@@ -24,9 +24,9 @@ from tests.raw import RawClient
 from tests.waiting import wait_until
 
 CONNECTIONS, REQUESTS = 2, 220
-GROWTH_MAX = USER_BYTES_MAX + INCOMPLETE_BYTES_MAX // 2
+GROWTH_MAX = USER_BYTES_DEFAULT + INCOMPLETE_BYTES_MAX // 2
 """Growth of a daemon under attack: one user's requests in flight and incomplete frames."""
-WORKER_GROWTH_MAX = 2 * USER_BYTES_MAX
+WORKER_GROWTH_MAX = 2 * USER_BYTES_DEFAULT
 """A worker has the texts of the requests in flight, and their tokens."""
 RETURNED_S, REMAINDER_BYTES = 10.0, 32 << 20
 """The time in which memory returns to the system, except fragments of the heap."""
@@ -199,7 +199,7 @@ def test_texts_in_descriptors_count_too() -> None:
             else:
                 answers["set"] += 1
         assert answers["set"] >= 4 and answers["Busy"], answers
-        memory.check_growth(GROWTH_MAX + USER_BYTES_MAX)  # the texts are copied once more
+        memory.check_growth(GROWTH_MAX + USER_BYTES_DEFAULT)  # the texts are copied once more
         memory.wait_returned()
 
 

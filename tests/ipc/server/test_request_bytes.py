@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inferd.backends.errors import Busy
 from inferd.ipc.server.request_bytes import (
     REQUEST_BYTES,
-    WALKED_ITEMS_MAX,
+    WALKED_ITEMS,
     Charge,
     RequestBytes,
     Reserve,
@@ -138,7 +138,7 @@ def test_parameters_with_few_items_are_measured(value: Any) -> None:
 
 
 def test_measuring_ends_at_a_number_of_items() -> None:
-    few, many = list(range(WALKED_ITEMS_MAX - 1)), list(range(WALKED_ITEMS_MAX + 1))
+    few, many = list(range(WALKED_ITEMS - 1)), list(range(WALKED_ITEMS + 1))
     assert params_bytes([few], 5000) < 5000 * 40 < params_bytes([many], 5000)
 
 

@@ -62,6 +62,7 @@ class Line(InProcessClient):
     def __init__(self) -> None:
         self.commands = []
         self.readers = {}
+        self.aside = {}
 
 
 class EngineMachine(RuleBasedStateMachine):
