@@ -61,7 +61,8 @@ class Run(NamedTuple):
 class SimulatedEngine:
     """Runs the turns of one model. `due_at` is when `advance` is to be called next.
 
-    *between_s* is the time between two steps. *slowness* returns the factor by which other engines
+    Users' guarantees of time are not simulated; classes of priority are strict instead. *between_s*
+    is the time between two steps. *slowness* returns the factor by which other engines
     of the node slow the steps down.
     """
 
@@ -75,7 +76,7 @@ class SimulatedEngine:
         steps_max: int = 1 << 30,
         settings: EngineSettings | None = None,
     ):
-        self.settings = settings or EngineSettings()
+        self.settings = settings or EngineSettings(priority_strict=True)
         self.slots = [Slot(i) for i in range(slots)]
         self.queue: list[SimulatedTask] = []
         self.running: list[SimulatedTask] = []

@@ -33,7 +33,7 @@ def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> 
 
     A task is held back if its own owner is not behind, and its class is not above that of the other
     owner's tasks. A decoding task is held back for *gap_s* at most, so that no stream stands still
-    for longer.
+    for longer, and a task with a reserved quantum is not held back.
     """
     shares, works = order.guarantees, dict[Owner, _OwnersWork]()
     if not shares.parts:
@@ -52,7 +52,8 @@ def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> 
 
     def is_held_back(task: Task) -> bool:
         owner, adapters = task.spec.owner, _adapters(task)
-        if task.spec.embed is None and not task.prefilling and now >= task.computed_at + gap_s:
+        decodes = task.spec.embed is None and not task.prefilling
+        if task.reserved_tokens or (decodes and now >= task.computed_at + gap_s):
             return False
         for one, lag_s in preceding[owner]:
             work = works[one]

@@ -203,6 +203,12 @@ def test_a_class_protects_from_other_users_only_if_it_is_strict_or_urgent() -> N
     assert held_back([ada, bob], order(starved), 0.0, GAP_S) == {bob}
 
 
+def test_a_task_with_a_reserved_quantum_is_not_held_back() -> None:
+    ada, bob = decoding_tasks(ADA, BOB)
+    bob.reserved_tokens = 5
+    assert held([ada, bob], {ADA: 0.5, BOB: 0.0}) == []
+
+
 def test_texts_to_embed_are_held_back_like_streams() -> None:
     [ada] = decoding_tasks(ADA)
     spec = msgspec.structs.replace(task(9, owner=BOB).spec, embed=EmbedSpec())
