@@ -69,16 +69,13 @@ from .models.transfers.exports import ModelExports
 from .models.transfers.imports import ModelImports, remove_unfinished
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
+from .state_files import JOURNAL_FILE, STATES_FILE
 
 log = structlog.get_logger()
 ipc_log = structlog.get_logger(logger_name="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
 ImmediateCallTable = dict[str, Callable[["Daemon", Request], Any]]
 """Calls that never wait."""
-JOURNAL_FILE = "sessions.db"
-"""The journal, in the state directory."""
-STATES_FILE = "states.db"
-"""The journal of named states, in the state directory."""
 NEWER_JOURNAL = "start the newer version again, or move the file away"
 _RECORDING_S_MAX = 5.0
 """Maximum wait of a drain for the journal; the connections are closed only after it."""

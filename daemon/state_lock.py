@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from ..backends.errors import Busy
+from ..backends.errors import Busy, PermissionDenied
+from .backup.restoration import finish_restoration
 from .components import Components
 
 LOCK_FILE = "lock"
@@ -18,7 +21,9 @@ _HOLDER_BYTES_MAX = 4096
 
 
 class _Holder(msgspec.Struct):
-    """The content of the lock file: the daemon that has the lock."""
+    """The content of the lock file: the daemon that has the lock. Without *socket* the process is
+    none, but restores a backup.
+    """
 
     pid: int
     socket: str
@@ -40,14 +45,35 @@ class StateDirectory:
         If the directory is unusable, return the time, which does not repeat either.
 
         :raises Busy: another daemon has the directory.
+        :raises BackendError: the restoration of a backup was interrupted, and cannot be finished.
         """
         try:
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock(_Holder(os.getpid(), socket))
+            finish_restoration(self._path)
             return self._count_start()
         except (OSError, ValueError) as exc:
             components.note("state", f"{self._path}: {getattr(exc, 'strerror', None) or exc}")
             return int(time.time())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the existing directory for a restoration.
+
+        :raises Busy: a daemon has the directory.
+        :raises PermissionDenied: this user may not write there.
+        """
+        try:
+            self._lock(_Holder(os.getpid(), ""))
+        except OSError as exc:
+            raise PermissionDenied(
+                f"the state directory {self._path} cannot be locked: {exc.strerror}",
+                hint="run the command as the daemon's user or as root",
+            ) from exc
+        try:
+            yield
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Free the lock. The file stays, as deleting it would free another daemon's lock, too."""
@@ -77,6 +103,11 @@ class StateDirectory:
             holder = msgspec.json.decode(content, type=_Holder)
         except msgspec.MsgspecError:  # it has just been locked
             return Busy(message, hint=hint)
+        if not holder.socket:
+            return Busy(
+                f"`inferd restore` (pid {holder.pid}) uses the state directory {self._path}",
+                hint="wait until it has ended",
+            )
         return Busy(
             f"{message}: the process {holder.pid}, which listens on {holder.socket}",
             hint=f"use it, stop it with `inferd stop --socket {holder.socket}`, or choose another"

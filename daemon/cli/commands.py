@@ -39,6 +39,7 @@ COMMANDS = {
     "operations.turn_commands": ("cancel", "park", "rm-session"),
     "operations.state_commands": ("states",),
     "operations.end_commands": ("drain", "stop"),
+    "operations.backup_commands": ("backup", "restore"),
     "operations.doctor_command": ("doctor",),
     "operations.service_commands": ("install-service", "uninstall-service"),
     "monitoring.top.command": ("top",),

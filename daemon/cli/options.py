@@ -72,6 +72,9 @@ ModelsDir = Annotated[
     Path | None,
     typer.Option("--models-dir", metavar="PATH", help="The models directory.", show_default=False),
 ]
+StateDir = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="The directory of persistent state.")
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Unload it even if it is in use; running turns fail.")
 ]

@@ -23,10 +23,11 @@ from ..residency.model_files import (
     find_models,
     missing_files,
 )
+from ..state_files import SETTINGS_FILE
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
 from .files.other_contents import OtherContents
-from .files.persisted_settings import SETTINGS_FILE, PersistedModels
+from .files.persisted_settings import PersistedModels
 from .model import ManagedModel, ModelState
 from .specs import engine_settings
 

@@ -27,6 +27,7 @@ from ..residency.gate import ResidencyGate
 from ..residency.idle_unloader import IdleUnloader
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import MachineMemory
+from ..state_files import KV_DIR
 from ..workers.failures.recovery import fail_readers
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
@@ -37,7 +38,6 @@ from .model import ManagedModel, PassedFile, SentenceComparer
 from .worker_launcher import WorkerLauncher
 
 log = structlog.get_logger()
-KV_DIR = "kv"
 """The folder of KV files below the state directory."""
 
 

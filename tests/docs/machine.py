@@ -29,7 +29,7 @@ __all__ = ("Machine",)
 PLACES = ("/var/lib", "/etc", "/run", "/opt", "/usr/local/bin")
 ELSEWHERE = {"apt", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
 """Commands that need packages, users, or the machine's manager."""
-FILES = {"tar", "rm", "install"}
+FILES = {"rm", "install"}
 UNITS = {"inferd", "inferd.service", "inferd.socket"}
 INFERD = (sys.executable, "-m", "inferd")
 FREE = {"INFERD_METRICS": "127.0.0.1:0"}
@@ -128,6 +128,7 @@ class Machine:
             self._systemctl([w for w in words[1:] if not w.startswith("-")])
         elif words[0] == "systemd-tmpfiles":
             make_folders(self.root, Path(self._below(words[-1])))
+            os.chown(self.root / "var/lib/inferd", os.getuid(), os.getgid())  # the service's user
         elif words[0] == "systemd-sysusers":
             done = run_tool(words[0], f"--root={self.root}", self._below(words[-1]))
             assert done.returncode == 0, done.stderr

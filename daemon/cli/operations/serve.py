@@ -7,20 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..commands import optional_import
-from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
+from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, StateDir, read_settings
 
 DESCRIPTOR_MIN = 3
 """The first descriptor that is neither standard input, output nor error."""
 
-StateDir = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="The directory of persistent state.")
-]
 MetricsAddress = Annotated[
     str | None,
     typer.Option(

@@ -11,10 +11,18 @@ import typer
 
 from ....backends.errors import PermissionDenied
 from ....ipc.paths import client_socket_path, daemon_socket_path
-from ..options import ConfigFile, JsonOutput, ModelsDir, SettingPairs, SocketPath, read_settings
+from ..options import (
+    ConfigFile,
+    JsonOutput,
+    ModelsDir,
+    SettingPairs,
+    SocketPath,
+    StateDir,
+    read_settings,
+)
 from ..output import write_result
 from ..starting import START_S_MAX, FoundDaemon, find_daemon, start_daemon
-from .serve import Cores, LowestLevel, MetricsAddress, StateDir
+from .serve import Cores, LowestLevel, MetricsAddress
 
 
 def start(

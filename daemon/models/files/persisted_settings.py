@@ -19,7 +19,6 @@ import structlog
 
 from ...config.model_settings import ModelConfig
 
-SETTINGS_FILE = "models.json"
 PERSISTED_NAMES_MAX = 1000
 """Names with settings; the name changed longest ago is dropped first."""
 SETTINGS_BYTES_MAX = 16 << 20

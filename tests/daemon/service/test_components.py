@@ -12,7 +12,7 @@ import pytest
 
 from inferd import Client
 from inferd.daemon.components import COMPONENTS, Components
-from inferd.daemon.models.files.persisted_settings import SETTINGS_FILE
+from inferd.daemon.state_files import SETTINGS_FILE
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.daemon.manager import manager_of, serving

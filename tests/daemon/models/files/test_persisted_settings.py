@@ -16,7 +16,6 @@ from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.files.persisted_settings import (
     PERSISTED_NAMES_MAX,
-    SETTINGS_FILE,
     SETTINGS_VERSION,
     PersistedModels,
     PersistedSettings,
@@ -25,6 +24,7 @@ from inferd.daemon.models.files.persisted_settings import (
 )
 from inferd.daemon.models.model import PassedFile
 from inferd.daemon.models.registry import Registry
+from inferd.daemon.state_files import SETTINGS_FILE
 from inferd.testing import RunningDaemon, running_daemon
 from tests.waiting import wait_until
 
