@@ -190,7 +190,7 @@ def test_streams_that_are_not_read_shut_out_no_other_key(
             streaming(running, keys["ada"], stack)
         with user(running, keys["bob"]) as bob:
             assert bob.complete()[0] == 200
-        wait_until(lambda: len(client.queue(all_users=True)) == 16)
+        wait_until(lambda: len(client.queue(all_users=True)) == 16, 60)
     wait_until(lambda: not client.queue(all_users=True))
 
 
