@@ -30,11 +30,12 @@ _CHUNK_BYTES = 1 << 20
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The list of the archive's members: SHA-256 by name, and the number of KV files, which have
-    checksums of their own. *software* is the version of inferd that wrote it.
+    checksums of their own. *software* is the version of inferd that wrote it, *saved_at* the date.
     """
 
     format: int
     software: str
+    saved_at: float
     files: dict[str, str]
     kv_files: int = 0
 
@@ -56,10 +57,12 @@ def write_archive(
     target: BinaryIO,
     files: Iterable[tuple[str, Path]],
     kv: Iterable[tuple[str, Path]],
+    *,
     software: str,
+    now: float,
 ) -> Manifest:
     """Write *files* and the files of *kv*, by their names in the archive. A KV file that is evicted
-    meanwhile is left out.
+    meanwhile is left out. *now* is the date.
 
     :raises OSError: one of them cannot be read, or *target* cannot be written.
     """
@@ -74,7 +77,9 @@ def write_archive(
             except FileNotFoundError:
                 continue
             count += 1
-        manifest = Manifest(format=FORMAT, software=software, files=hashes, kv_files=count)
+        manifest = Manifest(
+            format=FORMAT, software=software, saved_at=now, files=hashes, kv_files=count
+        )
         content = msgspec.json.encode(manifest)
         info = tarfile.TarInfo(MANIFEST)
         info.size, info.mode = len(content), 0o600

@@ -16,7 +16,7 @@ from .archive import KV_MEMBER, Manifest, write_archive
 from .restoration import MOVED, READY
 
 
-def write_backup(state: Path, target: BinaryIO, *, kv: bool = False) -> Manifest:
+def write_backup(state: Path, target: BinaryIO, now: float, *, kv: bool = False) -> Manifest:
     """Write the state in the directory *state* to *target*, with *kv* also its KV files.
 
     :raises NotFound: there is no state.
@@ -42,7 +42,7 @@ def write_backup(state: Path, target: BinaryIO, *, kv: bool = False) -> Manifest
                     hint="name its directory: --state-dir /var/lib/inferd for the service's",
                 )
             found = _kv_files(state) if kv else ()
-            return write_archive(target, members, found, __version__)
+            return write_archive(target, members, found, software=__version__, now=now)
     except (NewerJournal, Unreadable) as exc:
         raise BackendError(
             f"a journal in {state} cannot be saved: {exc}",

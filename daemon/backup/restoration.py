@@ -89,9 +89,9 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_failed(state: Path, error: OSError) -> BackendError:
+def write_failed(state: Path, error: Exception) -> BackendError:
     """Return the error of a restoration that cannot write."""
     return BackendError(
-        f"the restoration in {state} cannot go on: {error.strerror or error}",
+        f"the restoration in {state} cannot go on: {getattr(error, 'strerror', None) or error}",
         hint="free space on its disk, or let the daemon's user write there; then try again",
     )

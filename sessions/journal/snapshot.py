@@ -107,3 +107,12 @@ def check_copy(path: Path) -> None:
         raise Unreadable(str(exc)) from exc
     if verdict != "ok":
         raise Unreadable(verdict)
+
+
+def add_to_dates(path: Path, seconds: float) -> None:
+    """Add *seconds* to the date of each session in a copied journal.
+
+    :raises sqlite3.Error: it cannot be written.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("UPDATE session SET at = at + ?", (seconds,))

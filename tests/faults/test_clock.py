@@ -222,6 +222,7 @@ def test_a_session_is_deleted_by_the_date_at_the_start(clock: Clock) -> None:
 DATES = {
     "backends/llama/text/sandbox.py": "a chat template may say today's date",
     "daemon/calls/transfers/moving.py": "a session that moves here counts as used now",
+    "daemon/cli/operations/backup_commands.py": "sessions do not age while they are in a backup",
     "daemon/cli/operations/state_commands.py": "shows when a state was saved",
     "daemon/state_lock.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/files/persisted_settings.py": "the name of a damaged file",

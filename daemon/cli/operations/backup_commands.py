@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ def backup(
 
     state = _state_directory(state_dir, config)
     with _new_file(file) as target, _acting_as_owner(state):
-        manifest = write_backup(state, target, kv=kv)
+        manifest = write_backup(state, target, time.time(), kv=kv)
     files, count = sorted(manifest.files), manifest.kv_files
     found = {"file": str(file), "state_dir": str(state), "files": files, "kv_files": count}
     text = f"saved {', '.join(files)}{f' and {count} KV files' if kv else ''} in {file}"
@@ -60,7 +61,7 @@ def restore(
     with _existing_file(file) as source:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _acting_as_owner(state), StateDirectory(state).locked():
-            aside = restore_backup(source, state)
+            aside = restore_backup(source, state, time.time())
     text = f"restored {file} in {state}"
     if aside is not None:
         text += f"; the previous state is in {aside}, which may be deleted"

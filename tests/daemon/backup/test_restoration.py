@@ -27,6 +27,7 @@ from inferd.sessions.journal.journal_file import JournalFile, SavePast
 
 pytestmark = pytest.mark.process  # forks processes that kill themselves
 KV_FILE = "kv/echo-1/1000/0a1b"
+SAVED_AT, NOW = 1000.0, 9000.0
 FILES = {restoration.__file__, restore.__file__, archive.__file__}
 
 
@@ -77,7 +78,7 @@ def backup(tmp_path: Path) -> bytes:
     (state / KV_FILE).with_name(".unfinished").write_bytes(b"")
     os.utime(state / KV_FILE, (5, 5))
     target = io.BytesIO()
-    manifest = write_backup(state, target, kv=True)
+    manifest = write_backup(state, target, SAVED_AT, kv=True)
     file.close()
     assert (sorted(manifest.files), manifest.kv_files) == (["models.json", "sessions.db"], 1)
     return target.getvalue()
@@ -93,7 +94,7 @@ def test_a_restored_state_is_the_saved_one_and_the_old_one_is_kept(
     state: Path, backup: bytes
 ) -> None:
     old = content(state)
-    aside = restore_backup(io.BytesIO(backup), state)
+    aside = restore_backup(io.BytesIO(backup), state, NOW)
     assert aside == state / "before-restore-1"
     assert content(aside) == old and sessions_of(aside / "sessions.db") == ["old"]
     assert sorted(content(state)) == [KV_FILE, "models.json", "sessions.db"]
@@ -105,7 +106,21 @@ def test_a_restored_state_is_the_saved_one_and_the_old_one_is_kept(
         if path.is_relative_to(aside) or path.name == "starts":
             continue
         assert path.stat().st_mode & 0o077 == 0, path
-    assert restore_backup(io.BytesIO(backup), state) == state / "before-restore-2"
+    assert restore_backup(io.BytesIO(backup), state, NOW) == state / "before-restore-2"
+
+
+def test_sessions_do_not_age_while_they_are_in_a_backup(state: Path, backup: bytes) -> None:
+    restore_backup(io.BytesIO(backup), state, NOW)
+    assert dates_of(state) == [1.0 + NOW - SAVED_AT]
+    restore_backup(io.BytesIO(backup), state, SAVED_AT - 500)
+    assert dates_of(state) == [1.0], "the clock was set back"
+
+
+def dates_of(state: Path) -> list[float]:
+    file = JournalFile(state / "sessions.db")
+    found = file.open()
+    file.close()
+    return [s.at for s in found.sessions]
 
 
 def killed_at(line: int, work: Callable[[], object]) -> bool:
@@ -140,13 +155,13 @@ def test_a_kill_at_any_line_leaves_the_old_or_the_new_state(
     old = content(state)
     whole = tmp_path / "whole"
     shutil.copytree(state, whole)
-    restore_backup(io.BytesIO(backup), whole)
+    restore_backup(io.BytesIO(backup), whole, NOW)
     new = content(whole)
     found = []
     for line in range(1, 10_000):
         killed = tmp_path / "killed"
         shutil.copytree(state, killed)
-        if not killed_at(line, partial(restore_backup, io.BytesIO(backup), killed)):
+        if not killed_at(line, partial(restore_backup, io.BytesIO(backup), killed, NOW)):
             break
         # The next start is killed, too, and the one after it is not.
         killed_at(1 + line % 13, partial(finish_restoration, killed))
@@ -206,7 +221,7 @@ def test_other_members_than_those_of_a_backup_are_refused(
 ) -> None:
     old = content(state)
     with pytest.raises(InvalidArgument, match="not a backup, or is damaged"):
-        restore_backup(io.BytesIO(with_members(backup, added, first=first)), state)
+        restore_backup(io.BytesIO(with_members(backup, added, first=first)), state, NOW)
     assert content(state) == old
     assert not [p for p in state.iterdir() if p.name.startswith(("restore.", "before-"))]
 
@@ -219,7 +234,7 @@ def test_a_backup_that_was_cut_off_or_changed_is_refused(state: Path, backup: by
     broken += [b"", b"x" * 10_000, backup[:600] * 3]
     for number, data in enumerate(broken):
         with pytest.raises(InvalidArgument, match=r"not a backup|format"):
-            restore_backup(io.BytesIO(data), state)
+            restore_backup(io.BytesIO(data), state, NOW)
             pytest.fail(f"the backup {number} was restored")
         assert content(state) == old
     assert not [p for p in state.iterdir() if p.name.startswith(("restore.", "before-"))]
@@ -229,16 +244,16 @@ def test_a_backup_of_a_newer_version_is_refused(state: Path, backup: bytes) -> N
     old = content(state)
     newer = backup.replace(b'{"format":1', b'{"format":9')
     with pytest.raises(InvalidArgument, match="the format 9, here 1"):
-        restore_backup(io.BytesIO(newer), state)
+        restore_backup(io.BytesIO(newer), state, NOW)
     assert content(state) == old
 
 
 def test_a_directory_without_a_state_has_none_to_save(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no state of a daemon"):
-        write_backup(tmp_path, io.BytesIO())
+        write_backup(tmp_path, io.BytesIO(), NOW)
 
 
 def test_no_backup_is_made_of_a_restoration_that_was_interrupted(state: Path) -> None:
     (state / "restore.ready").mkdir()
     with pytest.raises(BackendError, match="was interrupted"):
-        write_backup(state, io.BytesIO())
+        write_backup(state, io.BytesIO(), NOW)
