@@ -27,6 +27,8 @@ class EngineSettings:
     """
     task_batch_wait_s: float = 0.005
     """A step waits this long for tasks whose prompts were just tokenized."""
+    urgent_batch_wait_s: float = 0.02
+    """The same for urgent ones, which otherwise would wait for a whole step on a busy machine."""
     step_s_target: float = 0.15
     """Target duration of a step in which prompts are computed beside decoding tasks."""
     step_s_max: float = 0.5

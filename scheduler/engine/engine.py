@@ -87,6 +87,7 @@ class Engine:
         """Compute one step if there is work, and sample from its logits."""
         if not self._waits_for_batch(self.clock.now):
             self.tokenizing.tasks_expected, self._tasks_expected_at = 0, None
+            self.tokenizing.expects_urgent = False
             self._steps.compute_step()
         return self.reporter.take_reports()
 
@@ -125,12 +126,11 @@ class Engine:
 
     def _waits_for_batch(self, now: float) -> bool:
         """Return whether a step waits, to fill its batch, for expected tasks or pull readers."""
-        at, settings = self._tasks_expected_at, self.tasks.settings
-        if (
-            self.tokenizing.tasks_expected
-            and at is not None
-            and now < at + settings.task_batch_wait_s
-        ):
+        at, settings, texts = self._tasks_expected_at, self.tasks.settings, self.tokenizing
+        wait_s = settings.task_batch_wait_s
+        if texts.expects_urgent:
+            wait_s = settings.urgent_batch_wait_s
+        if texts.tasks_expected and at is not None and now < at + wait_s:
             return True
         since = now - settings.pull_batch_wait_s
         tasks = self.slots.tasks

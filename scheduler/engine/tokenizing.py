@@ -53,7 +53,8 @@ class TokenizeQueue:
     is measured in time and not in CPU time, because rendering waits for another process. In the
     first *alone_s* seconds no text is tokenized in a thread. *strict* is `priority_strict`.
 
-    `tasks_expected` counts the tokenized prompts whose tasks will be submitted at once.
+    `tasks_expected` counts the tokenized prompts whose tasks will be submitted at once, and
+    `expects_urgent` is whether an urgent one is among them.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TokenizeQueue:
         self._busy: Mapping[int, int] = {}
         """The last result of *busy_classes*."""
         self.tasks_expected = 0
+        self.expects_urgent = False
         self._short: TextOrder[LaneWork] = TextOrder(strict=strict)
         tokenizing = CallThread("tokenizing", time.thread_time, TEXT_NICE)
         self._tokenizing = Lane(tokenizing, recorder, strict=strict)
@@ -179,7 +181,9 @@ class TokenizeQueue:
         except StopIteration as ended:
             work.done = True
             if request is not None:
-                self.tasks_expected += not isinstance(request, m.Detokenize) and request.turn
+                if not isinstance(request, m.Detokenize) and request.turn:
+                    self.tasks_expected += 1
+                    self.expects_urgent |= request.requester.priority == Priority.URGENT
                 yield m.CommandResult(request.id, ended.value)
         except (InferdError, MemoryError) as exc:
             if request is None:

@@ -12,7 +12,7 @@ from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.priority import Priority, Requester
 from tests.scheduler.doubles import Bench
 
 
@@ -268,6 +268,21 @@ def test_a_step_waits_briefly_for_tasks_whose_prompts_were_just_tokenized() -> N
 
     assert bench.engine.metrics.steps == steps + 1
     assert bench.order == [1, 2, 3] and bench.engine.wait_s_max() == 0
+
+
+def test_a_step_waits_longer_for_an_urgent_task() -> None:
+    bench = Bench()
+    bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
+    steps, settings = bench.engine.metrics.steps, bench.engine.tasks.settings
+    urgent = Requester(Owner(2), Priority.URGENT)
+
+    bench.iterate(m.Tokenize(7, b"one", True, True, turn=True, requester=urgent))
+    bench.now += 0.9 * settings.urgent_batch_wait_s
+    bench.iterate()
+    assert bench.engine.metrics.steps == steps
+    bench.now += 0.2 * settings.urgent_batch_wait_s
+    bench.iterate()
+    assert bench.engine.metrics.steps == steps + 1
 
 
 @pytest.mark.parametrize("again", [False, True])
