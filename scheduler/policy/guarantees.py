@@ -78,16 +78,31 @@ class Guarantees:
         return self.behind_s(account), self.behind_s(user), self.behind_s(label)
 
     def is_starved(self, owner: Owner) -> bool:
-        """Return whether an owner's user is behind by `STARVED_S`."""
-        account, user, _ = self.behind_of(owner)
-        return max(account, user) >= STARVED_S
+        """Return whether an owner's account is behind by `STARVED_S`."""
+        return self.behind_of(owner)[0] >= STARVED_S
+
+    def is_starved_in_account(self, owner: Owner) -> bool:
+        """Return whether an owner's user is behind by `STARVED_S` within its account. This does not
+        count beside other accounts: one account may have many such users.
+        """
+        return self.behind_of(owner)[1] >= STARVED_S
+
+    def share_account(self, one: Owner, other: Owner) -> bool:
+        """Return whether two owners with work divide the part of one account."""
+        parts = self.parts
+        return one in parts and other in parts and parts[one][0] == parts[other][0]
 
     def rivals(self, one: Owner, other: Owner) -> tuple[Part, Part] | None:
         """Return the parts by which two owners compete, the widest that differ; None if they do
         not compete, because they are the same or one has no work.
         """
-        pairs = zip(self.parts.get(one, ()), self.parts.get(other, ()), strict=False)
-        return next(((a, b) for a, b in pairs if a != b), None)
+        parts = self.parts
+        if one not in parts or other not in parts:
+            return None
+        for own, others in zip(parts[one], parts[other], strict=True):
+            if own != others:
+                return own, others
+        return None
 
     def lead_s(self, one: Owner, other: Owner) -> float:
         """Return by how many seconds *one* is further behind than *other*."""
@@ -101,9 +116,29 @@ class Guarantees:
         rivals = self.rivals(one, other)
         if rivals is None:
             return 0.0
-        own_s, other_s = self.lags[rivals[0]], self.lags[rivals[1]]
-        alike = other_s > 0 and own_s < other_s + ALIKE_S
-        return 0.0 if alike else max(0.0, own_s)
+        return _precedence_s(self.lags[rivals[0]], self.lags[rivals[1]])
+
+    def preceded(self, owners: Collection[Owner]) -> list[Owner]:
+        """Return those of *owners* that another one of them precedes (`precedes_by`)."""
+        furthest: dict[Part, float] = {}
+        for owner in owners:
+            for part in self.parts.get(owner, ()):
+                outer, lag = part[:-1], self.lags[part]
+                furthest[outer] = max(lag, furthest.get(outer, lag))
+        return [
+            owner
+            for owner in owners
+            if any(
+                _precedence_s(furthest[part[:-1]], self.lags[part])
+                for part in self.parts.get(owner, ())
+            )
+        ]
+
+
+def _precedence_s(own_s: float, other_s: float) -> float:
+    """Return the lag *own_s*, or 0.0 if it is none, or not clearly above the lag *other_s*."""
+    alike = other_s > 0 and own_s < other_s + ALIKE_S
+    return 0.0 if alike else max(0.0, own_s)
 
 
 NO_GUARANTEES = Guarantees()

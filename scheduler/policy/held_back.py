@@ -18,12 +18,13 @@ ADAPTERS_LAG_S = 0.1
 
 @dataclass
 class _OwnersWork:
-    """The work of one owner: the highest class of its tasks, beside those of its own user and
-    beside others, and their adapters. Texts to embed have None for adapters.
+    """The work of one owner: the highest class of its tasks, beside those of its own user, beside
+    other accounts and within its account, and their adapters. Texts to embed have None for adapters.
     """
 
     effective: int = 0
     level: int = 0
+    level_in_account: int = 0
     adapters: set[tuple[str, ...] | None] = field(default_factory=set)
 
 
@@ -42,23 +43,29 @@ def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> 
         work = works.setdefault(task.spec.owner, _OwnersWork())
         work.effective = max(work.effective, order.effective(task))
         work.level = max(work.level, order.level(task))
+        work.level_in_account = max(work.level_in_account, order.level_in_account(task))
         work.adapters.add(_adapters(task))
-    preceding = {
-        owner: [(one, lag) for one in works if (lag := shares.precedes_by(one, owner)) > 0]
-        for owner in works
-    }
-    if not any(preceding.values()):
+    preceded = frozenset(shares.preceded(works))
+    if not preceded:
         return frozenset()
+    behind = [one for one in works if any(shares.behind_of(one))]
 
     def is_held_back(task: Task) -> bool:
         owner, adapters = task.spec.owner, _adapters(task)
         decodes = task.spec.embed is None and not task.prefilling
-        if task.reserved_tokens or (decodes and now >= task.computed_at + gap_s):
+        if owner not in preceded or task.reserved_tokens:
             return False
-        for one, lag_s in preceding[owner]:
+        if decodes and now >= task.computed_at + gap_s:
+            return False
+        for one in behind:
+            lag_s = shares.precedes_by(one, owner)
+            if lag_s <= 0:
+                continue
             work = works[one]
             if one.user == owner.user:
                 above = order.effective(task) > work.effective
+            elif shares.share_account(one, owner):
+                above = order.level_in_account(task) > work.level_in_account
             else:
                 above = order.level(task) > work.level
             apart = adapters is not None and work.adapters.isdisjoint({adapters, None})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..owner import OwnerClock
+from ..owner import Owner, OwnerClock
 from ..priority import PRIORITY_MAX, Priority
 from ..settings import EngineSettings
 from ..task import Task
@@ -32,7 +32,10 @@ class Order:
     ):
         self._clock, self._owners, self._settings = clock, owners, settings
         self.guarantees = shares
-        self._strict = settings.priority_strict
+        self.strict = settings.priority_strict
+        self._levels: dict[Owner, int] = {}
+        self._owner_ranks: dict[Owner, tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        """The parts of the rank before and after the class, by owner: queues are long."""
 
     def effective(self, task: Task) -> int:
         """Return the class of *task*, raised by its age; the highest in a reserved quantum."""
@@ -49,16 +52,32 @@ class Order:
         except that tasks with a reserved quantum, of users with urgent tasks, and of users who are
         far behind their guarantee come first.
         """
-        if self._strict:
+        if self.strict:
             return self.effective(task)
-        owner, shares = task.spec.owner, self.guarantees
-        urgent = task.reserved_tokens or owner.user in shares.urgent_users
-        return Priority.URGENT if urgent or shares.is_starved(owner) else Priority.NORMAL
+        return Priority.URGENT if task.reserved_tokens else self._owner_level(task.spec.owner)
+
+    def level_in_account(self, task: Task) -> int:
+        """Return the class of *task* as it counts beside tasks of other users of its account."""
+        if not self.strict and self.guarantees.is_starved_in_account(task.spec.owner):
+            return Priority.URGENT
+        return self.level(task)
+
+    def _owner_level(self, owner: Owner) -> int:
+        level = self._levels.get(owner)
+        if level is None:
+            shares = self.guarantees
+            urgent = owner.user in shares.urgent_users or shares.is_starved(owner)
+            level = self._levels[owner] = Priority.URGENT if urgent else Priority.NORMAL
+        return level
 
     def class_beside(self, task: Task, other: Task) -> int:
         """Return the class of *task* as it counts beside *other*."""
-        one_user = task.spec.owner.user == other.spec.owner.user
-        return self.effective(task) if one_user else self.level(task)
+        own, others = task.spec.owner, other.spec.owner
+        if own.user == others.user:
+            return self.effective(task)
+        if self.guarantees.share_account(own, others):
+            return self.level_in_account(task)
+        return self.level(task)
 
     def is_above(self, task: Task, other: Task) -> bool:
         """Return whether the class of *task* is above that of *other*."""
@@ -81,7 +100,7 @@ class Order:
 
     def resistance(self, running: Task, task: Task) -> int:
         """Return the class that tasks of the user of *task* must exceed to preempt *running*."""
-        if self._strict or task.spec.owner.user == running.spec.owner.user:
+        if self.strict or task.spec.owner.user == running.spec.owner.user:
             return self.effective(running)
         precious = running.reserved_tokens or running.spec.priority == Priority.URGENT
         return Priority.URGENT if precious else Priority.HIGH
@@ -102,12 +121,18 @@ class Order:
         """Return the part of `key` before the place; tasks of equal rank alternate by quanta."""
         if task.reserved_tokens:
             return (-PRIORITY_MAX - 1,)
-        (user, label), effective = self.served(task), self.effective(task)
-        *behind, label_behind = self.guarantees.behind_of(task.spec.owner)
-        users = *(-lag for lag in behind), user
-        if self._strict:
-            return (-effective, *users, -label_behind, label)
-        return (-self.level(task), *users, -effective, -label_behind, label)
+        owner, effective = task.spec.owner, self.effective_unreserved(task)
+        ranks = self._owner_ranks.get(owner)
+        if ranks is None:
+            ranks = self._owner_ranks[owner] = self._owner_rank(owner)
+        user, label = ranks
+        return (-effective, *user, *label) if self.strict else (*user, -effective, *label)
+
+    def _owner_rank(self, owner: Owner) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        account_s, user_s, label_s = self.guarantees.behind_of(owner)
+        user, label = self._owners.served(owner)
+        level = () if self.strict else (-self._owner_level(owner),)
+        return (*level, -account_s, -user_s, user), (-label_s, label)
 
     def served(self, task: Task) -> tuple[int, int]:
         """Return the tokens served to the user of *task*, and those served to the label."""

@@ -89,8 +89,9 @@ class _Claims:
         waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
         self._users: dict[int, deque[Task]] = {}
         for task in waiting:
-            user = task.spec.owner.user if self._guarantees.parts else 0
-            self._users.setdefault(user, deque()).append(task)
+            self._users.setdefault(self._user_of(task), deque()).append(task)
+        self._keys: dict[int, tuple[float, ...]] = {}
+        """The keys of the users' first tasks; empty after each change of slots."""
         self._slots: Counter[Part] = Counter()
         for task in running:
             self.count_slot(task, 1)
@@ -99,16 +100,31 @@ class _Claims:
         """Count a slot that *task* gets or loses."""
         for part in self._guarantees.parts.get(task.spec.owner, ()):
             self._slots[part] += change
+        self._keys.clear()
+
+    def _user_of(self, task: Task) -> int:
+        """Return the user by which *task* is grouped: one for all if nobody shares the model."""
+        return task.spec.owner.user if self._guarantees.parts else 0
 
     def next_task(self) -> Task | None:
         """Remove and return the next task, if there is one."""
         if not self._users:
             return None
-        user = min(self._users, key=lambda u: self._key(self._users[u][0]))
+        user = (
+            min(self._users, key=self._user_key)
+            if len(self._users) > 1
+            else next(iter(self._users))
+        )
         task = self._users[user].popleft()
+        self._keys.pop(user, None)
         if not self._users[user]:
             del self._users[user]
         return task
+
+    def _user_key(self, user: int) -> tuple[float, ...]:
+        if user not in self._keys:
+            self._keys[user] = self._key(self._users[user][0])
+        return self._keys[user]
 
     def _key(self, task: Task) -> tuple[float, ...]:
         order, parts = self._order, self._guarantees.parts.get(task.spec.owner, ())
@@ -116,13 +132,27 @@ class _Claims:
         return (order.yields(task), -order.level(task), *used, *order.key(task))
 
     def drop_behind(self, task: Task, floor: int) -> None:
-        """Drop the tasks behind *task* of its user whose own class is not above *floor*: none of
-        them can preempt, as *task* cannot.
+        """Drop the tasks that cannot preempt, as *task* cannot: those behind it of its user whose
+        own class is not above *floor*. If its account has no slots, those of other accounts without
+        slots too, as they come later and are not weightier.
         """
-        user = task.spec.owner.user if self._guarantees.parts else 0
-        kept = deque(t for t in self._users.pop(user, ()) if t.spec.priority > floor)
-        if kept:
-            self._users[user] = kept
+        own, weight = self._user_of(task), self._weight_without_slots(task)
+        for user in [*self._users]:
+            other = self._weight_without_slots(self._users[user][0])
+            if user == own or (weight and 0 < other <= weight):
+                kept = deque(t for t in self._users.pop(user) if t.spec.priority > floor)
+                self._keys.pop(user, None)
+                if kept:
+                    self._users[user] = kept
+
+    def _weight_without_slots(self, task: Task) -> float:
+        """Return the weight of the account of *task*; 0.0 if it has slots, or none counts because
+        classes come before users.
+        """
+        parts = self._guarantees.parts.get(task.spec.owner)
+        if parts is None or self._order.strict or self._slots[parts[0]]:
+            return 0.0
+        return self._guarantees.weights[parts[0]]
 
     def has_too_many(self, running: Task, task: Task) -> bool:
         """Return whether the user of *running* would still have as many slots as that of *task*,

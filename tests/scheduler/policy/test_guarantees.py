@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import hypothesis
 import msgspec
 import pytest
+from hypothesis import strategies as st
 
 from inferd.backends import EmbedSpec
 from inferd.scheduler.owner import Owner, OwnerClock
@@ -288,3 +290,40 @@ def test_the_time_of_decoding_alone_is_learned_and_at_first_the_least() -> None:
     cost.learn_step(one, 0.011)
     assert cost.alone_s(one, four, 0.029) == pytest.approx(0.011, rel=0.2)
     assert cost.alone_s(one, four, 0.008) == 0.008, "no more than the step took"
+
+
+# The time that planning takes.
+
+
+class CountingOrder(Order):
+    """An order that counts the ranks that were found."""
+
+    ranks = 0
+
+    def rank(self, task: Task) -> tuple[float, ...]:
+        self.ranks += 1
+        return super().rank(task)
+
+
+def test_planning_takes_time_by_the_number_of_tasks_and_not_of_users_times_tasks() -> None:
+    users, slots = [Owner(number) for number in range(40)], slots_of(4)
+    crowd = [running(slot, task(slot.index, owner=users[slot.index])) for slot in slots]
+    waiting = [task(10 + number, owner=users[number % 40]) for number in range(400)]
+    counting = CountingOrder(0, OwnerClock(), SETTINGS, with_lags(dict.fromkeys(users, 0.5)))
+    leaders: list[Task] = []
+
+    def find_leader(it: Task, running: Sequence[Task]) -> None:
+        leaders.append(it)
+
+    plan = plan_slots(waiting, slots, counting, SETTINGS, 0.0, find_leader)
+    assert (plan.park, len(crowd)) == ((), 4)
+    assert counting.ranks <= 1.2 * len(waiting)
+    assert len(leaders) <= len(slots) + 1
+
+
+@hypothesis.given(st.lists(st.floats(-AHEAD_S_MAX, BEHIND_S_MAX), min_size=2, max_size=6))
+def test_the_preceded_owners_are_those_that_another_one_precedes(lags: list[float]) -> None:
+    owners = [Owner(number) for number in range(len(lags))]
+    shares = with_lags(dict(zip(owners, lags, strict=True)))
+    expected = [o for o in owners if any(shares.precedes_by(one, o) > 0 for one in owners)]
+    assert shares.preceded(owners) == expected
