@@ -90,7 +90,7 @@ class Steps:
         untried = [t for t in working if not t.trial_tokens]
         self.skipping = self.answers.slow.skipping(untried, order, now)
         able = [*(t for t in working if t not in self.skipping), *self._embeddings.running]
-        held = held_back(able, order, now, settings.step_s_target)
+        held = held_back(able, order, now, settings.step_s_target, self._cost)
         generating = [t for t in able if t.spec.embed is None and t not in held]
         texts = [t for t in able if t.spec.embed is not None and t not in held]
         embedded_last = self._embedded

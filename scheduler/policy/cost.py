@@ -143,6 +143,13 @@ class StepCost:
             alone_s = known + self._cost.coefficients[2] * load.depth
         return min(seconds, alone_s)
 
+    def decode_s(self, tokens: int) -> float:
+        """Return the seconds of a step of *tokens* that only decodes, without those of depth; 0.0
+        while nothing is known.
+        """
+        known = self._decoding.seconds(tokens)
+        return self.predict(StepLoad(1, tokens, 0)) if known is None else known
+
     def use_threads(self, threads: int) -> None:
         """Predict steps with this many *threads* from now on, by the costs learned for this number.
         If there are none, the present costs continue, scaled up for fewer threads. They are not

@@ -5,12 +5,14 @@ The functions are pure, as in `batch_plan`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from ...backends import EmbedInfo
 from ..task import Task
 from .batch_plan import FIRST_STEP_TOKENS, ScheduledTokens
 from .cost import StepCost
+from .guarantees import Part
 from .order import Order
 from .slot_plan import SlotPlan
 from .step_budget import StepBudget
@@ -42,14 +44,15 @@ def plan_texts(
 ) -> SlotPlan:
     """Decide which texts get a slot, in the order of the queue. No text overtakes one that does not
     fit. A text parks running ones, the last of them first: those whose effective class is below its
-    own class, and those of owners who are less behind (by `LEAD_S_MIN`) of which nothing was
-    computed. A text with a reserved quantum parks any without one.
+    own class, and those of owners who are less behind (by `LEAD_S_MIN`) and have more texts in
+    slots, of which nothing was computed. A text with a reserved quantum parks any without one.
     """
-    running = list(running)
+    running, parts = list(running), order.guarantees.parts
     park: list[Task] = []
     start: list[Task] = []
     for task in sorted(waiting, key=order.key):
-        lower = [t for t in running if not t.reserved_tokens and _gives_way(t, task, order)]
+        texts = Counter(part for t in running for part in parts.get(t.spec.owner, ()))
+        lower = [t for t in running if not t.reserved_tokens and _gives_way(t, task, order, texts)]
         if not _fits(task, [t for t in running if t not in lower], info):
             break
         while not _fits(task, running, info):
@@ -62,9 +65,12 @@ def plan_texts(
     return SlotPlan(tuple(park), tuple(start))
 
 
-def _gives_way(running: Task, task: Task, order: Order) -> bool:
+def _gives_way(running: Task, task: Task, order: Order, texts: Mapping[Part, int]) -> bool:
     if task.reserved_tokens or order.preempts(task, running):
         return True
+    rivals = order.guarantees.rivals(task.spec.owner, running.spec.owner)
+    if rivals is None or texts.get(rivals[0], 0) + 1 >= texts[rivals[1]]:
+        return False  # otherwise two owners would displace each other's texts before every step
     lead_s = order.guarantees.lead_s(task.spec.owner, running.spec.owner)
     return not running.computed and lead_s >= LEAD_S_MIN and not order.is_above(running, task)
 

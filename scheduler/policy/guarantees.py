@@ -39,6 +39,10 @@ BEHIND_S_MAX = WINDOW_S / 2
 """
 STARVED_S = 0.75
 """A user with this lag is served like one with urgent tasks, which precede those of others."""
+SLOT_KEPT_S = 0.5
+"""A starved user keeps its slots until its lag is less. Otherwise urgent tasks and its own would
+park each other many times a second.
+"""
 ALIKE_S = 0.05
 """Users whose lags differ by less are computed together."""
 AHEAD_S_MAX = 0.05
@@ -103,6 +107,11 @@ class Guarantees:
             if own != others:
                 return own, others
         return None
+
+    def keeps_slot(self, one: Owner, other: Owner) -> bool:
+        """Return whether *one* keeps its slots beside urgent tasks of *other*."""
+        rivals = self.rivals(one, other)
+        return rivals is not None and self.lags[rivals[0]] >= SLOT_KEPT_S
 
     def lead_s(self, one: Owner, other: Owner) -> float:
         """Return by how many seconds *one* is further behind than *other*."""

@@ -5,36 +5,49 @@ Pure, as in `batch_plan`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..owner import Owner
 from ..task import Task
+from .cost import StepCost
+from .guarantees import Guarantees, Part
 from .order import Order
 
 ADAPTERS_LAG_S = 0.1
 """Lag from which tasks with other adapters are held back. A change of adapters takes 2 ms."""
 
+CATCH_UP = 1.5
+"""A lag of a second is gone after 2 s, divided by the guaranteed share, at most."""
+
 
 @dataclass
 class _OwnersWork:
-    """The work of one owner: the highest class of its tasks, beside those of its own user, beside
-    other accounts and within its account, and their adapters. Texts to embed have None for adapters.
+    """The work of one owner: the highest class of its tasks beside those of its user, of other
+    accounts and of its account, and their adapters. Texts to embed have None for adapters.
     """
 
     effective: int = 0
     level: int = 0
     level_in_account: int = 0
+    decodes: bool = True
+    """Whether all of its tasks decode."""
     adapters: set[tuple[str, ...] | None] = field(default_factory=set)
 
 
-def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> frozenset[Task]:
+def held_back(
+    tasks: Sequence[Task], order: Order, now: float, gap_s: float, cost: StepCost
+) -> frozenset[Task]:
     """Return those of *tasks*, which all could be in the next step, that are held back for an owner
     who is behind its guarantee (see `Guarantees`).
 
     A task is held back if its own owner is not behind, and its class is not above that of the other
     owner's tasks. A decoding task is held back for *gap_s* at most, so that no stream stands still
     for longer, and a task with a reserved quantum is not held back.
+
+    Decoding tasks are not held back for others that catch up beside them (`_catch_up`). So streams
+    still share batches if more users than slots take turns.
     """
     shares, works = order.guarantees, dict[Owner, _OwnersWork]()
     if not shares.parts:
@@ -45,9 +58,11 @@ def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> 
         work.level = max(work.level, order.level(task))
         work.level_in_account = max(work.level_in_account, order.level_in_account(task))
         work.adapters.add(_adapters(task))
+        work.decodes &= task.spec.embed is None and not task.prefilling
     preceded = frozenset(shares.preceded(works))
     if not preceded:
         return frozenset()
+    catching_up = _catch_up(tasks, shares, cost)
     behind = [one for one in works if any(shares.behind_of(one))]
 
     def is_held_back(task: Task) -> bool:
@@ -58,8 +73,8 @@ def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> 
         if decodes and now >= task.computed_at + gap_s:
             return False
         for one in behind:
-            lag_s = shares.precedes_by(one, owner)
-            if lag_s <= 0:
+            rivals, lag_s = shares.rivals(one, owner), shares.precedes_by(one, owner)
+            if rivals is None or lag_s <= 0:
                 continue
             work = works[one]
             if one.user == owner.user:
@@ -69,11 +84,29 @@ def held_back(tasks: Sequence[Task], order: Order, now: float, gap_s: float) -> 
             else:
                 above = order.level(task) > work.level
             apart = adapters is not None and work.adapters.isdisjoint({adapters, None})
+            if decodes and work.decodes and not apart and rivals[0] in catching_up:
+                continue
             if not above and lag_s > (ADAPTERS_LAG_S if apart else 0.0):
                 return True
         return False
 
     return frozenset(filter(is_held_back, tasks))
+
+
+def _catch_up(tasks: Sequence[Task], shares: Guarantees, cost: StepCost) -> frozenset[Part]:
+    """Return the parts whose lag decreases fast enough in a step of all decoding tasks: alone,
+    their tokens would take `CATCH_UP` times as long as they are guaranteed of this step.
+    """
+    decoding = [t.spec.owner for t in tasks if t.spec.embed is None and not t.prefilling]
+    tokens = Counter(part for owner in decoding for part in shares.parts.get(owner, ()))
+    step_s = cost.decode_s(len(decoding))
+    if not step_s:
+        return frozenset()
+    return frozenset(
+        part
+        for part, count in tokens.items()
+        if cost.decode_s(count) >= CATCH_UP * shares.shares[part] * step_s
+    )
 
 
 def _adapters(task: Task) -> tuple[str, ...] | None:

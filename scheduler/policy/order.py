@@ -83,6 +83,14 @@ class Order:
         """Return whether the class of *task* is above that of *other*."""
         return self.class_beside(task, other) > self.class_beside(other, task)
 
+    def outclasses(self, task: Task, other: Task) -> bool:
+        """Return whether *task* is above *other* by its class, and not only because its user is
+        starved. A user who is starved needs time, but no more slots than others.
+        """
+        one_user = self.strict or task.spec.owner.user == other.spec.owner.user
+        urgent = task.reserved_tokens or task.spec.owner.user in self.guarantees.urgent_users
+        return bool(one_user or urgent) and self.is_above(task, other)
+
     def highest(self, tasks: Iterable[Task]) -> list[Task]:
         """Return a task of the highest class of each user."""
         found: dict[int, Task] = {}
@@ -102,7 +110,11 @@ class Order:
         """Return the class that tasks of the user of *task* must exceed to preempt *running*."""
         if self.strict or task.spec.owner.user == running.spec.owner.user:
             return self.effective(running)
-        precious = running.reserved_tokens or running.spec.priority == Priority.URGENT
+        precious = (
+            running.reserved_tokens
+            or running.spec.priority == Priority.URGENT
+            or self.guarantees.keeps_slot(running.spec.owner, task.spec.owner)
+        )
         return Priority.URGENT if precious else Priority.HIGH
 
     def age(self, task: Task) -> int:

@@ -45,7 +45,7 @@ def plan_slots(
     - it has a reserved quantum,
     - the other was not read for `reader_lag_s`,
     - the other's user would still not have fewer slots than its own, by weight, or
-    - the other's owner is served too much, by `slot_lag_s`.
+    - its owner has no slot, and is further behind than the other's, by `slot_lag_s`.
 
     Otherwise it preempts one whose quantum has ended, if its effective class is higher, or equal
     and its owner was not served more. *find_leader* returns the running task that computes a prefix
@@ -163,6 +163,11 @@ class _Claims:
             return False
         return self._used(rivals[0], -1) >= self._used(rivals[1], 1)
 
+    def has_none(self, task: Task, running: Task) -> bool:
+        """Return whether the user of *task* (beside tasks of that user, the label) has no slot."""
+        rivals = self._guarantees.rivals(task.spec.owner, running.spec.owner)
+        return rivals is not None and not self._slots[rivals[0]]
+
     def _used(self, part: Part, change: int) -> float:
         """Return the slots of a part for each unit of its weight, after a *change*."""
         return (self._slots[part] + change) / self._guarantees.weights[part]
@@ -192,12 +197,18 @@ def _victim(
     lower = last(t for t in running if task.reserved_tokens or order.preempts(task, t))
     if lower is not None:
         return lower
-    able = [t for t in running if not order.is_above(t, task)]
-    over_share = last(t for t in able if claims.has_too_many(t, task))
+    over_share = last(
+        t for t in running if claims.has_too_many(t, task) and not order.outclasses(t, task)
+    )
     if over_share is not None:
         return over_share
+    able = [t for t in running if not order.is_above(t, task)]
     lead_s = order.guarantees.lead_s
-    ahead = [t for t in able if lead_s(owner, t.spec.owner) >= settings.slot_lag_s]
+    ahead = [
+        t
+        for t in able
+        if lead_s(owner, t.spec.owner) >= settings.slot_lag_s and claims.has_none(task, t)
+    ]
     if ahead:
         return min(ahead, key=lambda t: (-lead_s(owner, t.spec.owner), -t.arrival))
     done = [
@@ -210,6 +221,12 @@ def _victim(
         return None
     # Once parked, it would preempt these at once.
     return last(t for t in running if order.preempts(last_done, t)) or last_done
+
+
+def awaits_reader(task: Task, settings: EngineSettings, now: float) -> bool:
+    """Return whether *task* has a slot and its reader is away for a moment."""
+    away = task.unread_since is not None
+    return away and task.slot >= 0 and not reader_lags(task, settings, now)
 
 
 def reader_lags(task: Task, settings: EngineSettings, now: float) -> bool:

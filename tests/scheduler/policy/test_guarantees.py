@@ -20,6 +20,7 @@ from inferd.scheduler.policy.guarantees import (
     NEWCOMER_S,
     NO_GUARANTEES,
     PARTS_MAX,
+    SLOT_KEPT_S,
     STARVED_S,
     WINDOW_S,
     Guarantees,
@@ -144,14 +145,14 @@ def decoding_tasks(*owners: Owner, priority: Priority = NORMAL) -> list[Task]:
 
 
 def held(tasks: list[Task], lags: Mapping[Owner, float], now: float = 0.0) -> list[Task]:
-    found = held_back(tasks, order(with_lags(lags)), now, GAP_S)
+    found = held_back(tasks, order(with_lags(lags)), now, GAP_S, StepCost())
     return [it for it in tasks if it in found]
 
 
 def test_nobody_is_held_back_while_nobody_is_behind() -> None:
     tasks = decoding_tasks(ADA, BOB)
     assert held(tasks, {ADA: 0.0, BOB: -0.02}) == []
-    assert held_back(tasks, order(NO_GUARANTEES), 0.0, GAP_S) == frozenset()
+    assert held_back(tasks, order(NO_GUARANTEES), 0.0, GAP_S, StepCost()) == frozenset()
 
 
 def test_tasks_of_other_users_are_held_back_for_a_user_who_is_behind() -> None:
@@ -187,9 +188,9 @@ def test_a_label_holds_back_another_of_its_user_unless_its_class_is_lower() -> N
     shares = shares_of(a, b)
     lags = {(1,): 0.0, (1, 1): 0.0, (1, 1, "a"): 0.1, (1, 1, "b"): 0.0}
     behind = Guarantees(shares.parts, lags, shares.weights, shares.shares)
-    assert held_back([one, other], order(behind), 0.0, GAP_S) == {other}
+    assert held_back([one, other], order(behind), 0.0, GAP_S, StepCost()) == {other}
     high = decoding(second, task(3, owner=b, priority=HIGH))
-    assert held_back([one, high], order(behind), 0.0, GAP_S) == frozenset()
+    assert held_back([one, high], order(behind), 0.0, GAP_S, StepCost()) == frozenset()
 
 
 def test_a_class_protects_from_other_users_only_if_it_is_strict_or_urgent() -> None:
@@ -197,12 +198,12 @@ def test_a_class_protects_from_other_users_only_if_it_is_strict_or_urgent() -> N
     ada = decoding(first, task(1, owner=ADA))
     bob = decoding(second, task(2, owner=BOB, priority=HIGH))
     shares = with_lags({ADA: 0.1, BOB: 0.0})
-    assert held_back([ada, bob], order(shares), 0.0, GAP_S) == {bob}
-    assert held_back([ada, bob], order(shares, strict=True), 0.0, GAP_S) == frozenset()
+    assert held_back([ada, bob], order(shares), 0.0, GAP_S, StepCost()) == {bob}
+    assert held_back([ada, bob], order(shares, strict=True), 0.0, GAP_S, StepCost()) == frozenset()
     urgent = with_lags({ADA: 0.1, BOB: 0.0}, frozenset({BOB.user}))
-    assert held_back([ada, bob], order(urgent), 0.0, GAP_S) == frozenset()
+    assert held_back([ada, bob], order(urgent), 0.0, GAP_S, StepCost()) == frozenset()
     starved = with_lags({ADA: STARVED_S, BOB: 0.0}, frozenset({BOB.user}))
-    assert held_back([ada, bob], order(starved), 0.0, GAP_S) == {bob}
+    assert held_back([ada, bob], order(starved), 0.0, GAP_S, StepCost()) == {bob}
 
 
 def test_a_task_with_a_reserved_quantum_is_not_held_back() -> None:
@@ -227,7 +228,68 @@ def test_tasks_with_other_adapters_are_held_back_later() -> None:
     assert held([ada, bob], {ADA: 1.1 * ADAPTERS_LAG_S, BOB: 0.0}) == [bob]
 
 
+def test_streams_share_batches_if_a_user_who_is_behind_catches_up_in_them() -> None:
+    ada, *others = decoding_tasks(ADA, BOB, CARL, *(Owner(10 + n) for n in range(5)))
+    lags = {it.spec.owner: 0.0 for it in others} | {ADA: 0.9}
+    cost = StepCost()
+    for _ in range(50):
+        cost.learn_step(StepLoad.of_chunks([(0, 1)]), 0.020)
+        cost.learn_step(StepLoad.of_chunks([(0, 1)] * 8), 0.028)
+    shares = with_lags(lags)
+    assert held_back([ada, *others], order(shares), 0.0, GAP_S, cost) == frozenset()
+    prompt = running(slots_of(1)[0], task(9, owner=BOB))
+    assert held_back([ada, *others, prompt], order(shares), 0.0, GAP_S, cost) == {prompt}
+    two = with_lags({ADA: 0.9, BOB: 0.0})
+    for _ in range(50):
+        cost.learn_step(StepLoad.of_chunks([(0, 1)] * 2), 0.040)
+    bob = others[0]
+    assert held_back([ada, bob], order(two), 0.0, GAP_S, cost) == {bob}, "half of the batch"
+
+
+def test_a_starved_user_of_an_account_precedes_urgent_tasks_only_within_the_account() -> None:
+    time = UserLags()
+    for user in (FIRST, SECOND):
+        time.set_account(user.user, GATEWAY)
+    shares = time.shares({FIRST: NORMAL, SECOND: URGENT, ADA: URGENT}, 0.0)
+    lags = dict.fromkeys(shares.lags, 0.0) | {(GATEWAY, FIRST.user): STARVED_S}
+    urgent = frozenset({SECOND.user, ADA.user})
+    it = order(Guarantees(shares.parts, lags, shares.weights, shares.shares, urgent))
+    first, second, ada = decoding_tasks(FIRST, SECOND, ADA)
+    assert it.is_above(ada, first) and not it.is_above(second, first)
+
+
 # Slots.
+
+
+def test_a_user_with_a_slot_takes_no_other_one_for_being_behind() -> None:
+    slots = slots_of(2)
+    bob = running(slots[0], task(1, owner=BOB))
+    running(slots[1], task(2, owner=ADA))
+    shares = with_lags({ADA: BEHIND_S_MAX / 2, BOB: 0.0})
+    assert plan_slots([task(3, owner=ADA)], slots, order(shares), SETTINGS, 0.0).park == ()
+    slots[1].task = None
+    running(slots[1], task(4, owner=CARL))
+    shares = with_lags({ADA: BEHIND_S_MAX / 2, BOB: 0.0, CARL: 0.1})
+    assert plan_slots([task(3, owner=ADA)], slots, order(shares), SETTINGS, 0.0).park == (bob,)
+
+
+def test_a_starved_user_keeps_no_more_slots_than_others() -> None:
+    slots = slots_of(4)
+    crowd = [running(slot, task(slot.index, owner=BOB)) for slot in slots]
+    shares = with_lags({ADA: 0.0, BOB: STARVED_S})
+    assert plan_slots([task(9, owner=ADA)], slots, order(shares), SETTINGS, 0.0).park == (crowd[3],)
+
+
+def test_urgent_tasks_and_a_starved_user_do_not_park_each_other_again_and_again() -> None:
+    slots = slots_of(1)
+    bob, urgent = running(slots[0], task(1, owner=BOB)), task(2, owner=ADA, priority=URGENT)
+
+    def parked(lag_s: float) -> tuple[Task, ...]:
+        shares = with_lags({ADA: 0.0, BOB: lag_s}, frozenset({ADA.user}))
+        return plan_slots([urgent], slots, order(shares), SETTINGS, 0.0).park
+
+    assert parked(STARVED_S) == parked(SLOT_KEPT_S) == ()
+    assert parked(SLOT_KEPT_S - 0.01) == (bob,)
 
 
 def test_users_divide_the_slots_at_once() -> None:
