@@ -119,6 +119,8 @@ class Task:
     parks: int = 0
     reader_away_since: float | None = None
     """The time at which its reader stopped taking tokens."""
+    reader_away_s: float = 0.0
+    """How long its reader was away the last time, at least."""
     last_logits_at: float = 0.0
     started_at: float | None = None
     prompt_done_at: float | None = None
@@ -275,12 +277,15 @@ class Task:
         else:
             self.passed_over_since = now
 
-    def note_reader(self, now: float, lag_s: float) -> None:
-        """Record that its reader takes tokens. The time without the reader, if longer than *lag_s*,
+    def note_reader(self, now: float, lag_s: float, step_began: float) -> None:
+        """Record that its reader takes tokens; it may have come back since the last step began. The
+        time without the reader, if longer than *lag_s*,
         does not count as passed over.
         """
         if self.unread_since is not None and now >= self.unread_since + lag_s:
             self.passed_over_since, self.reserved_tokens = now, 0
+        if self.reader_away_since is not None:
+            self.reader_away_s = max(0.0, step_began - self.reader_away_since)
         self.reader_away_since = None
 
     def yields(self, clock: int) -> bool:

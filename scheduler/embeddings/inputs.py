@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...backends import EmbedInfo, Model
@@ -101,11 +102,16 @@ class EmbeddingQueue:
             self.waiting.remove(task)
 
     def plan_step(
-        self, texts: Sequence[Task], order: Order, decoding: Sequence[Task], generation: StepCost
+        self,
+        texts: Sequence[Task],
+        order: Order,
+        decoding: Sequence[Task],
+        generation: StepCost,
+        seconds_max: float = math.inf,
     ) -> list[ScheduledTokens]:
         """Return the tokens of the next step of *texts*, which have slots. If tasks of the same or
         a higher class decode, or the texts are of the lowest class, this step and the decoding one
-        together keep to `step_s_target`.
+        together keep to `step_s_target`. The step takes *seconds_max* at most.
         """
         trial = next_trial(texts, order, tried=False)
         running = texts if trial is None else [trial]
@@ -118,6 +124,7 @@ class EmbeddingQueue:
             users = {t.spec.owner.user for t in (*running, *decoding)}
             target = self._settings.step_s_target * (LOW_STEP if len(users) > 1 else 1.0)
             seconds = max(target - own, own / 2)
+        seconds = min(seconds, seconds_max)
         tokens_min = self._settings.prompt_tokens_min
         return plan_text_tokens(running, order, self._info, self.cost, seconds, tokens_min)
 

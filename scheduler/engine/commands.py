@@ -113,7 +113,8 @@ class CommandHandler:
                 self._tasks.fail_task(task, Cancelled("the turn was cancelled"))
 
     def _note_reader(self, task: Task) -> None:
-        task.note_reader(self._tasks.clock.now, self._tasks.settings.reader_lag_s)
+        clock = self._tasks.clock
+        task.note_reader(clock.now, self._tasks.settings.reader_lag_s, clock.step_began)
 
     def _submit_task(self, spec: m.TaskSpec) -> None:
         self.tokenizing.tasks_expected = max(0, self.tokenizing.tasks_expected - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from ..policy.batch_plan import ScheduledTokens, load_of, next_trial, plan_token
 from ..policy.cost import StepCost
 from ..policy.embeddings_plan import embeds_next
 from ..policy.held_back import held_back
+from ..policy.slot_plan import awaits_reader
+from ..policy.step_budget import step_s_max
 from ..recording.engine_metrics import StepKind
 from ..recording.recorder import ActivityKind
 from ..task import Task
@@ -53,6 +56,8 @@ class Steps:
         self._quantum = AdapterQuantum()
         self.skipping: frozenset[Task] = frozenset()
         """The tasks that skip the present step, because sampling for them is slow."""
+        self._seconds_max = math.inf
+        """Bound on the time of prompts and texts in the present step (`step_s_max`)."""
         self._excluded = 0
         """The number of tasks with work that the present step's adapters exclude."""
         self._embedded = False
@@ -93,6 +98,10 @@ class Steps:
         held = held_back(able, order, now, settings.step_s_target, self._cost)
         generating = [t for t in able if t.spec.embed is None and t not in held]
         texts = [t for t in able if t.spec.embed is not None and t not in held]
+        self._seconds_max = step_s_max(
+            [t for t in self._slots.tasks if not t.has_work and awaits_reader(t, settings, now)],
+            order,
+        )
         embedded_last = self._embedded
         self._embedded = embeds_next(generating, texts, order, embedded=embedded_last)
         if self._embedded:
@@ -103,10 +112,12 @@ class Steps:
     def _embed(self, texts: list[Task], generating: list[Task], passed_over: list[Task]) -> None:
         """Compute a step of embeddings."""
         decoding = [t for t in generating if not t.prefilling]
-        batch = self._embeddings.plan_step(texts, self._tasks.order(), decoding, self._cost)
+        batch = self._embeddings.plan_step(
+            texts, self._tasks.order(), decoding, self._cost, self._seconds_max
+        )
         cost, load = self._embeddings.cost, load_of(batch)
         self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
-        started = self._clock.read()
+        started = self._clock.step_began = self._clock.read()
         try:
             done = self._embeddings.compute_step(batch)
         except InferdError as exc:
@@ -132,7 +143,7 @@ class Steps:
         self._slots.hold_logits({p.task.slot for p in batch})
         chunks, kind = [p.chunk() for p in batch], _kind_of(batch)
         self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
-        started = self._clock.read()
+        started = self._clock.step_began = self._clock.read()
         try:
             self._model.step(chunks)
             self.answers.report_prompts(batch)
@@ -195,7 +206,9 @@ class Steps:
         size, logits_max = self._model.info.batch_size, self._model.info.logits_max
         if trial is not None:
             return plan_trial(trial, settings, size, self._cost, logits_max)
-        return plan_tokens(tasks, order, settings, size, self._cost, adapters, logits_max)
+        return plan_tokens(
+            tasks, order, settings, size, self._cost, adapters, logits_max, self._seconds_max
+        )
 
     def _count_tokens(self, part: ScheduledTokens) -> None:
         task, counts = part.task, self._metrics.counts

@@ -17,6 +17,7 @@ from ..policy.guarantees import NO_GUARANTEES, UserLags
 from ..policy.order import Order
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.reserved_quantum import ReservedQuanta
+from ..policy.slot_plan import awaits_reader
 from ..priority import Priority
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
@@ -34,6 +35,8 @@ class EngineClock:
         """`cpu` returns the CPU seconds of the engine's thread."""
         self.now = self.busy_at = seconds()
         """`busy_at` is when the last command arrived or the last step ended."""
+        self.step_began = self.now
+        """When the last step began. Commands that arrive during a step are noticed after it."""
         self.tokens = 0
         """Tokens computed so far: the time by which waiting tasks age."""
 
@@ -87,7 +90,8 @@ class TaskTable:
         if task.spec.embed is not None:
             return True
         able = not (task.fetching or task.preparing or task.yields(self.clock.tokens))
-        return able and (task.has_work or task.wants_token)
+        wants = task.has_work or task.wants_token
+        return able and (wants or awaits_reader(task, self.settings, self.clock.now))
 
     def count_time(self, owner: Owner, seconds: float) -> None:
         """Count time of the engine's thread that was used for *owner*."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -100,12 +101,14 @@ def plan_tokens(
     cost: StepCost,
     adapters: tuple[str, ...] = (),
     logits_max: int = 0,
+    seconds_max: float = math.inf,
 ) -> list[ScheduledTokens]:
     """Return the next batch: tokens of the *running* tasks with *adapters*, in the tasks' order.
 
     Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
-    rest of the step's time (`prompts_step_s`), in the order of the queue. They get at least half as
-    much time as the decoding tokens take, even if the step then exceeds its target. Prompts of a
+    rest of the step's time (`prompts_step_s`, at most *seconds_max*), in the order of the queue.
+    They get at least half as much time as the decoding tokens take, even if the step then exceeds
+    its target. Prompts of a
     lower class wait for those of a higher one (`first_prompts`). Each task may have logits after
     its last token; prompts whose logprobs are wanted share the others of the *logits_max* tokens
     with logits.
@@ -126,7 +129,7 @@ def plan_tokens(
     prompts = first_prompts(prompts, order)
     own = max(map(order.effective_unreserved, prompts))
     step.seconds = prompts_step_s(own, decoding, prompts, order, settings, cost)
-    step.seconds = max(step.seconds, 1.5 * step.predicted_s())
+    step.seconds = max(min(step.seconds, seconds_max), 1.5 * step.predicted_s())
     for task in prompts:
         counts[id(task)] = step.schedule_prompt(task)
     return [ScheduledTokens.of_task(t, counts[id(t)]) for t in tasks if counts.get(id(t))]

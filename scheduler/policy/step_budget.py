@@ -6,6 +6,7 @@ texts.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +109,16 @@ def undisturbed_step_s(cost: StepCost, settings: EngineSettings) -> float:
     """
     least = LOW_STEP * settings.step_s_target
     return min(settings.step_s_max, max(least, cost.pass_s / PASS_SHARE))
+
+
+def step_s_max(absent: Sequence[Task], order: Order) -> float:
+    """Return the time that prompts and texts of a step may take, where the readers of the *absent*
+    tasks are away for a moment and then request the next token. A reader of a user who is behind
+    its guarantee waits no longer than it was away the last time, so that readers who are far away
+    keep their part too.
+    """
+    behind = order.guarantees.behind_of
+    return min((t.reader_away_s for t in absent if any(behind(t.spec.owner))), default=math.inf)
 
 
 def prompts_step_s(

@@ -35,6 +35,9 @@ class Program(NamedTuple):
     owner: Owner = FLOOD
     priority: Priority = NORMAL
     account: int = -1
+    labels: int = 1
+    away_s: float = 0.0
+    """The time after which the reader of a token requests the next one."""
 
 
 class Served(NamedTuple):
@@ -44,6 +47,7 @@ class Served(NamedTuple):
     gap_s: float
     computed: int
     """Tokens of its prompts, texts and answers that were computed."""
+    parks: int
 
 
 def seconds_of(chunks: Sequence[Chunk]) -> float:
@@ -88,12 +92,18 @@ class Machine:
             "stream": (30, {"n_predict": 300}),
             "prompt": (1200, {"n_predict": 1}),
             "embed": (200, {"embed": EmbedSpec()}),
+            "pull": (30, {"n_predict": 300, "pull": True}),
+            "credit": (30, {"n_predict": 300, "credit": 1}),
+            "answer": (300, {"n_predict": 600}),
         }
         size, fields = requests[program.kind]
+        owner = program.owner
+        if program.labels > 1:
+            owner = Owner(owner.user, f"{self.submitted % program.labels}")
         return self.bench.submit(
             self.submitted,
             text[:size],
-            owner=program.owner,
+            owner=owner,
             priority=program.priority,
             account=program.account,
             **fields,
@@ -103,9 +113,11 @@ class Machine:
         """Run the programs for a time on the clock; return what each was served."""
         bench, start = self.bench, self.bench.now
         of_task: dict[int, int] = {}
+        parks = [0] * len(programs)
         tokens, computed, gaps = [0] * len(programs), [0] * len(programs), [0.0] * len(programs)
         self.computed.clear()
         last = [start] * len(programs)
+        requested: list[tuple[float, m.PullToken | m.Credit]] = []
 
         def note(report: m.Report) -> None:
             program = of_task.get(getattr(report, "task_id", -1), -1)
@@ -113,22 +125,32 @@ class Machine:
                 tokens[program] += 1
                 gaps[program] = max(gaps[program], bench.now - last[program])
                 last[program] = bench.now
+                request: dict[str, m.PullToken | m.Credit] = {
+                    "pull": m.PullToken(report.task_id),
+                    "credit": m.Credit(report.task_id, 1),
+                }
+                if (command := request.get(programs[program].kind)) is not None:
+                    requested.append((bench.now + programs[program].away_s, command))
+            if program >= 0 and isinstance(report, m.StateChanged):
+                parks[program] += report.state == "parked"
 
         bench.on_report = note
         while bench.now < start + seconds:
             alive = [of_task[t.spec.id] for t in bench.engine.tasks]
-            commands = []
+            commands: list[m.Command] = [c for at, c in requested if at <= bench.now]
+            requested = [(at, c) for at, c in requested if at > bench.now]
             for i, program in enumerate(programs):
                 for _ in range(program.parallel - alive.count(i)):
                     commands.append(self.request(program))
                     of_task[self.submitted] = i
             before = bench.now
             bench.iterate(*commands)
-            bench.now = max(bench.now, before + 1e-4)
+            bench.now = max(bench.now, before + (5e-4 if requested else 1e-4))
         for task, count in self.computed.items():
             if task in of_task:
                 computed[of_task[task]] += count
-        return [Served(n / seconds, g, c) for n, g, c in zip(tokens, gaps, computed, strict=True)]
+        paces = [count / seconds for count in tokens]
+        return [Served(*values) for values in zip(paces, gaps, computed, parks, strict=True)]
 
 
 STREAM = Program("stream", 1, VICTIM)
@@ -229,6 +251,47 @@ def test_streams_that_share_steps_well_stay_together() -> None:
     together = Machine().run(*programs)
     [alone] = Machine().run(Program("stream", 4, VICTIM))
     assert sum(served.pace for served in together) >= 0.95 * alone.pace
+
+
+@pytest.mark.parametrize("flood", [EMBED, PROMPTS, Program("stream", 20)])
+@pytest.mark.parametrize("kind", ["pull", "credit"])
+def test_a_reader_who_is_away_between_tokens_keeps_half_of_its_pace(
+    kind: str, flood: Program
+) -> None:
+    reader = Program(kind, 1, VICTIM, away_s=0.02)
+    [alone] = Machine().run(reader)
+    victim, beside = Machine().run(reader, flood)
+    assert victim.pace >= 0.45 * alone.pace
+    [flood_alone] = Machine().run(flood)
+    assert beside.computed >= 0.4 * flood_alone.computed
+
+
+@pytest.mark.parametrize("labels", [1, 8])
+def test_more_users_or_labels_than_slots_lose_no_throughput(labels: int) -> None:
+    [alone] = Machine().run(Program("answer", 16), seconds=20)
+    users = [Program("answer", 2, Owner(1 + i), labels=labels) for i in range(8)]
+    if labels > 1:
+        users = [Program("answer", 16, labels=labels)]
+    served = Machine().run(*users, seconds=20)
+    assert sum(it.computed for it in served) >= 0.92 * alone.computed
+    assert sum(it.pace for it in served) >= 0.97 * alone.pace
+    assert sum(it.parks for it in served) <= 3 * 20
+
+
+def test_labels_do_not_displace_each_others_texts_before_every_step() -> None:
+    [index] = Machine().run(Program("embed", 64, labels=4))
+    assert index.parks <= 20
+
+
+def test_slow_readers_of_a_user_do_not_take_the_only_slot_of_another() -> None:
+    victim, _ = Machine().run(STREAM, Program("pull", 32, away_s=0.05))
+    assert victim.parks <= 2 and victim.pace >= 0.45 * alone_pace()
+
+
+def test_an_urgent_flood_parks_a_starved_user_seldom() -> None:
+    machine = Machine()
+    victim, flood = machine.run(STREAM, PROMPTS._replace(priority=URGENT), seconds=40)
+    assert victim.pace >= 0.8 * 0.1 * alone_pace() and victim.parks + flood.parks <= 3 * 40
 
 
 @hypothesis.settings(max_examples=repetitions(8), deadline=None)
