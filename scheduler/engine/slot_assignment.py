@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ...backends import Model
 from ...backends.errors import KvFull
@@ -68,10 +69,24 @@ class SlotAssignment:
                 task.follows = False
             for task, _ in plan.follow:
                 task.follows = True
-            not_parked = sum(not self._park_task(task) for task in plan.park)
+            not_parked = 0
+            # The last tasks start in the slots of parked ones, in this order.
+            for task, following in zip(plan.park, plan.start[-len(plan.park) :], strict=False):
+                with self._timed_for(following):
+                    not_parked += not self._park_task(task)
             for task in plan.start[: len(plan.start) - not_parked]:
-                self._start_task(task)
+                with self._timed_for(task):
+                    self._start_task(task)
         self._slots.close_gaps()
+
+    @contextmanager
+    def _timed_for(self, task: Task) -> Iterator[None]:
+        """Count the time of a copy of KV state, which can take as long as many steps, for the owner
+        of *task*.
+        """
+        started = self._clock.read()
+        yield
+        self._tasks.count_time(task.spec.owner, self._clock.read() - started)
 
     def _reserve_quantum(self, waiting: Sequence[Task]) -> None:
         """Give the quantum that is due, if any, to a task or text of a lower class."""

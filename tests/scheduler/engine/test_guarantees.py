@@ -85,15 +85,27 @@ class Machine:
 
         stepping.step = timed_step
 
+    def time_copies(self, token_s: float) -> None:
+        """Let each restored state take its time on the clock."""
+        restore = self.bench.model.restore
+
+        def timed_restore(slot: int, state: bytes) -> bool:
+            self.bench.now += token_s * len(state)
+            return restore(slot, state)
+
+        self.bench.model.restore = timed_restore  # type: ignore[method-assign]
+
     def request(self, program: Program) -> m.Submit:
         self.submitted += 1
-        text = f"{self.submitted:06}"[::-1] * 200
+        number = self.submitted % 12 if program.kind == "again" else self.submitted
+        text = f"{number:06}"[::-1] * 250
         requests: dict[str, tuple[int, dict[str, Any]]] = {
             "stream": (30, {"n_predict": 300}),
             "prompt": (1200, {"n_predict": 1}),
             "embed": (200, {"embed": EmbedSpec()}),
             "pull": (30, {"n_predict": 300, "pull": True}),
             "credit": (30, {"n_predict": 300, "credit": 1}),
+            "again": (1500, {"n_predict": 1}),
             "answer": (300, {"n_predict": 600}),
         }
         size, fields = requests[program.kind]
@@ -136,7 +148,7 @@ class Machine:
 
         bench.on_report = note
         while bench.now < start + seconds:
-            alive = [of_task[t.spec.id] for t in bench.engine.tasks]
+            alive = [of_task.get(t.spec.id, -1) for t in bench.engine.tasks]
             commands: list[m.Command] = [c for at, c in requested if at <= bench.now]
             requested = [(at, c) for at, c in requested if at > bench.now]
             for i, program in enumerate(programs):
@@ -264,6 +276,16 @@ def test_a_reader_who_is_away_between_tokens_keeps_half_of_its_pace(
     assert victim.pace >= 0.45 * alone.pace
     [flood_alone] = Machine().run(flood)
     assert beside.computed >= 0.4 * flood_alone.computed
+
+
+def test_the_time_of_copied_states_counts_for_the_user_whose_tasks_need_them() -> None:
+    """Each request restores 1500 tokens, in the time of two steps, and computes one."""
+    flood = Program("again", 8)
+    machine = Machine()
+    machine.run(flood, seconds=25)
+    machine.time_copies(20e-6)
+    victim, beside = machine.run(STREAM, flood)
+    assert victim.pace >= 0.45 * alone_pace() and beside.computed > 0
 
 
 @pytest.mark.parametrize("labels", [1, 8])
