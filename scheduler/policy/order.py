@@ -104,6 +104,9 @@ class Order:
         """Return whether *task* takes the slot of *running* at once, by its own class. Age does not
         count, or an old low task and a new urgent one would preempt each other again and again.
         """
+        own, others = task.spec.owner, running.spec.owner
+        if own.user != others.user and task.spec.priority < Priority.URGENT and not self.strict:
+            return False
         return task.spec.priority > self.resistance(running, task)
 
     def resistance(self, running: Task, task: Task) -> int:

@@ -92,6 +92,8 @@ class _Claims:
             self._users.setdefault(self._user_of(task), deque()).append(task)
         self._keys: dict[int, tuple[float, ...]] = {}
         """The keys of the users' first tasks; empty after each change of slots."""
+        self._most: float | None = None
+        """The most slots of a part for each unit of weight, less one slot; None if not known."""
         self._slots: Counter[Part] = Counter()
         for task in running:
             self.count_slot(task, 1)
@@ -101,6 +103,7 @@ class _Claims:
         for part in self._guarantees.parts.get(task.spec.owner, ()):
             self._slots[part] += change
         self._keys.clear()
+        self._most = None
 
     def _user_of(self, task: Task) -> int:
         """Return the user by which *task* is grouped: one for all if nobody shares the model."""
@@ -163,6 +166,20 @@ class _Claims:
             return False
         return self._used(rivals[0], -1) >= self._used(rivals[1], 1)
 
+    def may_have_too_few(self, task: Task) -> bool:
+        """Return whether `has_too_many` can be true for any running task. It is for few users, and
+        there are many pairs of users.
+        """
+        if self._most is None:
+            self._most = max((self._used(part, -1) for part in self._slots), default=0.0)
+        parts = self._guarantees.parts.get(task.spec.owner, ())
+        return any(self._used(part, 1) <= self._most for part in parts)
+
+    def lacks_slots(self, task: Task) -> bool:
+        """Return whether `has_none` can be true for any running task."""
+        parts = self._guarantees.parts.get(task.spec.owner, ())
+        return not all(self._slots[part] for part in parts)
+
     def has_none(self, task: Task, running: Task) -> bool:
         """Return whether the user of *task* (beside tasks of that user, the label) has no slot."""
         rivals = self._guarantees.rivals(task.spec.owner, running.spec.owner)
@@ -197,20 +214,23 @@ def _victim(
     lower = last(t for t in running if task.reserved_tokens or order.preempts(task, t))
     if lower is not None:
         return lower
-    over_share = last(
-        t for t in running if claims.has_too_many(t, task) and not order.outclasses(t, task)
-    )
-    if over_share is not None:
-        return over_share
-    able = [t for t in running if not order.is_above(t, task)]
-    lead_s = order.guarantees.lead_s
-    ahead = [
-        t
-        for t in able
-        if lead_s(owner, t.spec.owner) >= settings.slot_lag_s and claims.has_none(task, t)
-    ]
-    if ahead:
-        return min(ahead, key=lambda t: (-lead_s(owner, t.spec.owner), -t.arrival))
+    if claims.may_have_too_few(task):
+        over_share = last(
+            t for t in running if claims.has_too_many(t, task) and not order.outclasses(t, task)
+        )
+        if over_share is not None:
+            return over_share
+    if claims.lacks_slots(task):
+        lead_s = order.guarantees.lead_s
+        ahead = [
+            t
+            for t in running
+            if lead_s(owner, t.spec.owner) >= settings.slot_lag_s
+            and claims.has_none(task, t)
+            and not order.is_above(t, task)
+        ]
+        if ahead:
+            return min(ahead, key=lambda t: (-lead_s(owner, t.spec.owner), -t.arrival))
     done = [
         t
         for t in running
