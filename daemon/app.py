@@ -173,6 +173,7 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     await registry.kv_index.load()
     services.start_soon(registry.kv_index.run)
     await daemon.restore()
+    services.start_soon(daemon.clock.run)
     services.start_soon(daemon.journal.run)
     services.start_soon(daemon.state_journal.run)
     pages = MetricsPages(daemon)
@@ -227,6 +228,7 @@ async def _stop(daemon: Daemon) -> None:
     await daemon.registry.close()
     await daemon.journal.close()
     await daemon.state_journal.close()
+    await daemon.clock.note()
 
 
 async def _watch_signals(

@@ -69,6 +69,7 @@ from .models.transfers.exports import ModelExports
 from .models.transfers.imports import ModelImports, remove_unfinished
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
+from .state_clock import StateClock
 from .state_files import JOURNAL_FILE, STATES_FILE
 
 log = structlog.get_logger()
@@ -128,7 +129,10 @@ class Daemon:
         self.memory = MemoryWatch(
             self.registry, machine, partial(self.components.note, "memory"), pace or Pace()
         )
-        self.journal = Journal(config.state_dir / JOURNAL_FILE, self.journal_changed)
+        self.clock = StateClock(config.state_dir)
+        self.journal = Journal(
+            config.state_dir / JOURNAL_FILE, self.journal_changed, self.clock.dates()
+        )
         self.sessions = SessionManager(
             self.ledger,
             self.new_handle,
@@ -139,7 +143,8 @@ class Daemon:
         self.copies = CopyStreams()
         self.sessions.copier_of = self.copies.copier_of
         self.state_journal = Journal(
-            config.state_dir / STATES_FILE, self.state_journal_changed, facts=StateFacts
+            *(config.state_dir / STATES_FILE, self.state_journal_changed, self.clock.dates()),
+            facts=StateFacts,
         )
         self.states = NamedStates(
             self.state_journal,
@@ -355,6 +360,7 @@ class Daemon:
             self.connections.access.own_user_names.add_name(
                 stored.owner.user, stored.facts.on_behalf_of
             )
+        self.clock.log_leap(len(found))
         self.sessions.restore_sessions(found, self.dormant_lease)
         log.info(
             "sessions.restored",

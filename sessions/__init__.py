@@ -11,7 +11,7 @@ from .admission.ledger import Ledger
 from .admission.quotas import Quota, check_connections, check_priority
 from .copies.document import decode_change, encode_change
 from .copies.stored_copies import CopiedSession
-from .journal.entries import CopyChange, StoredSession, Transfer
+from .journal.entries import CopyChange, Dates, StoredSession, Transfer
 from .journal.journal import Journal
 from .journal.recording import ChangeSender, Recording
 from .moving.exported import ExportedSession
@@ -30,6 +30,7 @@ from .worker_client import ModelSource, TaskReader, WorkerClient
 
 __all__ = (
     "DAY_S",
+    "Dates",
     "DepartedSession",
     "DormantLimits",
     "ExportedSession",

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import anyio
 import msgspec
+import structlog
 
 from ...backends.errors import BackendError, Busy, InvalidArgument, NotFound, SessionBusy
 from ...scheduler.owner import Owner
@@ -30,6 +31,9 @@ from .document import ReceivedChange, decode_piece
 
 UNKNOWN = -1
 """The number of a copy read from the journal: further changes of its stream are refused."""
+
+
+log = structlog.get_logger(logger_name="sessions")
 
 
 class CopiedSession:
@@ -335,6 +339,10 @@ class StoredCopies:
 
     async def drop_expired(self, now: float) -> None:
         """Delete the copies that are too old."""
+        count = 0
         while self.expires_in_s(now) <= 0:
             with suppress(BackendError):  # the journal tries again
                 await self.drop_copy(next(iter(self._copies.values())))
+            count += 1
+        if count:
+            log.info("copies.deleted_by_age", copies=count, left=len(self._copies))

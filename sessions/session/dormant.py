@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...scheduler.owner import Owner
 from ..admission.kept_bytes import KeptBytes
@@ -21,6 +22,13 @@ class DormantLimits:
     sessions_max: int = 1000
     seconds_max: float = 7 * DAY_S
     bytes_max: int = 256 << 20
+
+
+class Excess(NamedTuple):
+    """A session to delete, because of its age or else of another bound."""
+
+    session: Session
+    by_age: bool
 
 
 class DormantSessions:
@@ -88,7 +96,7 @@ class DormantSessions:
             del self._by_id[owner, session_id]
         self._bytes.add(owner, -self._sizes.pop(session))
 
-    def take_excess(self, now: float) -> Session | None:
+    def take_excess(self, now: float) -> Excess | None:
         """Remove and return the session to delete, if there is one. It is the longest dormant one
         of a user over their own bound or else, if all users together exceed a bound, of the user
         who has most; of that user's labels, the one with most bytes loses it. If no bound is
@@ -97,12 +105,12 @@ class DormantSessions:
         user = self._user_in_excess()
         if user is not None:
             owner = self._largest_owner(user)
-            excess = next(s for s in self._sizes if s.owner == owner)
+            excess = Excess(next(s for s in self._sizes if s.owner == owner), by_age=False)
         elif self.expires_in_s(now) <= 0:
-            excess = next(iter(self._by_id.values()))
+            excess = Excess(next(iter(self._by_id.values())), by_age=True)
         else:
             return None
-        self.remove_session(excess)
+        self.remove_session(excess.session)
         return excess
 
     def _largest_owner(self, user: int) -> Owner:

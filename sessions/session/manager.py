@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
+import structlog
 
 from ...backends.errors import InferdError, InvalidArgument, QuotaExceeded, SessionBusy
 from ...scheduler.owner import Owner
@@ -21,7 +22,7 @@ from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
 from .core import SessionSettings
 from .deletion import Delete, SessionDeletion, nothing
-from .dormant import DormantLimits, DormantSessions
+from .dormant import DAY_S, DormantLimits, DormantSessions
 from .live import LiveSessions
 from .places import PlaceBounds, PlaceQueue, PlaceWait
 from .session import Session, SessionOrigin
@@ -30,6 +31,8 @@ SESSION_ID_CHARACTERS_MAX = 128
 DELETED_HINT = "keep fewer sessions open, or read their answers, so that they need no place later"
 BRANCHES_MAX = 16
 """Branches that one call makes."""
+
+log = structlog.get_logger(logger_name="sessions")
 
 
 class SessionManager:
@@ -225,6 +228,7 @@ class SessionManager:
             self._open_recording(session, found=True)
             self.dormant.add_session(session)
         self._delete_excess()
+        self._wake()  # `expire_idle` waits until the first of them is too old
 
     def fork_session(
         self, connection: object, session: Session, count: int, session_ids: Sequence[str] = ()
@@ -419,7 +423,11 @@ class SessionManager:
 
     def _delete_excess(self) -> None:
         """Delete dormant sessions past the bounds, the longest dormant first."""
-        while (oldest := self.dormant.take_excess(self.ledger.seconds())) is not None:
+        now, ages_s = self.ledger.seconds(), []
+        while (excess := self.dormant.take_excess(now)) is not None:
+            oldest = excess.session
+            if excess.by_age:
+                ages_s.append(now - oldest.used_at)
             why = "the session was deleted to stay within the bounds of dormant sessions"
             oldest.runner.end_turn(QuotaExceeded(why, hint=DELETED_HINT))
             oldest.end(SessionCall.EXPIRE, why)
@@ -427,6 +435,13 @@ class SessionManager:
                 self.expired += 1
                 self._remove_live(oldest, expired=True)
             self._delete_soon(oldest)
+        if ages_s:
+            log.info(
+                "sessions.deleted_by_age",
+                sessions=len(ages_s),
+                days_max=round(max(ages_s) / DAY_S, 1),
+                left=len(self.dormant),
+            )
 
     def set_limits(
         self,

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferd.backends.errors import SessionExpired, Timeout
@@ -205,16 +207,50 @@ def test_sessions_written_while_the_clock_is_a_month_behind_are_not_old_once_it_
                 assert opened.get("attached"), name
 
 
-def test_a_session_is_deleted_by_the_date_at_the_start(clock: Clock) -> None:
-    """Otherwise the tests above would prove nothing."""
+def test_a_start_with_the_clock_ahead_keeps_all_sessions_and_warns(clock: Clock) -> None:
     with running_daemon(CONFIG) as daemon:
         with attached(daemon, "diary") as (client, context, _):
             chat(client, context, "hello")
         daemon.kill()
-        clock.set(8 * DAY_S)
+        for _ in range(2):  # a later start, with the same wrong clock, keeps them, too
+            clock.set(300 * DAY_S)
+            daemon.start_again()
+            with RawClient(daemon.socket) as client:
+                [session] = client.call("sessions", dormant=True)["sessions"]
+                assert session["session_id"] == "diary" and session["idle_s"] < HOUR_S
+            daemon.stop()
+        assert daemon.log.count("clock.leapt") == 1
+        assert "sessions_kept=1" in daemon.log and "days=300.0" in daemon.log
+        assert "deleted_by_age" not in daemon.log
+
+
+def test_a_session_is_deleted_after_its_days_and_the_log_has_their_number(clock: Clock) -> None:
+    """Otherwise the tests above would prove nothing."""
+    with running_daemon("[daemon]\ndormant_days_max = 0.00001\n" + CONFIG) as daemon:
+        with attached(daemon, "diary") as (client, context, _):
+            chat(client, context, "hello")
+        daemon.kill()
+        daemon.start_again()
+        with RawClient(daemon.socket) as client:
+            wait_until(lambda: not client.call("sessions", dormant=True)["sessions"])
+        assert re.search(r"sessions.deleted_by_age.* sessions=1", daemon.log)
+
+
+def test_a_session_is_deleted_if_the_machine_was_off_for_its_days(clock: Clock) -> None:
+    with running_daemon(CONFIG) as daemon:
+        with attached(daemon, "diary") as (client, context, _):
+            chat(client, context, "hello")
+        daemon.stop()
+        note = daemon.directory / "state" / "clock"
+        before = msgspec.json.decode(note.read_bytes())
+        before["moment"]["boot"] = "another boot"
+        note.write_bytes(msgspec.json.encode(before))
+        uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        clock.set(8 * DAY_S + int(uptime_s))
         daemon.start_again()
         with attached(daemon, "diary") as (_, _, opened):
             assert not opened.get("attached")
+        assert re.search(r"sessions.deleted_by_age.* sessions=1", daemon.log)
 
 
 # Modules that read the date.
@@ -224,6 +260,7 @@ DATES = {
     "daemon/calls/transfers/moving.py": "a session that moves here counts as used now",
     "daemon/cli/operations/backup_commands.py": "sessions do not age while they are in a backup",
     "daemon/cli/operations/state_commands.py": "shows when a state was saved",
+    "daemon/state_clock.py": "the date at the start, beside the time since boot",
     "daemon/state_lock.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/files/persisted_settings.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
