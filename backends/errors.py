@@ -20,13 +20,31 @@
 
 Numbers 0–8 and 100–103 are WasmEdge's; inferd's own begin at 200. `wasi_number` is the WasmEdge
 number that a Wasm guest sees. Released names and numbers never change.
+
+Hints are for programs, which use the protocol or the Python client. The command line, the web page
+and the HTTP APIs show `hint_for_people` instead.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
+
+_FOR_PROGRAMS = re.compile(
+    r"[\w.]\((?!s\))"  # a call in Python, such as resume(tokens, text); not the URL http(s)://
+    r"|\b(finalize_execution_context|fini_single|get_output|save_state|set_input|set_options)\b"
+    r"|\b(connect_timeout|from_state|resume_timeout|retry_after_s|session_id|sessions_max)\b"
+    r"|`(append|data|drop|fd|keep|path|rewind|sessions|tokenize)`"
+    r"|\b(new|another) client\b|\bnew Client\b|\breconnect="
+    r"|\b(new|reset the|rewind the) context\b|\bhandles are\b"
+    r"|\b(memfd|msgpack|SCM_RIGHTS|docs/protocol\.md)\b"
+)
+"""Words of hints that only a program can follow."""
+_PEOPLE_WAIT_S_MAX = 86_400.0
+"""The longest wait in a hint for people."""
 
 
 class Outcome(StrEnum):
@@ -45,6 +63,8 @@ class Outcome(StrEnum):
 class InferdError(Exception):
     """An error: a `message` with the values, a `hint` on what to do, and `data` for programs.
 
+    A class whose `hint_default` is for programs has another default for people.
+
     `name` is the class's own name, unless the class sets another. `retryable` means that the same
     call may succeed later; a single error may differ in it from its class. Each class declares the
     *outcome* of the calls and turns that end with its errors.
@@ -55,11 +75,14 @@ class InferdError(Exception):
     wasi_number: ClassVar[int] = 5
     retryable: bool = False
     hint_default: ClassVar[str] = "see the daemon's log for the cause"
+    people_default: ClassVar[str] = hint_default
     outcome_default: ClassVar[Outcome] = Outcome.FAILED
 
     def __init_subclass__(cls, *, outcome: Outcome) -> None:
         cls.name = vars(cls).get("name", cls.__name__)
         cls.outcome_default = outcome
+        if "hint_default" in vars(cls) and "people_default" not in vars(cls):
+            cls.people_default = cls.hint_default
 
     def __init__(
         self,
@@ -78,6 +101,20 @@ class InferdError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})"
+
+    @property
+    def hint_for_people(self) -> str:
+        """The clauses of the hint that people can follow, or else the default for people."""
+        clauses = [part for part in self.hint.split("; ") if not _FOR_PROGRAMS.search(part)]
+        return "; ".join(clauses) or self._people_default()
+
+    def _people_default(self) -> str:
+        return self.people_default
+
+    @property
+    def text_for_people(self) -> str:
+        """The message and the hint for people."""
+        return f"{self.message} ({self.hint_for_people})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return error_from_wire, (self.to_wire(),)
@@ -104,6 +141,7 @@ class InvalidArgument(InferdError, outcome=Outcome.REFUSED):
 
     number = wasi_number = 1
     hint_default = "correct the argument"
+    people_default = "change the request as the message says"
 
 
 class ProtocolError(InvalidArgument, outcome=Outcome.REFUSED):
@@ -111,6 +149,7 @@ class ProtocolError(InvalidArgument, outcome=Outcome.REFUSED):
 
     number = 209
     hint_default = "send a 4-byte little-endian length and one msgpack array; see docs/protocol.md"
+    people_default = "check that both sides run the same version of inferd"
 
 
 class InvalidEncoding(InferdError, outcome=Outcome.REFUSED):
@@ -118,6 +157,7 @@ class InvalidEncoding(InferdError, outcome=Outcome.REFUSED):
 
     number = wasi_number = 2
     hint_default = "inferd runs GGUF language models: use the encoding ggml or autodetect"
+    people_default = "inferd runs language models in GGUF files"
 
 
 class OutOfMemory(InferdError, outcome=Outcome.FAILED):
@@ -134,11 +174,16 @@ class Busy(InferdError, outcome=Outcome.REFUSED):
     number = wasi_number = 4
     retryable = True
     hint_default = "try again after retry_after_s seconds"
+    people_default = "try again in {seconds} s"
 
     @property
     def retry_after_s(self) -> float:
         """The seconds after which a retry may succeed."""
         return float(self.data.get("retry_after_s", 1.0))
+
+    def _people_default(self) -> str:
+        seconds = math.ceil(max(1.0, min(self.retry_after_s, _PEOPLE_WAIT_S_MAX)))
+        return self.people_default.format(seconds=seconds)
 
 
 class SessionBusy(Busy, outcome=Outcome.REFUSED):
@@ -146,6 +191,7 @@ class SessionBusy(Busy, outcome=Outcome.REFUSED):
 
     number = 202
     hint_default = "wait for the turn to end, or call cancel or fini_single first"
+    people_default = "wait until its answer has ended, or stop it"
 
 
 class ShuttingDown(Busy, outcome=Outcome.REFUSED):
@@ -153,6 +199,7 @@ class ShuttingDown(Busy, outcome=Outcome.REFUSED):
 
     number = 208
     hint_default = "connect again once the daemon is back"
+    people_default = "try again once the daemon is back"
 
 
 class QuotaExceeded(Busy, outcome=Outcome.REFUSED):
@@ -160,6 +207,7 @@ class QuotaExceeded(Busy, outcome=Outcome.REFUSED):
 
     number = 213
     hint_default = "try again after retry_after_s seconds, or ask the daemon's operator for more"
+    people_default = "try again in {seconds} s, or ask the daemon's operator for more"
 
 
 class BackendError(InferdError, outcome=Outcome.FAILED):
@@ -198,6 +246,7 @@ class UnsupportedOperation(InferdError, outcome=Outcome.REFUSED):
 
     number = wasi_number = 6
     hint_default = "docs/protocol.md lists the calls"
+    people_default = "leave it out, or use a model or a version of inferd that has it"
 
 
 class VersionMismatch(UnsupportedOperation, outcome=Outcome.REFUSED):
@@ -212,6 +261,7 @@ class TooLarge(InferdError, outcome=Outcome.REFUSED):
 
     number = wasi_number = 7
     hint_default = "give a larger buffer, or send less"
+    people_default = "send less"
 
 
 class NotFound(InferdError, outcome=Outcome.REFUSED):
@@ -226,6 +276,7 @@ class EndOfSequence(InferdError, outcome=Outcome.OK):
 
     number = wasi_number = 100
     hint_default = "read the output; call fini_single or set_input for the next turn"
+    people_default = "the answer is complete: send the next message"
 
 
 class ContextFull(InferdError, outcome=Outcome.REFUSED):
@@ -276,6 +327,7 @@ class ReaderTimeout(Timeout, outcome=Outcome.TIMEOUT):
 
     number = 204
     hint_default = "read the stream steadily, or use compute and get_output"
+    people_default = "send it again, and read the answer while it arrives"
 
 
 class Cancelled(InferdError, outcome=Outcome.CANCELLED):
@@ -283,6 +335,7 @@ class Cancelled(InferdError, outcome=Outcome.CANCELLED):
 
     number = 201
     hint_default = "get_output returns the output so far"
+    people_default = "send it again if the answer is still needed"
 
 
 class SessionExpired(InferdError, outcome=Outcome.REFUSED):
@@ -291,6 +344,7 @@ class SessionExpired(InferdError, outcome=Outcome.REFUSED):
     number = 203
     wasi_number = 1
     hint_default = "open it again by its session id: its history is kept"
+    people_default = "open it again, or begin another one"
 
 
 class PermissionDenied(InferdError, outcome=Outcome.REFUSED):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ....backends.errors import NotFound
+from ....backends.errors import NotFound, error_from_wire
 from ...printable import escape_controls
 from ...residency.sizes import size_text
 from ..client import client_of
@@ -154,7 +154,7 @@ def _entries_of_state(found: Mapping[str, Any]) -> list[Entry]:
     sessions = f"{ctx_size} tokens in each of {slots} sessions at once" if slots else None
     if info is None:
         state = "not loaded" if found["state"] == "cold" else found["state"]
-        cause = f"{error['message']} ({error['hint']})" if error else None
+        cause = error_from_wire(error).text_for_people if error else None
         return [("state", state), ("cause", cause), ("context", sessions)]
     return [
         ("state", found["state"]),

@@ -33,4 +33,4 @@ ERROR_SCHEMA: dict[str, Any] = {
 def error_body(error: InferdError, status: int) -> dict[str, Any]:
     """Return the body of an error response, and of an error in a stream."""
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {"type": "error", "error": {"type": kind, "message": error.text_for_people}}

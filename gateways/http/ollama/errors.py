@@ -15,4 +15,4 @@ ERROR_SCHEMA: dict[str, Any] = {
 
 def error_body(error: InferdError, status: int) -> dict[str, Any]:
     """Return the body of an error response, and of an error in a stream."""
-    return {"error": str(error)}
+    return {"error": error.text_for_people}

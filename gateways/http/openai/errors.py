@@ -61,7 +61,7 @@ def error_body(error: InferdError, status: int) -> dict[str, Any]:
         param = "model"
     return {
         "error": {
-            "message": str(error),
+            "message": error.text_for_people,
             "type": kind,
             "param": param,
             "code": code or _CODES_BY_STATUS.get(status),

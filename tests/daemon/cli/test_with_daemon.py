@@ -479,3 +479,13 @@ def test_the_end_of_a_swap_and_what_a_name_stands_for() -> None:
         for given in ((), ("--to", "one", "--undo")):
             refused = inferd("swap", "live", *given, socket=daemon.socket)
             assert refused.exit_code == 2 and "one of --to MODEL and --undo" in refused.stderr
+
+
+def test_a_failed_command_prints_a_hint_for_people_and_json_the_hint_for_programs(
+    socket: str,
+) -> None:
+    long = "x" * 2_000_000
+    printed = inferd("run", "echo", socket=socket, text=long)
+    assert printed.exit_code == 1 and printed.stderr.endswith("\n  send less\n")
+    reported = inferd("run", "echo", "--json", socket=socket, text=long)
+    assert "client.set_input(" in document(reported)["error"]["hint"]

@@ -304,9 +304,7 @@ class Top(App[None]):
         try:
             self.show_message(await act(client, key))
         except InferdError as exc:
-            self.show_message(
-                f"{exc.message} ({exc.hint})" if exc.hint else exc.message, error=True
-            )
+            self.show_message(exc.text_for_people, error=True)
         finally:
             self._acting = False
         self._sample_now.set()
