@@ -28,13 +28,23 @@ _NO_SPACE = '    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *= ]] && comp
 
 
 def models(ctx: typer.Context, incomplete: str) -> Offers:
-    """Return the models that the daemon knows."""
-    return _query(
-        ctx,
-        lambda client: [
-            (m["name"], m["state"]) for m in client.models() if _ONE_WORD.fullmatch(m["name"])
-        ],
-    )
+    """Return the models that the daemon offers, and the test models whose names begin with the
+    typed word.
+    """
+    from ...ipc.offered_models import offered_models
+
+    def named(models: list[Any]) -> list[str]:
+        return [m["name"] for m in models if incomplete and m["name"].startswith(incomplete)]
+
+    def offers(client: OneShotClient) -> Offers:
+        models = client.models()
+        return [
+            (m["name"], m["state"])
+            for m in offered_models(models, named=named(models))
+            if _ONE_WORD.fullmatch(m["name"])
+        ]
+
+    return _query(ctx, offers)
 
 
 def sessions(ctx: typer.Context, incomplete: str) -> Offers:

@@ -40,9 +40,10 @@ class Gateway:
         origins: Origins,
         keys: Keys | None = None,
         unknown_fields: UnknownFields = UnknownFields.IGNORE,
+        test_models: bool = False,
     ):
         self.clients = Clients(limits)
-        self._unknown_fields = unknown_fields
+        self._unknown_fields, self._test_models = unknown_fields, test_models
         self._apis, self._turns, self._limits = apis, turns, limits
         self._origins, self._keys, self._quotas = origins, keys, turns.quotas
         self._waiting = WaitingStreams()
@@ -121,6 +122,7 @@ class Gateway:
             limits=self._limits,
             waiting=self._waiting,
             unknown_fields=self._unknown_fields,
+            test_models=self._test_models,
         )
         try:
             with exchange.cancel_scope:

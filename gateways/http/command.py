@@ -95,6 +95,13 @@ UnknownFieldsChoice = Annotated[
         help="The treatment of fields that a path of the gateway does not know.",
     ),
 ]
+TestModels = Annotated[
+    bool,
+    typer.Option(
+        "--test-models",
+        help="Offer test models (the backend echo) in lists, beside others.",
+    ),
+]
 LogLevel = Annotated[
     str,
     typer.Option(
@@ -131,6 +138,7 @@ def gateway(
     receive_timeout: ReceiveTimeout = _DEFAULTS.receive_s_max,
     hold_headers: HoldHeaders = _DEFAULTS.hold_s,
     unknown_fields: UnknownFieldsChoice = UnknownFields.IGNORE,
+    test_models: TestModels = False,
     log_level: LogLevel = "warning",
     socket: SocketPath = None,
 ) -> None:
@@ -188,7 +196,7 @@ def gateway(
         any_host = bool(address.path) or known is not None
         origins = Origins(allow_host or (), allow_origin or (), any_host=any_host)
         run_server(
-            Gateway(APIS, turns, limits, origins, known, unknown_fields),
+            Gateway(APIS, turns, limits, origins, known, unknown_fields, test_models),
             listener.sockets,
             limits,
             on_ready=partial(note, f"serving HTTP on {listener.name}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .api import Api, Endpoint
 from .exchange import Exchange
-from .models import served_ctx_size, usable_models
+from .models import offered_to, served_ctx_size, usable_models
 from .streaming import StreamForm, stream_turn
 from .waiting import WaitingStreams
 from .whole import collect_answers, collect_turns
@@ -17,6 +17,7 @@ __all__ = (
     "WaitingStreams",
     "collect_answers",
     "collect_turns",
+    "offered_to",
     "served_ctx_size",
     "stream_turn",
     "usable_models",

@@ -102,9 +102,12 @@ class Exchange:
         limits: Limits,
         waiting: WaitingStreams,
         unknown_fields: UnknownFields = UnknownFields.IGNORE,
+        test_models: bool = False,
     ):
         self.api, self.turns, self.limits, self.waiting = api, turns, limits, waiting
         self._unknown_fields = unknown_fields
+        self.test_models = test_models
+        """Whether test models are offered as others are."""
         self.adjusted: dict[str, str] = {}
         """The parameters that were not applied as requested, with the reasons."""
         self.ignored: list[str] = []

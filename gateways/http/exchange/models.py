@@ -8,6 +8,8 @@ import anyio
 
 from ....backends.errors import InferdError, ModelNotFound
 from ....ipc.client import ModelInfo
+from ....ipc.offered_models import offered_models
+from ..callers.caller import Caller
 from .exchange import Exchange
 
 _SHOWN_AT_ONCE = 16
@@ -15,15 +17,16 @@ _SHOWN_AT_ONCE = 16
 
 
 async def usable_models(exchange: Exchange, *, loaded: bool = False) -> list[ModelInfo]:
-    """Return the models that the caller may use, or only the *loaded* ones, each with the facts in
-    its file's header.
+    """Return the models that are offered to the caller, or all *loaded* ones that it may use, each
+    with the facts in its file's header.
     """
-    async with exchange.turns.pool.lease(exchange.caller) as client:
-        found = [
-            info
-            for info in await client.models()
-            if exchange.caller.may_use(info["name"]) and (info["info"] or not loaded)
-        ]
+    caller = exchange.caller
+    async with exchange.turns.pool.lease(caller) as client:
+        models = await client.models()
+        if loaded:
+            found = [info for info in models if caller.may_use(info["name"]) and info["info"]]
+        else:
+            found = offered_to(caller, models, test_models=exchange.test_models)
         limiter = anyio.CapacityLimiter(_SHOWN_AT_ONCE)
 
         async def show(number: int, name: str) -> None:
@@ -40,6 +43,12 @@ async def usable_models(exchange: Exchange, *, loaded: bool = False) -> list[Mod
             assert isinstance(error, InferdError), "tasks of this group have no groups of their own"
             raise error from None
     return found
+
+
+def offered_to(caller: Caller, models: list[ModelInfo], *, test_models: bool) -> list[ModelInfo]:
+    """Return the models that are offered to a caller, whose key may name test models."""
+    usable = [info for info in models if caller.may_use(info["name"])]
+    return offered_models(usable, named=caller.models or (), test_models=test_models)
 
 
 def served_ctx_size(info: ModelInfo) -> int | None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
 
-from ....backends.errors import InferdError
-from ..callers.caller import Caller
 from ..exchange import Exchange
 from ..exchange.statuses import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
@@ -28,7 +26,7 @@ COMMENT_PAUSE_S = 15.0
 async def answer_events(exchange: Exchange) -> None:
     """Stream events until the client disconnects or the gateway stops."""
     query = EVENTS.read_query(exchange.query)
-    states = _States(exchange.caller, _kinds(query.include), exchange.api.error_body)
+    states = _States(exchange, _kinds(query.include))
     snapshots, caller = exchange.turns.snapshots, exchange.caller
     snapshots.add_reader(caller.user)
     try:
@@ -64,13 +62,9 @@ def _kinds(include: str | None) -> frozenset[str]:
 class _States:
     """The states that one reader of events was sent; later ones are compared with them."""
 
-    def __init__(
-        self,
-        caller: Caller,
-        kinds: frozenset[str],
-        error_body: Callable[[InferdError, int], Any],
-    ):
-        self._caller, self._kinds, self._error_body = caller, kinds, error_body
+    def __init__(self, exchange: Exchange, kinds: frozenset[str]):
+        self._caller, self._kinds, self._test_models = exchange.caller, kinds, exchange.test_models
+        self._error_body = exchange.api.error_body
         self._written: dict[str, Any] = {}
         self._last: Snapshot | None = None
 
@@ -85,7 +79,11 @@ class _States:
             return
         self._last = snapshot
         if "models" in self._kinds:
-            yield from self._changed("models", models_of(self._caller, snapshot.models))
+            models = models_of(
+                self._caller, snapshot.models, snapshot.memory, test_models=self._test_models
+            )
+            # The free memory changes all the time, and with it the preferred model.
+            yield from self._changed("models", models, models["data"])
         if "queue" in self._kinds:
             yield from self._changed("queue", queue_of(self._caller, snapshot.tasks))
         if "statistics" in self._kinds:

@@ -7,10 +7,11 @@ from typing import Any
 import anyio
 import msgspec
 
-from ....backends.errors import InferdError
+from ....backends.errors import InferdError, error_from_wire
 from ....ipc.client import AsyncClient, ModelInfo
+from ....ipc.offered_models import preferred_model
 from ..callers.caller import Caller
-from ..exchange import Exchange
+from ..exchange import Exchange, offered_to
 from ..exchange.statuses import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..limits import CLOSE_S_MAX
@@ -22,19 +23,32 @@ _STATES = {"cold": "unloaded", "ready": "loaded"}
 
 async def answer_models(exchange: Exchange) -> None:
     """Answer with the state of each model that the caller may use."""
-    async with exchange.turns.pool.lease(exchange.caller) as client:
-        models = await client.models()
-    await exchange.send_json(models_of(exchange.caller, models))
+    caller, test_models = exchange.caller, exchange.test_models
+    async with exchange.turns.pool.lease(caller) as client:
+        models, stats = await client.models(), await client.stats()
+    memory = stats.get("memory", {})
+    await exchange.send_json(models_of(caller, models, memory, test_models=test_models))
 
 
-def models_of(caller: Caller, models: list[ModelInfo]) -> dict[str, Any]:
-    """Return the models that a caller may use, in the form of the API."""
-    data = [_status(model) for model in models if caller.may_use(model["name"])]
-    return {"object": "list", "data": data}
+def models_of(
+    caller: Caller, models: list[ModelInfo], memory: dict[str, Any], *, test_models: bool
+) -> dict[str, Any]:
+    """Return the models that a caller may use, in the form of the API, and the one of them with
+    which a chat begins, by the daemon's *memory*.
+    """
+    offered = offered_to(caller, models, test_models=test_models)
+    names = {model["name"] for model in offered}
+    data = [
+        {**_status(model), "offered": model["name"] in names}
+        for model in models
+        if caller.may_use(model["name"])
+    ]
+    return {"object": "list", "preferred": preferred_model(offered, memory), "data": data}
 
 
 def _status(model: ModelInfo) -> dict[str, Any]:
     info, memory, has_process = model["info"] or {}, model["memory"], bool(model["pid"])
+    error = model["error"]
     return {
         "object": "model.status",
         "id": model["name"],
@@ -51,7 +65,7 @@ def _status(model: ModelInfo) -> dict[str, Any]:
         "pinned": model["pinned"],
         "expires_s": model["expires_s"],
         "adapters": [adapter["name"] for adapter in model["adapters"]],
-        "error": model["error"],
+        "error": error and {**error, "hint": error_from_wire(error).hint_for_people},
     }
 
 

@@ -19,8 +19,8 @@ FETCH_S_MAX = 5.0
 
 
 class Snapshot(NamedTuple):
-    """The models, turns and statistics of a user at a time. If the daemon is away, *error* is set,
-    and the rest is that of the previous snapshot.
+    """The models, turns and statistics of a user at a time, and the machine's memory. If the daemon
+    is away, *error* is set, and the rest is that of the previous snapshot.
     """
 
     number: int
@@ -28,10 +28,11 @@ class Snapshot(NamedTuple):
     models: list[ModelInfo]
     tasks: list[dict[str, Any]]
     statistics: dict[str, Any]
+    memory: dict[str, Any]
     error: InferdError | None = None
 
 
-_NONE = Snapshot(0, 0.0, [], [], {})
+_NONE = Snapshot(0, 0.0, [], [], {}, {})
 
 
 class Snapshots:
@@ -78,7 +79,8 @@ class Snapshots:
             return latest._replace(number=number, at_s=time.monotonic(), error=_away())
         except InferdError as exc:
             return latest._replace(number=number, at_s=time.monotonic(), error=exc)
-        return Snapshot(number, time.monotonic(), models, tasks, stats["models"])
+        at_s, memory = time.monotonic(), stats.get("memory", {})
+        return Snapshot(number, at_s, models, tasks, stats["models"], memory)
 
 
 def _away() -> InferdError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from inferd.backends.params import PARAMETERS
 from inferd.daemon.cli.completion import CALL_TIMEOUT_S
 from inferd.testing import running_daemon
 from tests.daemon.command_line import Terminal, terminal_of
+from tests.echo import echo_model
 from tests.fork_server import ForkedProcess
 
 NOWHERE = "/nonexistent/inferd.sock"
@@ -93,6 +95,14 @@ def test_models_and_sessions_of_a_daemon_are_offered() -> None:
             assert offered("inferd states delete ", daemon.socket) == ["my-notes"]
             assert offered("inferd run echo hi --session d", daemon.socket) == ["diary"]
             assert offered(f"inferd run --socket {daemon.socket} e") == ["echo"]
+
+
+def test_test_models_are_offered_beside_others_once_a_letter_is_typed() -> None:
+    config = echo_model("slow") + f"[models.real]\nfile = {json.dumps(__file__)}\n"
+    with running_daemon(config) as daemon:
+        assert offered("inferd run ", daemon.socket) == ["real"]
+        assert offered("inferd run e", daemon.socket) == ["echo"]
+        assert offered("inferd unload sl", daemon.socket) == ["slow"]
 
 
 def test_a_file_to_remove_is_offered_without_a_daemon(tmp_path: Path) -> None:
