@@ -174,7 +174,7 @@ class Busy(InferdError, outcome=Outcome.REFUSED):
     number = wasi_number = 4
     retryable = True
     hint_default = "try again after retry_after_s seconds"
-    people_default = "try again in {seconds} s"
+    people_default = "try again in {wait}"
 
     @property
     def retry_after_s(self) -> float:
@@ -183,7 +183,8 @@ class Busy(InferdError, outcome=Outcome.REFUSED):
 
     def _people_default(self) -> str:
         seconds = math.ceil(max(1.0, min(self.retry_after_s, _PEOPLE_WAIT_S_MAX)))
-        return self.people_default.format(seconds=seconds)
+        wait = f"{seconds} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"
+        return self.people_default.format(wait=wait)
 
 
 class SessionBusy(Busy, outcome=Outcome.REFUSED):
@@ -207,7 +208,7 @@ class QuotaExceeded(Busy, outcome=Outcome.REFUSED):
 
     number = 213
     hint_default = "try again after retry_after_s seconds, or ask the daemon's operator for more"
-    people_default = "try again in {seconds} s, or ask the daemon's operator for more"
+    people_default = "try again in {wait}, or ask the daemon's operator for more"
 
 
 class BackendError(InferdError, outcome=Outcome.FAILED):

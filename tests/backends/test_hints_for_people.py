@@ -90,9 +90,19 @@ def test_a_lost_turn_keeps_the_hint_of_its_cause() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.2, 1), (2.1, 3), (1e9, 86_400), (float("inf"), 86_400), (float("nan"), 1), (-5, 1)],
+    [
+        *(
+            (0.2, "1 s"),
+            (2.1, "3 s"),
+            (119, "119 s"),
+            (120, "2 min"),
+            (3601, "61 min"),
+            (-5, "1 s"),
+        ),
+        *((1e9, "1440 min"), (float("inf"), "1440 min"), (float("nan"), "1 s")),
+    ],
 )
-def test_the_seconds_of_a_retry_are_shown(seconds: float, shown: int) -> None:
+def test_the_time_until_a_retry_is_shown(seconds: float, shown: str) -> None:
     for cls in (e.Busy, e.QuotaExceeded):
         error = error_from_wire(cls("no", data={"retry_after_s": seconds}).to_wire())
-        assert error.hint_for_people.startswith(f"try again in {shown} s")
+        assert error.hint_for_people.startswith(f"try again in {shown}")

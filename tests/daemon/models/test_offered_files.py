@@ -68,7 +68,7 @@ def serving(folder: Path) -> Iterator[RunningDaemon]:
 
 @pytest.fixture(scope="module")
 def http(serving: RunningDaemon) -> Iterator[RunningGateway]:
-    with gateway(serving) as running:
+    with gateway(serving, "--test-models") as running:
         yield running
 
 
