@@ -8,7 +8,7 @@ const SAMPLES = 60;
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Activity {
-  // `chatId()` returns the open chat, `onModels(models)` gets each new list of models.
+  // `chatId()` returns the open chat, `onModels(list)` gets each new list of models.
   constructor(caller, chatId, onModels) {
     Object.assign(this, { caller, chatId, onModels });
     this.canManage = caller.rights.includes("manage");
@@ -38,7 +38,7 @@ export class Activity {
       this.setConnection(data.available ? "Connected" : "The daemon is away", !data.available);
     } else if (event === "models") {
       this.showModels(data.data);
-      this.onModels(data.data);
+      this.onModels(data);
     } else if (event === "queue") {
       this.showQueue(data.data);
     } else if (event === "statistics") {
@@ -70,7 +70,8 @@ export class Activity {
 
   showModels(models) {
     this.models = models;
-    redraw(byId("models"), models.map((model) => this.madeModel(model)));
+    const shown = models.filter((model) => model.offered || model.state !== "unloaded");
+    redraw(byId("models"), shown.map((model) => this.madeModel(model)));
   }
 
   madeModel(model) {
@@ -102,7 +103,7 @@ export class Activity {
     if (model.swapped_to) {
       tool("Undo swap", () => api.swap(model.id, model.id));
     } else if (model.state === "loaded" && this.models.length > 1) {
-      const others = this.models.filter((other) => other.id !== model.id && other.generates !== false);
+      const others = this.models.filter((other) => other.id !== model.id && other.offered && other.generates !== false);
       const choice = element("select", { "aria-label": `Model to answer instead of ${model.id}` },
         ...others.map((other) => element("option", { textContent: other.id })));
       choice.dataset.name = `choice ${model.id}`;

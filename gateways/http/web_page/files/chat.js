@@ -6,7 +6,9 @@ import { api } from "./server.js";
 
 export const PREFIX = "chat_"; // sessions of other programs have other ids
 
-export const newId = () => PREFIX + crypto.randomUUID().replaceAll("-", "").slice(0, 20);
+// `randomUUID` exists only in secure contexts, so not on a LAN address without TLS.
+export const newId = () => PREFIX + [...crypto.getRandomValues(new Uint8Array(10))]
+  .map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 export class Chat {
   // `onChange()` is called when the list of chats may have changed.
@@ -24,6 +26,7 @@ export class Chat {
   begin() {
     this.stop();
     this.setId(null);
+    this.settings.setChatModel(null);
     this.messages.showWelcome();
     clearFailure();
     showProgress("");
@@ -49,13 +52,14 @@ export class Chat {
     try {
       const session = await api.session(id);
       if (this.id !== id || this.isAnswering) return;
-      this.settings.setModel(session.model);
+      this.settings.setChatModel(session.model);
       this.messages.show(session.messages, session.boundaries);
       if (session.state !== "dormant") setTimeout(() => this.id === id && this.refresh(), 1000);
     } catch (error) {
       if (this.id !== id) return;
-      if (error.status === 404) this.begin();
-      showFailure(error, error.status === 404 ? null : () => this.refresh());
+      if (error.status !== 404) return showFailure(error, () => this.refresh());
+      this.begin();
+      showFailure(new Error("This chat was deleted, or has expired."));
     }
   }
 
@@ -102,6 +106,7 @@ export class Chat {
   async create(text) {
     const id = newId();
     await api.create({ id, ...this.settings.forSession() });
+    this.settings.noteUse();
     this.settings.nameChat(id, text);
     this.setId(id);
   }

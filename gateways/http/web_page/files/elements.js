@@ -32,6 +32,23 @@ export function redraw(list, children) {
 export const clearFailure = () => byId("failure").replaceChildren();
 export const showProgress = (text) => { byId("progress").textContent = text; };
 
+// Copies a text. The clipboard's API exists only in secure contexts, and may refuse there.
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const focused = document.activeElement;
+    const field = element("textarea", { className: "hidden", value: text, readOnly: true, "aria-hidden": "true" });
+    document.body.append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    focused?.focus();
+    if (!isCopied) return showFailure(new Error("The browser does not let this page copy: select the text instead."));
+  }
+  showProgress("Copied.");
+}
+
 export function formatBytes(bytes) {
   if (bytes === null || bytes === undefined) return "";
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -61,6 +61,7 @@ function connectComposer(chat) {
 }
 
 async function start() {
+  for (const notice of document.querySelectorAll(".not-private")) notice.hidden = isSecureContext;
   const caller = await findCaller();
   byId("failure").replaceChildren();
   if (key.get()) byId("change-key").hidden = false;
@@ -75,8 +76,12 @@ async function start() {
   byId("show-chats").onclick = () => toggle("show-chats", "with-chats");
   byId("show-details").onclick = () => toggle("show-details", "with-details");
   if (matchMedia("(min-width: 75rem)").matches) toggle("show-details", "with-details");
-  await api.models().then(({ data }) => settings.setModels(data), showFailure);
-  new Activity(caller, () => chat.id, (models) => settings.setModels(models)).follow();
+  const showModels = (models) => {
+    settings.setModels(models);
+    byId("no-model").hidden = models.preferred !== null;
+  };
+  await api.models().then(showModels, showFailure);
+  new Activity(caller, () => chat.id, showModels).follow();
   list.refresh();
   if (location.hash.length > 1) chat.open(location.hash.slice(1));
   byId("prompt").focus();

@@ -1,6 +1,6 @@
 // The messages of the open chat.
 
-import { button, byId, element } from "./elements.js";
+import { button, byId, copyText, element } from "./elements.js";
 import { render } from "./rendering.js";
 
 const AUTHORS = { user: "You", assistant: "Answer", system: "System prompt", tool: "Tool" };
@@ -67,7 +67,7 @@ export class Messages {
     }
     if (role === "assistant" && boundaries.includes(index + 1)) {
       tools.append(button("Branch from here", () => this.onBranch(index), { className: "small" }));
-      tools.append(button("Copy", () => navigator.clipboard?.writeText(textOf(content)), { className: "small" }));
+      tools.append(button("Copy", () => copyText(textOf(content)), { className: "small" }));
     }
     if (tools.hasChildNodes()) article.append(tools);
     if (lastDropped) article.append(element("p", { className: "full", textContent: NOT_READ }));

@@ -10,14 +10,35 @@ const NUMBERS = { temperature: "temperature", "max-tokens": "max_tokens", "top-p
 const TITLE_LENGTH = 60;
 const NAMES_MAX = 500;
 
-const read = (name) => JSON.parse(localStorage.getItem(name) ?? "{}");
-const write = (name, value) => localStorage.setItem(name, JSON.stringify(value));
+// Returns the texts of an entry. A damaged entry is replaced, because nothing could read it later.
+function read(name) {
+  try {
+    const value = JSON.parse(localStorage.getItem(name) ?? "{}");
+    if (Object.getPrototypeOf(value) !== Object.prototype) throw new TypeError("not an object");
+    return Object.fromEntries(Object.entries(value).filter(([, text]) => typeof text === "string"));
+  } catch {
+    write(name, {});
+    return {};
+  }
+}
+
+// A browser whose storage is full forgets the choices; chats do not depend on them.
+function write(name, value) {
+  try {
+    localStorage.setItem(name, JSON.stringify(value));
+  } catch (error) {
+    console.warn(`${name} was not stored: ${error.message}`);
+  }
+}
 
 export class Settings {
   constructor() {
     const choices = read(CHOICES);
     for (const id of ["system", ...Object.keys(NUMBERS)]) byId(id).value = choices[id] ?? "";
     this.wanted = { model: choices.model, priority: choices.priority ?? "normal" };
+    this.offered = [];
+    this.preferred = null;
+    this.chatModel = null; // the open chat's, which may not be offered
     byId("composer").addEventListener("change", () => this.store());
     byId("model").addEventListener("change", () => { this.wanted.model = byId("model").value; this.store(); });
   }
@@ -36,19 +57,33 @@ export class Settings {
     byId("priority").value = allowed.includes(this.wanted.priority) ? this.wanted.priority : "normal";
   }
 
-  setModels(models) {
-    const names = models.filter((model) => model.generates !== false).map((model) => model.id);
-    const place = byId("model");
-    const current = [...place.options].map((option) => option.value);
-    if (current.join("\n") === names.join("\n")) return;
-    place.replaceChildren(...names.map((name) => element("option", { textContent: name })));
-    const loaded = models.find((model) => model.state === "loaded" && names.includes(model.id));
-    place.value = names.includes(this.wanted.model) ? this.wanted.model : loaded?.id ?? names[0] ?? "";
+  setModels({ data, preferred }) {
+    this.offered = data.filter((model) => model.offered && model.generates !== false).map((model) => model.id);
+    this.preferred = preferred;
+    this.showModels();
   }
 
-  setModel(name) {
-    this.wanted.model = name;
-    byId("model").value = name;
+  // Offers the models. The model used last is selected, else the one that the gateway prefers.
+  showModels() {
+    const place = byId("model");
+    const names = [...new Set([...this.offered, this.chatModel].filter(Boolean))];
+    const current = [...place.options].map((option) => option.value);
+    if (current.join("\n") === names.join("\n")) return;
+    const candidates = [place.value, this.chatModel, this.wanted.model, this.preferred, names[0]];
+    place.replaceChildren(...names.map((name) => element("option", { textContent: name })));
+    place.value = candidates.find((name) => names.includes(name)) ?? "";
+  }
+
+  // Selects the model of the open chat; null: a new chat.
+  setChatModel(name) {
+    this.chatModel = name;
+    this.showModels();
+    if (name) byId("model").value = name;
+  }
+
+  noteUse() {
+    this.wanted.model = byId("model").value;
+    this.store();
   }
 
   forSession() {

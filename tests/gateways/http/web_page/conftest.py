@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.gateways.http.web_page.driver import PageOpener, pages
+from tests.gateways.http.web_page.driver import LAN_NAME, PageOpener, pages
 from tools.get_browser import MISSING, browser
 
 
@@ -15,7 +15,8 @@ def chromium() -> Iterator[Browser]:
     path = browser()
     assert path is not None, MISSING
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        options = ["--no-sandbox", f"--host-resolver-rules=MAP {LAN_NAME} 127.0.0.1"]
+        running = playwright.chromium.launch(executable_path=path, args=options)
         yield running
         running.close()
 

@@ -20,6 +20,8 @@ from tests.gateways.http.driver import RunningGateway
 
 WAIT_MS = 20_000
 UNKNOWN_KEY = "the gateway does not know this key (enter another, or ask its operator for one)"
+LAN_NAME = "lan.test"
+"""A name for this machine by which it is not a trusted origin, as an address in a LAN is none."""
 WIDE = ViewportSize(width=1300, height=1000)
 """The size of a page that shows its activity."""
 HTTP_ERROR, NETWORK_ERROR = "the server responded with a status of {}", "net::ERR_"
