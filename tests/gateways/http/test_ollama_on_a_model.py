@@ -19,6 +19,7 @@ from tests.models import gemma3, smollm2
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 MODEL = "smollm2"
 QUESTION: list[Any] = [{"role": "user", "content": "How old is Ada, and where does she live?"}]
+OPTIONS = ("--hold-headers", "30", "--test-models")
 
 
 @pytest.fixture(scope="module")

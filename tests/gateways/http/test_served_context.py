@@ -17,6 +17,7 @@ from tests.models import smollm2
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 CONFIGURED, DEFAULT, TRAINED = 512, 4096, 8192
 SIZES = {"small": CONFIGURED, "plain": DEFAULT, "echo": 20}
+OPTIONS = ("--hold-headers", "30", "--test-models")
 
 
 @pytest.fixture(scope="module")
