@@ -202,9 +202,13 @@ class TaskTable:
         return [moment for moment in found if moment > self.clock.now]
 
     def exchange_users(self, elsewhere: Mapping[int, int]) -> dict[int, int]:
-        """Count tokens that other nodes have computed for users; see `OwnerClock`."""
+        """Count tokens that other nodes have computed for users; see `OwnerClock` and
+        `NodeTokens`.
+        """
         working = (t.spec.owner for t in self if t.has_work)
-        return self.owners.exchange_users(elsewhere, working, self.settings.ageing_tokens)
+        totals = self.owners.exchange_users(elsewhere, working, self.settings.ageing_tokens)
+        self._lags.note_exchange(elsewhere, totals, self.clock.now)
+        return totals
 
     def count_states(self) -> dict[str, int]:
         """Return how many tasks are in each state."""

@@ -12,6 +12,7 @@ which is cheaper than steps of each, are rarely behind and stay together.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -52,6 +53,12 @@ later.
 NEWCOMER_S = 0.05
 """Lag with which a user begins anew, so that a short prompt is computed at once, and alone."""
 PARTS_MAX = 4096
+EXCHANGES_KEPT = 0.9
+"""The weight of earlier exchanges of tokens with the other nodes of a fleet. With one every 0.2 s,
+the last two seconds count.
+"""
+WEIGHT_LEFT = 0.01
+"""The least share of a part's weight that is left by tokens computed on other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ class UserLags:
         self._lags: dict[Part, float] = {}
         self._seen: dict[Part, float] = {}
         """The time at which each part last had work."""
+        self._tokens = NodeTokens()
 
     def __len__(self) -> int:
         return len(self._lags)
@@ -181,6 +189,7 @@ class UserLags:
             return NO_GUARANTEES
         parts = {owner: self._parts(owner) for owner in classes}
         weights = _weights({parts[owner]: n for owner, n in classes.items()}, strict=self._strict)
+        self._tokens.weigh(weights, now)
         highest = max(classes.values())
         entitled = {
             p
@@ -195,6 +204,14 @@ class UserLags:
         self._forget_parts(weights, now)
         urgent = frozenset(o.user for o, level in classes.items() if level == Priority.URGENT)
         return Guarantees(parts, self._lags, weights, _shares(weights, entitled), urgent)
+
+    def note_exchange(
+        self, elsewhere: Mapping[int, int], totals: Mapping[int, int], now: float
+    ) -> None:
+        """Note the tokens that other nodes of a fleet have computed for users since the last
+        exchange, and the *totals* computed here.
+        """
+        self._tokens.note_exchange(elsewhere, totals, now)
 
     def _forget_parts(self, kept: Collection[Part], now: float) -> None:
         """Forget all but the *kept* parts if there are too many."""
@@ -226,6 +243,78 @@ class UserLags:
                 lags[part] -= used_s
         for part in shares.shares:
             lags[part] = min(BEHIND_S_MAX, max(-AHEAD_S_MAX, lags[part]))
+
+
+class NodeTokens:
+    """The recent tokens of users on this node and on the other nodes of a fleet. A user who is
+    served elsewhere has a smaller weight here, so that all get the same of the whole fleet.
+    """
+
+    def __init__(self) -> None:
+        self._here: dict[int, float] = {}
+        self._elsewhere: dict[int, float] = {}
+        self._totals: Mapping[int, int] = {}
+        self._exchanged_at = -math.inf
+
+    def note_exchange(
+        self, elsewhere: Mapping[int, int], totals: Mapping[int, int], now: float
+    ) -> None:
+        """Note an exchange; see `UserLags.note_exchange`."""
+        here = {user: total - self._totals.get(user, total) for user, total in totals.items()}
+        self._here = _faded(self._here, here)
+        self._elsewhere = _faded(self._elsewhere, {u: elsewhere.get(u, 0) for u in totals})
+        self._totals, self._exchanged_at = dict(totals), now
+
+    def weigh(self, weights: dict[Part, float], now: float) -> None:
+        """Change the *weights* of accounts and users by the tokens computed elsewhere, unless the
+        last exchange is more than `WINDOW_S` ago.
+        """
+        if now > self._exchanged_at + WINDOW_S or not any(self._elsewhere.values()):
+            return
+        here, elsewhere = defaultdict[Part, float](float), defaultdict[Part, float](float)
+        for part in weights:
+            if len(part) == 2:
+                user = int(part[1])
+                for outer in (part, part[:1]):
+                    here[outer] += self._here.get(user, 0.0)
+                    elsewhere[outer] += self._elsewhere.get(user, 0.0)
+        groups: dict[Part, list[Part]] = {}
+        for part in here:
+            groups.setdefault(part[:-1], []).append(part)
+        for parts in groups.values():
+            own = {part: weights[part] for part in parts}
+            tokens = sum(here[part] for part in parts)
+            weights |= fleet_weights(own, elsewhere, tokens)
+
+
+def _faded(before: Mapping[int, float], more: Mapping[int, float]) -> dict[int, float]:
+    """Return the sums of tokens after *more*; those of less than a token are dropped."""
+    sums = {u: EXCHANGES_KEPT * before.get(u, 0.0) + more.get(u, 0) for u in {*before, *more}}
+    return {user: tokens for user, tokens in sums.items() if tokens >= 1}
+
+
+def fleet_weights(
+    weights: Mapping[Part, float], elsewhere: Mapping[Part, float], here: float
+) -> dict[Part, float]:
+    """Return the weights by which parts divide the tokens computed *here* so that, with those
+    computed *elsewhere*, each has the same for its weight: (level · weight - elsewhere), or nearly
+    nothing if it has more elsewhere. The level is that at which these sum up to *here*.
+    """
+    rising = sorted(weights, key=lambda part: elsewhere.get(part, 0.0) / weights[part])
+    level, tokens, weight = 0.0, here, 0.0
+    for part in rising:
+        reached = elsewhere.get(part, 0.0) / weights[part]
+        if weight and level <= reached:
+            break
+        tokens, weight = tokens + elsewhere.get(part, 0.0), weight + weights[part]
+        level = tokens / weight
+    if not here:
+        return dict(weights)
+    scale = sum(weights.values()) / here
+    return {
+        part: max(WEIGHT_LEFT * own, scale * (level * own - elsewhere.get(part, 0.0)))
+        for part, own in weights.items()
+    }
 
 
 def _weights(classes: Mapping[tuple[Part, Part, Part], int], *, strict: bool) -> dict[Part, float]:

@@ -25,6 +25,7 @@ from inferd.scheduler.policy.guarantees import (
     WINDOW_S,
     Guarantees,
     UserLags,
+    fleet_weights,
 )
 from inferd.scheduler.policy.held_back import ADAPTERS_LAG_S, held_back
 from inferd.scheduler.policy.order import Order
@@ -90,6 +91,32 @@ def test_classes_shift_shares_by_three_to_one() -> None:
 def test_strict_priorities_guarantee_nothing_to_lower_classes() -> None:
     shares = UserLags(strict=True).shares({ADA: HIGH, BOB: NORMAL, CARL: HIGH}, 0.0)
     assert [share(shares, owner) for owner in (ADA, BOB, CARL)] == [0.5, 0.0, 0.5]
+
+
+def test_a_user_who_is_served_on_other_nodes_has_less_here() -> None:
+    time = UserLags()
+    for user in (FIRST, SECOND):
+        time.set_account(user.user, GATEWAY)
+    totals = dict.fromkeys((FIRST.user, SECOND.user), 0)
+    for number in range(30):
+        totals = {FIRST.user: 40 * number, SECOND.user: 40 * number}
+        time.note_exchange({FIRST.user: 40}, totals, now=0.2 * number)
+    shares = shares_of(FIRST, SECOND, time=time, now=6.0)
+    assert share(shares, FIRST) == pytest.approx(0.25, abs=0.02)
+    assert share(shares_of(FIRST, SECOND, time=time, now=6.0 + 2 * WINDOW_S), FIRST) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "expected"),
+    [((0, 0), (1, 1)), ((4, 0), (0.5, 1.5)), ((20, 0), (0.01, 2)), ((4, 4), (1, 1))],
+)
+def test_tokens_here_and_elsewhere_are_equal_in_sum_if_possible(
+    elsewhere: tuple[int, int], expected: tuple[float, float]
+) -> None:
+    weights = {(1,): 1.0, (2,): 1.0}
+    found = fleet_weights(weights, {(1,): elsewhere[0], (2,): elsewhere[1]}, 8)
+    assert tuple(found.values()) == pytest.approx(expected)
+    assert fleet_weights(weights, {(1,): 5}, 0) == weights
 
 
 # Lags.
