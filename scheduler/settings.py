@@ -18,7 +18,7 @@ class EngineSettings:
     priority_strict: bool = False
     """Whether classes order the tasks of all users, instead of those of each user."""
     slot_lag_s: float = 0.25
-    """A task takes the slot of an owner who was served this much more compute time."""
+    """A task of an owner without slots takes one of an owner who is behind by this much less."""
     reader_lag_s: float = 0.2
     reader_timeout_s: float = 300.0
     pull_batch_wait_s: float = 0.005

@@ -24,6 +24,7 @@ from inferd.scheduler.policy.guarantees import (
     STARVED_S,
     WINDOW_S,
     Guarantees,
+    Part,
     UserLags,
     fleet_weights,
 )
@@ -113,10 +114,10 @@ def test_a_user_who_is_served_on_other_nodes_has_less_here() -> None:
 def test_tokens_here_and_elsewhere_are_equal_in_sum_if_possible(
     elsewhere: tuple[int, int], expected: tuple[float, float]
 ) -> None:
-    weights = {(1,): 1.0, (2,): 1.0}
-    found = fleet_weights(weights, {(1,): elsewhere[0], (2,): elsewhere[1]}, 8)
+    weights: dict[Part, float] = {(1,): 1.0, (2,): 1.0}
+    found = fleet_weights(weights, dict(zip(weights, elsewhere, strict=True)), 8)
     assert tuple(found.values()) == pytest.approx(expected)
-    assert fleet_weights(weights, {(1,): 5}, 0) == weights
+    assert fleet_weights(weights, dict.fromkeys(weights, 5), 0) == weights
 
 
 # Lags.
