@@ -5,7 +5,8 @@ import sys
 
 import inferd
 
-SEARCH, ANSWER, SUMMARISE = (sys.argv[1:] * 3)[:3] or ("gemma3-270m", "smollm2", "gemma3-270m")
+MODELS = ("gemma3-270m-base", "smollm2", "gemma3-270m-base")
+SEARCH, ANSWER, SUMMARISE = (sys.argv[1:] * 3)[:3] or MODELS
 TEXTS = [
     "The library opens at nine and closes at six.",
     "Bicycles may be parked behind the main building.",

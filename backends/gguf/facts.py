@@ -68,12 +68,12 @@ def read_facts(files: Sequence[Path]) -> FileFacts:
     :raises OSError: a file cannot be read.
     :raises DamagedHeader: a file is not a GGUF file, or its header is damaged.
     """
-    headers = [_header_of(file) for file in files]
+    headers = [header_of(file) for file in files]
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     return facts_of(headers[0].values, tensors)
 
 
-def _header_of(file: Path) -> GgufHeader:
+def header_of(file: Path) -> GgufHeader:
     """Return a file's header. The file is not mapped into memory: if another program shortened it,
     the kernel would end this process.
     """

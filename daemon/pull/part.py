@@ -14,7 +14,15 @@ from typing import BinaryIO
 
 from ...backends.errors import BackendError, Outcome
 from ...backends.gguf import MAGIC
-from ...backends.gguf.header import ENTRIES_MAX, TENSORS_MAX, VERSIONS
+from ...backends.gguf.facts import header_of
+from ...backends.gguf.header import (
+    ENTRIES_MAX,
+    TENSORS_MAX,
+    VERSIONS,
+    CutOffHeader,
+    DamagedHeader,
+)
+from ...backends.gguf.sizes import bytes_promised
 
 BLOCK = 1 << 20
 BYTES_MAX = 1 << 42
@@ -24,6 +32,7 @@ NOTE_NAME = re.compile(r"(?:LICEN[CS]E|NOTICE|[A-Z_]+TERMS)[A-Za-z0-9._-]{0,32}"
 _FICLONE = 0x40049409
 """`ioctl` of linux/fs.h."""
 _HEADER = struct.Struct("<4sIQQ")
+_CUT_OFF_HINT = "the file is cut off: get it again; nothing was kept"
 
 
 Progress = Callable[[str, int, int | None], None]
@@ -53,7 +62,9 @@ def check_header(head: bytes, origin: str) -> None:
             hint="inferd runs GGUF models; use the URL of the file itself, not of a page about it",
         )
     if len(head) < _HEADER.size:
-        raise PullFailed(f"{origin} ends within its GGUF header, after {len(head)} bytes")
+        raise PullFailed(
+            f"{origin} ends within its GGUF header, after {len(head)} bytes", hint=_CUT_OFF_HINT
+        )
     _, version, tensors, entries = _HEADER.unpack_from(head)
     if version not in VERSIONS or tensors > TENSORS_MAX or entries > ENTRIES_MAX:
         raise PullFailed(
@@ -135,6 +146,30 @@ class Part:
             raise PullFailed(
                 f"{self.origin} needs {total - self.size} bytes, {self.path.parent} has {free}",
                 hint="free some space, or use another --models-dir",
+            )
+
+    def check_complete(self) -> None:
+        """Check that the file has all bytes that its header promises, because a server may end a
+        transfer early without an error, and a local file may be a cut-off download.
+
+        :raises PullFailed: it has fewer.
+        """
+        assert self._file is not None
+        self._file.flush()
+        self._check_header()
+        try:
+            promised = bytes_promised(header_of(self.path))
+        except CutOffHeader:
+            raise PullFailed(
+                f"{self.origin} ends within its GGUF header, after {self.size} bytes",
+                hint=_CUT_OFF_HINT,
+            ) from None
+        except DamagedHeader:
+            return  # perhaps of a newer format: the error of a load has more details
+        if self.size < promised:
+            raise PullFailed(
+                f"{self.origin} ends after {self.size} bytes; its header promises {promised}",
+                hint=_CUT_OFF_HINT,
             )
 
     def finish_file(self, sha256: str) -> None:

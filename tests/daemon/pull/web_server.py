@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
 
+HOLD_S_MAX = 60.0
+
 
 @dataclass
 class Web:
@@ -60,6 +62,39 @@ def file(
             more["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         handler.head(206 if start else 200, Content_Length=len(content) - start, **more, **headers)
         handler.wfile.write(content[start:cut_at])
+
+    return answer
+
+
+def until_closed(content: bytes) -> Callable[[Handler], None]:
+    """Respond with *content* without its length, which ends with the connection."""
+
+    def answer(handler: Handler) -> None:
+        handler.head(200)
+        handler.wfile.write(content)
+
+    return answer
+
+
+def page(text: str) -> Callable[[Handler], None]:
+    """Respond with a web page."""
+
+    def answer(handler: Handler) -> None:
+        body = f"<!DOCTYPE html><html><body>{text}</body></html>".encode()
+        handler.head(200, Content_Type="text/html", Content_Length=len(body))
+        handler.wfile.write(body)
+
+    return answer
+
+
+def held(content: bytes, release: threading.Event) -> Callable[[Handler], None]:
+    """Respond with *content*, of which the second half waits for *release*."""
+
+    def answer(handler: Handler) -> None:
+        handler.head(200, Content_Length=len(content))
+        handler.wfile.write(content[: len(content) // 2])
+        assert release.wait(HOLD_S_MAX), "nothing has released the response"
+        handler.wfile.write(content[len(content) // 2 :])
 
     return answer
 
