@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...backends.errors import InferdError, NotFound, PermissionDenied
+from ...backends.errors import InferdError, NotFound, PermissionDenied, Timeout
 
 if TYPE_CHECKING:
     from ..config.settings import Config
@@ -23,6 +23,9 @@ BLOCK_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
 """Maximum length of a line; a longer one is not from the daemon."""
 POLL_S = 0.2
+JOURNALCTL_S_MAX = 30.0
+"""The time in which journalctl finds one line."""
+_RIGHTS = "the machine's journal is for root and the group systemd-journal: sudo inferd logs"
 BACKGROUND_LOG = "inferd.log"
 """The log file in the state directory, used unless the configuration names one."""
 
@@ -117,12 +120,14 @@ def systemd_journal_lines(
 ) -> Iterator[bytes]:
     """Yield the last *count* lines in the journal, and with *follow* each new one.
 
-    :raises NotFound: journalctl is not installed, or it fails.
+    :raises PermissionDenied: this user sees no line of the daemon.
+    :raises NotFound: journalctl is not installed, or it fails, or it has no line of the daemon.
     """
     command = journal.command(count, level, *(["--follow"] if follow else []))
     hint = f"tried: {' '.join(command)}"
     if shutil.which(command[0]) is None:
         raise NotFound("journalctl, which shows the daemon's log, is not installed", hint=hint)
+    _check_has_lines(journal)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -132,11 +137,34 @@ def systemd_journal_lines(
             process.terminate()
             raise
     if process.returncode:
-        rights = "the machine's journal is for root and the group systemd-journal: sudo inferd logs"
         raise NotFound(
             f"journalctl has ended with status {process.returncode}",
-            hint=hint if journal.user or os.geteuid() == 0 else f"{rights} ({hint})",
+            hint=f"{_RIGHTS} ({hint})" if _needs_rights(journal) else hint,
         )
+
+
+def _check_has_lines(journal: SystemdJournal) -> None:
+    """Check that the journal shows this user at least one line, because journalctl prints nothing
+    and succeeds, or follows forever, for a user who may not read the machine's journal.
+    """
+    command = journal.command(1, "debug")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=JOURNALCTL_S_MAX, check=False)
+    except subprocess.TimeoutExpired:
+        raise Timeout(f"journalctl gave no line within {JOURNALCTL_S_MAX:g} s") from None
+    if done.returncode or done.stdout:
+        return  # the caller reports how it ends
+    source = journal.unit or f"the process {journal.pid}"
+    if _needs_rights(journal):
+        raise PermissionDenied(f"the systemd journal shows you no line of {source}", hint=_RIGHTS)
+    raise NotFound(
+        f"the systemd journal has no line of {source}", hint=f"tried: {' '.join(command)}"
+    )
+
+
+def _needs_rights(journal: SystemdJournal) -> bool:
+    """Return whether this user may lack the right to read the journal."""
+    return not journal.user and os.geteuid() != 0
 
 
 def open_log(path: Path) -> FileIO:

@@ -14,11 +14,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from inferd.backends.errors import NotFound, PermissionDenied
 from inferd.daemon.cli.operations.logs_command import format_line
-from inferd.daemon.logs.log_lines import last_lines, open_log
+from inferd.daemon.logs.log_lines import (
+    SystemdJournal,
+    last_lines,
+    open_log,
+    systemd_journal_lines,
+)
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process
 from tests.daemon.manager import serving
+from tests.daemon.other_users import ADA
 
 from .test_destinations import filed, journal_of_log, say
 
@@ -192,12 +199,45 @@ def test_the_journal_is_queried_with_journalctl(
             seen = inferd("logs", socket=daemon.socket).stdout
             assert seen.splitlines()[1] == 't warning [llama]     llama.output text="a b"'
             asked = program.with_suffix(".asked").read_text().splitlines()
+            asked = [line for line in asked if "--lines=1 " not in line]  # the checks for access
             assert "--output=cat --lines=7 --priority=err" in asked[0] and "--follow" in asked[0]
             assert "--lines=100 --priority=debug" in asked[1] and "--follow" not in asked[1]
             assert all(f"_PID={process.pid}" in line or "--unit=" in line for line in asked)
             program.write_text("#!/bin/sh\nexit 3\n")
             failed = inferd("logs", socket=daemon.socket)
             assert failed.exit_code == 1 and "status 3" in failed.stderr
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_a_user_to_whom_the_journal_shows_nothing_gets_the_reason(
+    follow: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text('#!/bin/sh\ncase "$*" in *--follow*) exec sleep 1000;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with running_daemon() as daemon:
+        daemon.stop()
+        with serving(daemon, {"JOURNAL_STREAM": journal_of_log(daemon)}):
+            with inferd_process("logs", *follow, socket=daemon.socket) as process:
+                stdout, stderr = process.communicate(timeout=60)
+            assert (process.returncode, stdout) == (1, b"")
+            assert b"the systemd journal has no line of" in stderr
+
+
+def test_only_other_users_are_sent_to_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(os, "geteuid", lambda: ADA)
+    system, own = SystemdJournal("inferd.service"), SystemdJournal("inferd.service", user=True)
+    with pytest.raises(PermissionDenied) as refused:
+        next(systemd_journal_lines(system, 1, "debug", follow=True))
+    assert "sudo inferd logs" in refused.value.hint
+    with pytest.raises(NotFound, match=r"has no line of inferd\.service"):
+        next(systemd_journal_lines(own, 1, "debug", follow=True))
 
 
 def test_an_unreadable_file_is_an_error_with_a_hint() -> None:
