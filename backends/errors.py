@@ -40,7 +40,7 @@ _FOR_PROGRAMS = re.compile(
     r"|`(append|data|drop|fd|keep|path|rewind|sessions|tokenize)`"
     r"|\b(new|another) client\b|\bnew Client\b|\breconnect="
     r"|\b(new|reset the|rewind the) context\b|\bhandles are\b"
-    r"|\b(memfd|msgpack|SCM_RIGHTS|docs/protocol\.md)\b"
+    r"|\b(memfd|msgpack|SCM_RIGHTS)\b"
 )
 """Words of hints that only a program can follow."""
 _PEOPLE_WAIT_S_MAX = 86_400.0
@@ -148,7 +148,7 @@ class ProtocolError(InvalidArgument, outcome=Outcome.REFUSED):
     """A frame that cannot be read; its connection is closed."""
 
     number = 209
-    hint_default = "send a 4-byte little-endian length and one msgpack array; see docs/protocol.md"
+    hint_default = "send a 4-byte little-endian length and one msgpack array"
     people_default = "check that both sides run the same version of inferd"
 
 
@@ -246,7 +246,7 @@ class UnsupportedOperation(InferdError, outcome=Outcome.REFUSED):
     """A call or option that this daemon does not have."""
 
     number = wasi_number = 6
-    hint_default = "docs/protocol.md lists the calls"
+    hint_default = "use calls and options of the protocol version that the daemon's hello names"
     people_default = "leave it out, or use a model or a version of inferd that has it"
 
 

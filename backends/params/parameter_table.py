@@ -58,7 +58,9 @@ NOT_KEPT_TOKENS = 4
 """Tokens of a context that `n-keep` does not keep, as in llama-server: without them a shift could
 drop nothing.
 """
-PARAMETERS_HINT = "correct it; docs/parameters.md lists the parameters and their ranges"
+PARAMETERS_HINT = (
+    "correct it; `inferd parameters` lists all, `inferd parameters NAME` prints a range"
+)
 
 
 class OverflowPolicy(StrEnum):

@@ -246,7 +246,7 @@ def _refused(text: str, why: str) -> InvalidArgument:
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     return InvalidArgument(
         f"the pattern {shown!r}: {why}",
-        hint="docs/stopping.md describes the patterns that can be used",
+        hint="use another pattern, without references back and conditions, that is never empty",
     )
 
 

@@ -254,7 +254,9 @@ def _no_endpoint(exchange: Exchange, methods: Sequence[str]) -> HttpRefusal:
         message = f"{exchange.path} has no {exchange.method}"
         return HttpRefusal(405, message, hint=f"use {allowed}", allow=allowed)
     return HttpRefusal(
-        404, f"there is no {exchange.path[:200]}", hint="docs/gateway.md lists the paths"
+        404,
+        f"there is no {exchange.path[:200]}",
+        hint="check the path; `inferd gateway --help` names the APIs",
     )
 
 

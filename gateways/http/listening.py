@@ -66,7 +66,7 @@ def check_address(address: Address, has_keys: bool) -> None:
         raise InvalidArgument(
             f"without keys, the gateway does not listen on {address.host}, which other machines"
             " reach",
-            hint="listen on 127.0.0.1, or give --keys FILE (docs/gateway.md)",
+            hint="listen on 127.0.0.1, or give --keys FILE; --new-key NAME prints an entry for it",
         )
 
 

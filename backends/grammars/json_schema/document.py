@@ -37,7 +37,7 @@ _SCHEMAS = _ONE | _LISTS | _MAPS
 """The keywords with schemas within them."""
 _TEXTS = frozenset(("$comment", "description", "title"))
 """Texts for readers, often most of a document."""
-_HINT = "remove or rephrase it; docs/json-schema.md lists what is supported"
+_HINT = "remove or rephrase it; `schema-lenient` leaves out constraints that no grammar keeps"
 
 
 class Keyword(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from ..vocabulary import Vocabulary
 
 __all__ = ("FORMATS_HINT", "lark_refusal", "rewrite_lark")
 
-FORMATS_HINT = "docs/grammars.md describes what is supported"
+FORMATS_HINT = "correct it; `inferd parameters regex lark structural-tag` prints their forms"
 _SYMBOL = re.compile(
     r"""
     (?P<space>(?:(?:\#|//)[^\n]*|[ \t]+)+)

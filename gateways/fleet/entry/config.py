@@ -28,6 +28,9 @@ class NodeSettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
     """The Unix socket of a relay on the entry's machine that takes models in descriptors."""
 
 
+_FORM = "it is TOML, with a table [nodes.NAME] and its `address` for each node, or `ray`"
+
+
 class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only=True):
     """The file, as it is written. Relative paths begin at its folder."""
 
@@ -110,11 +113,9 @@ def _read_settings(file: Path) -> EntrySettings:
         content = fit_settings(msgspec.toml.decode(text), EntrySettings)
         settings = msgspec.convert(content, EntrySettings)
     except OSError as exc:
-        raise InvalidArgument(
-            f"cannot read {file}: {exc.strerror or exc}", hint="docs/fleet.md has an example"
-        ) from None
+        raise InvalidArgument(f"cannot read {file}: {exc.strerror or exc}", hint=_FORM) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise InvalidArgument(f"{file}: {exc}", hint="docs/fleet.md has an example") from None
+        raise InvalidArgument(f"{file}: {exc}", hint=_FORM) from None
     if len(settings.nodes) > NODES_MAX or not (settings.nodes or settings.ray):
         raise InvalidArgument(
             f"{file} has {len(settings.nodes)} nodes",

@@ -81,7 +81,7 @@ def tls_failure(details: str, *, has_tls: bool) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return "has a certificate of another authority than this member's"
     if "WRONG_VERSION_NUMBER" in details:
-        return "does not use TLS: start it with the variables of docs/fleet.md"
+        return "does not use TLS: start it with RAY_USE_TLS=1 and the files of its certificate"
     if "Hostname Verification" in details:
         return "has a certificate that is not for this address"
     if "handshake failed" in details or "Socket closed" in details:

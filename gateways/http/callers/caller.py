@@ -47,7 +47,7 @@ class Caller:
         if not self.operator:
             raise PermissionDenied(
                 "only an operator may load, unload and swap models",
-                hint="use a key that has `operator = true` (docs/gateway.md)",
+                hint="use a key that has `operator = true` in the gateway's file of keys",
                 data={"right": "manage"},
             )
         return replace(self, user=_GATEWAY)
@@ -86,7 +86,7 @@ class Caller:
         if PRIORITIES.index(priority) > PRIORITIES.index(self.priority_max):
             raise PermissionDenied(
                 f"the priority {priority!r} is above {self.priority_max!r}, the highest one here",
-                hint="request a lower one; keys may have a higher one (docs/gateway.md)",
+                hint="request a lower one, or use a key with a higher `priority-max`",
                 data={"priority_max": self.priority_max, "param": "priority"},
             )
 

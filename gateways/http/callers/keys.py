@@ -101,7 +101,7 @@ def _read_file(path: Path) -> Mapping[str, Caller]:
         problem = exc
     raise InvalidArgument(
         f"the keys in {path} cannot be read: {problem}",
-        hint="`inferd gateway --new-key NAME` writes an entry; docs/gateway.md lists its keys",
+        hint="correct it; `inferd gateway --new-key NAME` prints a correct entry",
     )
 
 

@@ -14,7 +14,7 @@ _TEMPLATE = "the model has its own; its operator can replace it"
 _BUDGET = "reasoning has no budget of its own"
 _BEAMS = "beam search is not supported"
 _FORM = "replies have the form of this API"
-_OPERATOR = "the operator sets it for the model (docs/configuration.md)"
+_OPERATOR = "the operator sets it for the model, in the daemon's configuration"
 _PLACEMENT = frozenset(
     {
         *("batch-size", "threads", "threads-batch", "n-gpu-layers", "main-gpu", "tensor-split"),

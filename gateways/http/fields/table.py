@@ -245,7 +245,7 @@ def _sendable(name: str, value: Any) -> Any:
 def field_error(name: str, message: str, hint: str = "") -> InvalidArgument:
     """Return the error for a field's value."""
     return InvalidArgument(
-        message, hint=hint or "docs/gateway.md lists the fields", data={"param": name}
+        message, hint=hint or "correct the field, or leave it out", data={"param": name}
     )
 
 

@@ -76,7 +76,7 @@ class ModelFields(Struct, kw_only=True):
     name: str = ""
 
 
-_OPERATOR = "the operator sets it for the model (docs/configuration.md)"
+_OPERATOR = "the operator sets it for the model, in the daemon's configuration"
 _TURN: tuple[Field, ...] = (
     honoured("model", "a tag `:latest` is left out"),
     honoured("stream", "the default is true"),

@@ -201,7 +201,7 @@ def test_every_error_has_a_hint_of_its_kind(texts: Texts) -> None:
     for key, error in texts.items():
         assert error.hint and type(error) in ERRORS_BY_NAME.values(), key
         for parameter in re.findall(r"^[\w-]+: (\S+): .*outside", key):
-            assert "parameters.md" in error.hint, parameter
+            assert "`inferd parameters NAME`" in error.hint, parameter
         if key.startswith(("chat", "stream", "answers")):
             assert "set_input" not in error.hint, key
 

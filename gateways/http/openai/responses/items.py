@@ -44,7 +44,7 @@ def read_input(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             case kind:
                 raise UnsupportedOperation(
                     f"{place}: an item of the type {str(kind)[:40]!r}",
-                    hint="docs/gateway-fields.md lists those that are supported",
+                    hint="send message, function_call, function_call_output and reasoning",
                     data={"param": place},
                 )
     return messages
