@@ -74,7 +74,7 @@ def model_not_found(text: str, names: Collection[str], sentence: str, advice: st
     close = close or next(filter(None, (nearest(c, names) for c in candidates)), "")
     return ModelNotFound(
         sentence,
-        hint="; ".join(filter(None, (close, advice))),
+        hint=" ".join(filter(None, (close, advice))),
         data={"models": sorted(names)[:_NAMES_LISTED_MAX]},
     )
 

@@ -221,7 +221,8 @@ def _unknown(key: str, name: str, *, suggests: bool) -> str:
         return f"key {key!r} has no effect here: {IGNORED_KEYS[name]}"
     if name in REFUSED_KEYS:
         return f"key {key!r} is not supported: {REFUSED_KEYS[name]}"
-    return f"unknown key {key!r} {nearest(name, BY_SPELLING) if suggests else ''}".rstrip()
+    close = nearest(name, BY_SPELLING) if suggests else ""
+    return f"unknown key {key!r}" + (f"; {close}" if close else "")
 
 
 def _read_value(

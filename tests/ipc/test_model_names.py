@@ -75,7 +75,7 @@ def test_an_ambiguous_or_another_text_means_none(text: str) -> None:
 
 def test_the_error_names_the_models_that_differ_only_in_case() -> None:
     error = model_not_found("TINY", NAMES, "there is no model 'TINY'", "advice")
-    assert error.hint == "did you mean 'Tiny' or 'tiny'?; advice"
+    assert error.hint == "did you mean 'Tiny' or 'tiny'? advice"
     assert error.data == {"models": sorted(NAMES)}
 
 

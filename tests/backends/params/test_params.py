@@ -164,7 +164,7 @@ def test_all_errors_are_reported_at_once() -> None:
     assert caught.value.data["errors"] == [
         "temp: -1 is outside 0 … 100; nearest: 0",
         "top-k: 'x' is not a number",
-        "unknown key 'seeed' did you mean 'seed'?",
+        "unknown key 'seeed'; did you mean 'seed'?",
     ]
 
 
