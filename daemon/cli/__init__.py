@@ -10,8 +10,8 @@ import os
 import sys
 
 from .app import app
-from .options import EXIT_READER_CLOSED, EXIT_REFUSED
-from .output import OutputFailed, checked_output, discard_output, fail
+from .options import EXIT_READER_CLOSED, EXIT_REFUSED, EXIT_USAGE
+from .output import OutputFailed, checked_output, discard_messages, discard_output, fail
 
 __all__ = ("app", "main")
 
@@ -36,3 +36,8 @@ def main() -> None:
             sys.exit(EXIT_READER_CLOSED)
         fail(f"standard output cannot be written: {exc}", "free space there, or write it elsewhere")
         sys.exit(EXIT_REFUSED)
+    except OSError:  # click could not write the error of a wrong usage to standard error
+        if os.environ.get("INFERD_DEBUG"):
+            raise
+        discard_messages()
+        sys.exit(EXIT_USAGE)

@@ -57,6 +57,13 @@ def exit_code(error: InferdError) -> int:
 class ErrorsAsSentences(LazyCommands):
     """A group whose failed commands end with one sentence, a hint and a documented exit status."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments of the group."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:

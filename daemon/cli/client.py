@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...backends.errors import Busy, InferdError, ModelNotFound
 from .output import fraction_bar, note
 
 if TYPE_CHECKING:
     from ...ipc.client import Client, Graph, Session
 
 RETRIES = 2
+RETRY_S_MAX = 30.0
+"""A longer wait is left to the user."""
 SOFTWARE = "inferd cli"
+ResultT = TypeVar("ResultT")
 
 
 def client_of(socket: Path | None, *, retries: int = 0, label: str = "") -> Client:
@@ -40,23 +46,64 @@ def session_of(
     options: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Iterator[Session]:
-    """Yield a session with *model*, after a progress bar for its load. Parameters of the model in
-    *options* are requested for the load; a printed line names those that are not applied.
+    """Yield a session with *model*, a name or a file, after a progress bar for its load. Parameters
+    of the model in *options* are requested for the load; a printed line names those that are not
+    applied. A refused request is repeated as by `repeat_refused`.
 
     *arguments* are those of `Client.session`.
     """
+    from .model_arguments import known_model, with_pull_hint  # `ps` needs neither
+
     options = options or {}
     config = {name: value for name, value in options.items() if _is_of_model(name)}
     arguments["options"] = {k: v for k, v in options.items() if k not in config} or None
     with ExitStack() as stack:
-        client = stack.enter_context(client_of(socket, retries=RETRIES, label=label))
+        client = stack.enter_context(client_of(socket, label=label))
+        # Strict, because users read errors, and want the values that they gave or none.
+        given = {**config, "strict": True} if config else None
         with fraction_bar(f"loading {model}", show=show_bar) as report:
-            # Strict, because users read errors, and want the values that they gave or none.
-            given = {**config, "strict": True} if config else None
-            session = client.session(model, config=given, on_progress=report, **arguments)
-            stack.enter_context(session)
+
+            def open_session() -> Session:
+                name = known_model(client, model, given, report)
+                return stack.enter_context(
+                    client.session(name, config=given, on_progress=report, **arguments)
+                )
+
+            try:
+                session = repeat_refused(open_session)
+            except ModelNotFound as exc:
+                raise with_pull_hint(model, exc) from None
         note_not_applied(session.graph, config)
         yield session
+
+
+def repeat_refused(attempt: Callable[[], ResultT], until: float = math.inf) -> ResultT:
+    """Return the result of *attempt*. If it is refused for now, print the reason and the time until
+    the next attempt, and repeat it, up to `RETRIES` times and before *until*.
+
+    :raises InferdError: the last refusal, or one that needs a longer wait.
+    """
+    for retries in range(RETRIES, -1, -1):
+        try:
+            return attempt()
+        except InferdError as exc:
+            pause_s = retry_pause_s(exc, retries, until - time.monotonic())
+            if pause_s is None:
+                raise
+            note(f"{exc.message}; trying again in {math.ceil(pause_s)} s")
+        time.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def retry_pause_s(error: InferdError, retries: int, remaining_s: float) -> float | None:
+    """Return the pause before the request that failed by *error* is repeated, or None if it is not:
+    no *retries* remain, they cannot help, or the daemon asks for a longer wait.
+    """
+    from ...ipc.client.failures import retry_delay_s
+
+    if not retries or (isinstance(error, Busy) and error.retry_after_s > RETRY_S_MAX):
+        return None
+    return retry_delay_s(error, remaining_s)
 
 
 def _is_of_model(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,22 @@ COMMANDS = {
 """Commands by module, in the order of the help; each is a function or group of its name. Modules of
 gateways are named only here, because the daemon does not import them.
 """
+OTHER_COMMANDS = {
+    **dict.fromkeys(("list", "ls", "tags", "images"), "models"),
+    **dict.fromkeys(("download", "get", "add", "install", "fetch"), "pull"),
+    **dict.fromkeys(("delete", "remove", "del"), "rm"),
+    **dict.fromkeys(("generate", "complete", "ask", "prompt", "exec"), "run"),
+    **dict.fromkeys(("daemon", "server"), "serve"),
+    **dict.fromkeys(("up", "launch"), "start"),
+    **dict.fromkeys(("kill", "quit", "shutdown", "down"), "stop"),
+    **dict.fromkeys(("info", "inspect", "describe"), "show"),
+    **dict.fromkeys(("embeddings", "embedding"), "embed"),
+    **dict.fromkeys(("options", "params"), "parameters"),
+    **dict.fromkeys(("http", "api", "openai"), "gateway"),
+    **{"log": "logs", "tokenize": "template", "settings": "config", "tasks": "queue"},
+    **{"help": "--help", "version": "--version"},
+}
+"""Words of other programs, with the commands that they mean."""
 _MODULES = {name: module for module, names in COMMANDS.items() for name in names}
 
 
@@ -71,6 +88,15 @@ class LazyCommands(TyperGroup):
             self.import_all()
         return self.commands.get(cmd_name)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name. The error for an unknown one suggests the
+        command that another program's word means, or else the nearest name.
+        """
+        word = args[0] if args else ""
+        if word not in _MODULES and (meant := meant_command(word)):
+            ctx.fail(f"No such command {word!r}. Did you mean {meant!r}?")
+        return super().resolve_command(ctx, args)
+
     def import_all(self) -> None:
         """Import the modules of all commands."""
         for module in COMMANDS:
@@ -90,6 +116,16 @@ class LazyCommands(TyperGroup):
         for command in found.values():
             command.get_params = partial(_without_pydantic, command.get_params)
         self.commands.update(found)
+
+
+def meant_command(word: str) -> str:
+    """Return the command that *word* means in other programs, also with a typo unless it is nearer
+    to a command of this one; empty if there is none.
+    """
+    if word in OTHER_COMMANDS or difflib.get_close_matches(word, _MODULES):
+        return OTHER_COMMANDS.get(word, "")
+    close = difflib.get_close_matches(word, OTHER_COMMANDS, n=1)
+    return OTHER_COMMANDS[close[0]] if close else ""
 
 
 def _without_pydantic(get_params: Callable[[Any], Any], ctx: Any) -> Any:

@@ -81,6 +81,9 @@ Force = Annotated[
 ModelName = Annotated[
     str, typer.Argument(help="The model's name.", autocompletion=completion.models)
 ]
+ModelOrFile = Annotated[
+    str, typer.Argument(help="A model's name, or a GGUF file.", autocompletion=completion.models)
+]
 SystemPrompt = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")
 ]

@@ -19,6 +19,7 @@ Fraction = Callable[[float], None]
 Report = Callable[[str, float, float | None], None]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], object]]
 
+ANSWER_CHARACTERS_MAX = 1000
 _NOT_ON_TERMINALS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 
 
@@ -67,6 +68,20 @@ def _output_failures() -> Iterator[None]:
 def discard_output() -> None:
     """Discard further standard output, which Python would otherwise write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def discard_messages() -> None:
+    """Discard further standard error, as `discard_output` does."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def confirm(question: str) -> bool:
+    """Print a question on standard error, and return whether standard input answers yes.
+
+    Click's function makes Ctrl-C an exit status of its own.
+    """
+    _write_error(f"{escape_controls(question)} [y/N]: ")
+    return sys.stdin.readline(ANSWER_CHARACTERS_MAX).strip().lower() in ("y", "yes")
 
 
 def write(text: str, end: str = "\n") -> None:
@@ -129,8 +144,14 @@ def write_dimmed(text: str) -> None:
 
 
 def _write_error(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    """Write to standard error. A message that cannot be written changes neither the result of a
+    command nor its exit status.
+    """
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        discard_messages()
 
 
 def _is_in_foreground() -> bool:

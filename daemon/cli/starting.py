@@ -20,6 +20,7 @@ from ...backends.errors import (
 )
 from ...ipc.paths import client_socket_path
 from ..logs.log_lines import background_log, log_place
+from .model_arguments import check_offered
 from .one_shot import OneShotClient
 from .output import note
 
@@ -116,12 +117,16 @@ def _start_service(service: Service, socket: Path, arguments: Sequence[str]) -> 
     return found
 
 
-def start_on_demand(socket: Path | None) -> None:
-    """Start a daemon for a command if none listens on the default socket; print a line about it.
+def start_on_demand(socket: Path | None, model: str) -> None:
+    """Start a daemon for a command with *model* if none listens on the default socket; print a line
+    about it.
 
     Nothing is started where the user has named a *socket*, by an option or by INFERD_SOCKET, where
     `start-on-demand` forbids it, where daemons listen elsewhere by default, or where a service is
     installed, since somebody has stopped it. The client then reports that no daemon answers.
+
+    :raises ModelNotFound: a daemon would not have the model.
+    :raises NotFound: the model is a path, and no file is there.
     """
     if socket is not None or os.environ.get("INFERD_SOCKET"):
         return
@@ -133,6 +138,7 @@ def start_on_demand(socket: Path | None) -> None:
     config = load_config()
     if not config.start_on_demand or config.socket != path or _service_at(path):
         return
+    check_offered(model, config)
     found = start_daemon((), config, START_S_MAX)
     if found.started:
         note(f"started a daemon (pid {found.pid}) in the background; `inferd stop` stops it")

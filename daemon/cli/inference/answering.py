@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +14,12 @@ import typer
 from ....backends.params import BY_NAME
 from ....backends.params.schema_texts import SCHEMA_BYTES_MAX
 from .. import completion
+from ..client import repeat_refused
 from ..options import read_pairs
 from ..output import note, write, write_answer, write_dimmed, write_json_line
 
 if TYPE_CHECKING:
-    from ....ipc.client import Session
+    from ....ipc.client import Session, Stream
 
 Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[
@@ -64,11 +68,14 @@ def _schema_text(path: Path) -> str:
 def print_answer(
     session: Session, text: str, *, as_json: bool, stats: bool, timeout: float
 ) -> None:
-    """Stream the answer to *text*; an early exit, also by Ctrl-C, cancels the turn."""
-    last = ""
-    with session.stream(text, timeout=timeout) as stream:
+    """Stream the answer to *text*; an early exit, also by Ctrl-C, cancels the turn. A turn that is
+    refused before its first token is repeated as by `repeat_refused`.
+    """
+    last, until = "", time.monotonic() + timeout
+    stream, pieces = repeat_refused(lambda: _begin(session, text, until), until)
+    with stream:
         try:
-            for piece in stream:
+            for piece in pieces:
                 reasoning = getattr(piece, "reasoning", "")
                 calls = getattr(piece, "tool_calls", ())
                 if as_json:
@@ -90,8 +97,23 @@ def print_answer(
         write_json_line({"metadata": session.metadata})
     if (turns := session.metadata.get("dropped_turns", 0)) and not as_json:
         note(f"the context was full: the model no longer reads {turns} old turns of this chat")
+    if session.metadata.get("stop_reason") == "context_full" and not as_json:
+        note(
+            f"the answer was cut off: the context of {session.graph.ctx_size} tokens is full"
+            " (-o ctx-size=N requests a larger one)"
+        )
     if stats:
         note(stats_text(session.metadata))
+
+
+def _begin(session: Session, text: str, until: float) -> tuple[Stream, Iterator[str]]:
+    """Return a stream whose turn was admitted, and its pieces."""
+    with ExitStack() as stack:
+        stream = stack.enter_context(session.stream(text, timeout=until - time.monotonic()))
+        pieces = iter(stream)
+        first = [piece for piece in (next(pieces, None),) if piece is not None]
+        stack.pop_all()
+    return stream, chain(first, pieces)
 
 
 def stats_text(metadata: Mapping[str, Any]) -> str:

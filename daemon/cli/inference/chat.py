@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ....backends.errors import ConnectionLost, InferdError, TooLarge
+from ....backends.params import nearest
 from ..client import session_of
 from ..options import (
     JsonOutput,
     Label,
-    ModelName,
     ModelOptions,
+    ModelOrFile,
     PriorityOption,
     SocketPath,
     SystemPrompt,
@@ -46,11 +47,12 @@ PROMPT = ">>> "
 LINE_CHARACTERS_MAX = 1 << 20
 HISTORY_LINES_MAX = 1000
 TURN_S_MAX = 3600.0
-_COMMAND = re.compile(r"/[a-z]+")
+_COMMAND = re.compile(r"/[A-Za-z?][\w-]*")
+_COMMANDS = [line.split()[0] for line in COMMANDS_HELP.splitlines() if line.startswith("/")]
 
 
 def chat(
-    model: ModelName,
+    model: ModelOrFile,
     system: SystemPrompt = None,
     priority: PriorityOption = "normal",
     temp: Temperature = None,
@@ -70,18 +72,28 @@ def chat(
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     options = turn_options(option, temp, n_predict, json_schema)
-    start_on_demand(socket)
+    start_on_demand(socket, model)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session,
         priority=priority, options=options, label=label,
     ) as opened:  # fmt: skip
         conversation = InteractiveChat(opened, system, as_json, stats)
+        if session is not None:
+            note(session_text(session, continued=opened.attached, has_system=system is not None))
         if terminal:
             note(f"{model}: /help lists the commands, Ctrl-D ends")
             with _line_history(history):
                 conversation.run_lines(_typed_lines(), stop=True)
         else:
             conversation.run_lines(_piped_lines(), stop=False)
+
+
+def session_text(session_id: str, *, continued: bool, has_system: bool) -> str:
+    """Return a line that says whether a session is new."""
+    if not continued:
+        return f"the session {session_id} is new"
+    system = "; --system applies after /reset" if has_system else ""
+    return f"the session {session_id} is continued{system}"
 
 
 @dataclass(frozen=True)
@@ -116,7 +128,11 @@ class InteractiveChat:
         if command == "/reset":
             self.session.reset(self.system)
             note("cleared")
+        elif command == "/help":
+            note(COMMANDS_HELP)
         elif _COMMAND.fullmatch(command):
+            close = nearest(command, _COMMANDS)
+            fail(f"there is no command {command[:100]}" + (f"; {close}" if close else ""))
             note(COMMANDS_HELP)
         elif command:
             print_answer(

@@ -7,8 +7,9 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from ..client import RETRIES, client_of
-from ..options import JsonOutput, ModelName, PriorityOption, SocketPath
+from ..client import client_of, repeat_refused
+from ..model_arguments import known_model
+from ..options import JsonOutput, ModelOrFile, PriorityOption, SocketPath
 from ..output import fraction_bar, write, write_json
 from .run import read_input
 
@@ -16,7 +17,7 @@ Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
 
 def embed(
-    model: ModelName,
+    model: ModelOrFile,
     texts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -50,17 +51,19 @@ def embed(
     """
     texts = texts or _lines()
     with (
-        client_of(socket, retries=RETRIES) as client,
+        client_of(socket) as client,
         fraction_bar(f"loading {model}", show=not as_json) as report,
     ):
-        embeddings = client.embed(
-            model,
-            texts,
-            pooling=pooling or "",
-            normalize=normalize,
-            priority=priority,
-            timeout=timeout,
-            on_progress=report,
+        embeddings = repeat_refused(
+            lambda: client.embed(
+                known_model(client, model, None, report),
+                texts,
+                pooling=pooling or "",
+                normalize=normalize,
+                priority=priority,
+                timeout=timeout,
+                on_progress=report,
+            )
         )
     if as_json:
         keys = ("model", "pooling", "size", "tokens")

@@ -45,7 +45,7 @@ def parameters(
 def _named(name: str) -> Parameter:
     found = BY_SPELLING.get(name.replace("_", "-"))
     if found is None:
-        close = nearest(name, [p.name for p in PARAMETERS])
+        close = nearest(name.replace("_", "-"), BY_SPELLING)
         raise typer.BadParameter(
             f"there is no parameter {name!r}" + (f"; {close}" if close else "")
         )

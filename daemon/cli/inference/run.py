@@ -14,8 +14,8 @@ from ..client import session_of
 from ..options import (
     JsonOutput,
     Label,
-    ModelName,
     ModelOptions,
+    ModelOrFile,
     PriorityOption,
     SocketPath,
     SystemPrompt,
@@ -40,7 +40,7 @@ Raw = Annotated[
 
 
 def run(
-    model: ModelName,
+    model: ModelOrFile,
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -76,7 +76,7 @@ def run(
         return
     text = _prompt(prompt)
     options = turn_options(option, temp, n_predict, json_schema)
-    start_on_demand(socket)
+    start_on_demand(socket, model)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
         priority=priority, options=options, label=label,

@@ -9,14 +9,15 @@ import msgspec
 import typer
 
 from ..client import client_of
-from ..options import JsonOutput, ModelName, SocketPath, SystemPrompt, read_pairs
+from ..model_arguments import known_model
+from ..options import JsonOutput, ModelOrFile, SocketPath, SystemPrompt, read_pairs
 from ..output import note, write_answer, write_json
 
 FILE_BYTES_MAX = 4 << 20
 
 
 def template(
-    model: ModelName,
+    model: ModelOrFile,
     prompt: Annotated[str | None, typer.Argument(help="The user's message.")] = None,
     system: SystemPrompt = None,
     messages: Annotated[
@@ -46,7 +47,7 @@ def template(
     if not conversation:
         raise typer.BadParameter("PROMPT or --messages is missing")
     with client_of(socket) as client:
-        graph = client.load_by_name(model)
+        graph = client.load_by_name(known_model(client, model, None, None))
         text = client.apply_template(
             graph,
             conversation,

