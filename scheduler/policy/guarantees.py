@@ -172,6 +172,8 @@ class UserLags:
         self._lags: dict[Part, float] = {}
         self._seen: dict[Part, float] = {}
         """The time at which each part last had work."""
+        self._alone_at = math.inf
+        """When a single owner was last found to have work, unless several had since."""
         self._tokens = NodeTokens()
 
     def __len__(self) -> int:
@@ -183,10 +185,13 @@ class UserLags:
         """
         if len(classes) < 2:
             own = [part for owner in classes for part in self._parts(owner)]
-            self._lags |= dict.fromkeys(own, 0.0)
-            self._seen |= dict.fromkeys(own, now)
+            alone_s, self._alone_at = max(0.0, now - self._alone_at), now
+            for part in own:  # alone, it catches up; another user may be back in the next step
+                self._lags[part] = max(0.0, self._lags.get(part, 0.0) - alone_s)
+                self._seen[part] = now
             self._forget_parts(own, now)
             return NO_GUARANTEES
+        self._alone_at = math.inf
         parts = {owner: self._parts(owner) for owner in classes}
         weights = _weights({parts[owner]: n for owner, n in classes.items()}, strict=self._strict)
         self._tokens.weigh(weights, now)

@@ -145,6 +145,19 @@ def test_idleness_earns_nothing_but_a_prompt_start() -> None:
     assert shares.lags[1,] == NEWCOMER_S
 
 
+def test_a_moment_alone_does_not_end_a_lag() -> None:
+    time = UserLags()
+    shares = shares_of(ADA, BOB, time=time)
+    time.count_work(shares, 0.4, {BOB: 0.4})
+    before = shares.lags[1,]
+    shares_of(ADA, time=time, now=0.4)
+    shares_of(ADA, time=time, now=0.41)
+    assert shares_of(ADA, BOB, time=time, now=0.42).lags[1,] == pytest.approx(before - 0.01)
+    shares_of(ADA, time=time, now=0.5)
+    shares_of(ADA, time=time, now=1.0)
+    assert shares_of(ADA, BOB, time=time, now=1.0).lags[1,] == 0.0
+
+
 def test_work_of_an_owner_without_tasks_counts_for_the_others() -> None:
     time = UserLags()
     shares = shares_of(ADA, BOB, time=time)
