@@ -21,7 +21,7 @@ COMPLETION = """\
 works after the next start of the shell. `inferd --show-completion` prints the script instead."""
 FILES = {
     "~/.config/inferd/config.toml": "the configuration of a user's own daemon",
-    "/etc/inferd/config.toml": "the same for the machine's daemon, and for users without a file",
+    "/etc/inferd/config.toml": "the configuration of the machine's daemon",
     "$XDG_RUNTIME_DIR/inferd/inferd.sock": "the socket of a user's own daemon",
     "/run/inferd/inferd.sock": "the socket of the machine's daemon",
 }

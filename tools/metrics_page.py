@@ -13,11 +13,12 @@ HEAD = """\
 # Metrics
 
 `make docs` generates this page from the code. It lists the families that `GET /metrics` returns.
-The setting `metrics` sets the address: `127.0.0.1:4633` by default, another port, the path of a
-Unix socket, or `off`. An address that other machines can reach is rejected unless `metrics-network`
-is `any`; in the system service `IPAddressAllow=` must list those machines, too. `GET /health`
-returns 200 with `{"status": "ok"}`, or with `degraded` and the failing components, and 503 while
-the daemon shuts down.
+The setting `metrics` sets the address: a port, the path of a Unix socket, or `off`. By default it
+is `127.0.0.1:4633` for the machine's service. Any other daemon has a Unix socket beside its own,
+`inferd-metrics.sock`; Prometheus needs a port, such as `metrics = 4633`. An address that other
+machines can reach is rejected unless `metrics-network` is `any`; in the system service
+`IPAddressAllow=` must list those machines, too. `GET /health` returns 200 with `{"status": "ok"}`,
+or with `degraded` and the failing components, and 503 while the daemon shuts down.
 
 A scrape reads the daemon's own state. It loads no model, does not extend a model's residency, and
 queries no worker. The counters of an engine are in memory shared with the daemon, and are at most

@@ -92,7 +92,7 @@ class Config:
     worker_hang_timeout_s: float = setting(120.0, "time without progress after which a busy worker is replaced and a load ends", 0.1, 86_400, NEXT_LOAD)
     swap_grace_s: float = setting(60.0, "time that turns on the old model of a swap have to finish", 0, 86_400)
     shutdown_grace_s: float = setting(30.0, "time that running turns have to finish after SIGTERM", 0, 86_400, AT_ONCE)
-    metrics: Address = setting(Address(LOOPBACK, METRICS_PORT), "address of the metrics listener: a port, HOST:PORT, the path of a Unix socket, or off", form=ADDRESS)
+    metrics: Address = setting(Address(LOOPBACK, METRICS_PORT), "address of the metrics listener: a port, HOST:PORT, the path of a Unix socket, or off", form=ADDRESS, default_doc="`127.0.0.1:4633` for the machine's socket; else a Unix socket beside the daemon's, `inferd-metrics.sock`")
     metrics_network: Literal["loopback", "any"] = setting("loopback", "allowed metrics clients: programs on this machine (`loopback`), or `any`")
     traces: Target = setting(Target(), "destination of OpenTelemetry spans: off, `http://HOST:PORT` of a collector, otlp (the collector in `OTEL_EXPORTER_OTLP_ENDPOINT`), or `file:/PATH`", form=TARGET)
     traces_network: Literal["loopback", "any"] = setting("loopback", "allowed trace collectors: on this machine (`loopback`), or `any`")

@@ -21,13 +21,14 @@ import platformdirs
 
 from ...backends.errors import InvalidArgument, Outcome
 from ...backends.params import BY_SPELLING, flat_keys, nearest
-from ...ipc.paths import daemon_socket_path
+from ...ipc.http.listen_address import LOOPBACK, SOCKET_PATH_BYTES_MAX, Address
+from ...ipc.paths import SYSTEM_SOCKET, daemon_socket_path
 from ..residency.machine import MachineMemory, cores_usable
 from .access_settings import read_access
 from .declaration import ErrorList, hyphens, read_value, table_of
 from .forms import Mode, group_default
 from .model_settings import read_models, read_options_table
-from .settings import SETTINGS, TABLES, Config
+from .settings import METRICS_PORT, SETTINGS, TABLES, Config
 
 SYSTEM_FILE = Path("/etc/inferd/config.toml")
 FILE_BYTES_MAX = 1 << 20
@@ -90,7 +91,7 @@ def read_sources(
     flags = {hyphens(k): v for k, v in given.items() if "." not in k}
     environ = os.environ if environ is None else environ
     errors = ErrorList(lines=[])
-    path = configuration_file(flags.pop("config", None), environ)
+    path = configuration_file(flags.pop("config", None), environ, flags.get("socket"))
     in_file = errors.at(f"{path}: " if path else "--set: ")
     document = _read_document(path, in_file) if path else {}
     in_tables = {k: v for k, v in given.items() if "." in k}
@@ -184,6 +185,7 @@ def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Config
         **values,
     }
     group = values.setdefault("socket_group", group_default(values["socket"]))
+    values.setdefault("metrics", metrics_default(values["socket"]))
     values.setdefault("socket_mode", Mode(0o660 if group else 0o600))
     values["cores"] = values.get("cores") or cores_usable()
     values["kv_ram_bytes"] = values.get("kv_ram_bytes") or kv_ram_default(
@@ -197,12 +199,28 @@ def kv_ram_default(memory: int) -> int:
     return min(memory // 8, KV_RAM_BYTES_MAX)
 
 
-def configuration_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
-    """Return the file to read: the named file, or the first default that exists."""
+def configuration_file(flag: Any, environ: Mapping[str, str], socket: Any = None) -> Path | None:
+    """Return the file to read: the named file, or the user's own one if it exists. Without either,
+    the daemon of the machine's socket has the machine's file; the service's unit names it. *socket*
+    is that of a flag.
+    """
     if named := flag or environ.get("INFERD_CONFIG"):
         return Path(os.path.expanduser(named)).absolute()
-    candidates = (platformdirs.user_config_path("inferd") / "config.toml", SYSTEM_FILE)
+    candidates = [platformdirs.user_config_path("inferd") / "config.toml"]
+    if Path(socket or daemon_socket_path(environ)) == SYSTEM_SOCKET:
+        candidates.append(SYSTEM_FILE)
     return next(filter(os.path.exists, candidates), None)
+
+
+def metrics_default(socket: Path) -> Address:
+    """Return the default address of the metrics of a daemon at *socket*: a port for the machine's
+    daemon. Each other one has an address of its own, since there may be several.
+    """
+    if socket == SYSTEM_SOCKET:
+        return Address(LOOPBACK, METRICS_PORT)
+    path = str(socket.absolute().with_name(f"{socket.stem}-metrics.sock"))
+    fits = len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
+    return Address(path=path) if fits else Address(LOOPBACK, 0)
 
 
 def _read_document(path: Path, errors: ErrorList) -> dict[str, Any]:

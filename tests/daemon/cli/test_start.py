@@ -251,3 +251,20 @@ def test_a_daemon_in_the_foreground_is_found_too(home: Home) -> None:
 def test_a_descriptor_that_cannot_be_used_for_readiness_is_refused(home: Home, number: str) -> None:
     done = home.inferd("serve", "--ready-fd", number)
     assert done.status != 0 and "ready-fd" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_two_daemons_of_a_user_both_serve_their_metrics(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INFERD_METRICS")
+    other = home.folder / "run" / "other.sock"
+    states = ("--state-dir", str(home.folder / "other"))
+    assert home.inferd("start").status == 0
+    assert home.inferd("start", "--socket", str(other), *states).status == 0
+    for socket in (home.socket, other):
+        with Client(socket) as client:
+            stats = client.stats()
+        at = stats["metrics_address"]
+        assert at == str(socket).replace(".sock", "-metrics.sock")
+        assert {c["component"]: c["up"] for c in stats["components"]}["metrics"]
+        assert stat.S_ISSOCK(os.stat(at).st_mode)

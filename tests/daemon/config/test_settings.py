@@ -11,10 +11,12 @@ import pytest
 
 from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.backends.errors import InvalidArgument
+from inferd.daemon.config import sources
 from inferd.daemon.config.model_settings import AdapterConfig, check_model_name
 from inferd.daemon.config.settings import SETTINGS, Config
 from inferd.daemon.config.sources import ConfigError, kv_ram_default, load_config
 from inferd.daemon.residency.machine import MachineMemory
+from inferd.ipc.paths import SYSTEM_SOCKET
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
 """Settings whose 0 stands for a limit of the machine."""
@@ -432,3 +434,30 @@ def test_options_that_exclude_each_other_are_an_error_of_their_model(tmp_path: P
     file.write_text('[models.m]\nfile = "m.gguf"\noverride-kv = ["a.b"]\n')
     with pytest.raises(ConfigError, match="KEY=TYPE:VALUE"):
         load_config({"config": file}, {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "is_read"),
+    [
+        ({}, {}, True),
+        ({}, {"XDG_RUNTIME_DIR": "/run/user/7"}, False),
+        ({}, {"INFERD_SOCKET": "/tmp/own.sock"}, False),
+        ({"socket": "/tmp/own.sock"}, {}, False),
+        ({}, {"INFERD_SOCKET": str(SYSTEM_SOCKET), "XDG_RUNTIME_DIR": "/run/user/7"}, True),
+        ({"socket": SYSTEM_SOCKET}, {"XDG_RUNTIME_DIR": "/run/user/7"}, True),
+    ],
+)
+def test_only_the_daemon_of_the_machine_s_socket_reads_the_machine_s_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: dict[str, Any],
+    environ: dict[str, str],
+    is_read: bool,
+) -> None:
+    system = tmp_path / "system.toml"
+    system.write_text("[daemon]\nsessions-max = 7\n")
+    monkeypatch.setattr(sources, "SYSTEM_FILE", system)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    assert load_config(flags, environ).sessions_max == (7 if is_read else 100)
+    named = environ | {"INFERD_CONFIG": str(system)}
+    assert load_config(flags, named).sessions_max == 7, "the service's unit names it"

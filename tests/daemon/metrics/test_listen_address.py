@@ -63,6 +63,21 @@ def test_a_file_may_name_a_port_as_a_number(tmp_path: Path) -> None:
     assert str(load_config({}, {}).metrics) == "127.0.0.1:4633"
 
 
+def test_the_metrics_of_a_user_s_own_daemon_have_an_address_that_no_other_daemon_has() -> None:
+    own = {"XDG_RUNTIME_DIR": "/run/user/7"}
+    at = "/run/user/7/inferd/inferd-metrics.sock"
+    assert load_config({}, own).metrics == Address(path=at)
+    assert load_config({"socket": "/tmp/a.sock"}, {}).metrics == Address(path="/tmp/a-metrics.sock")
+    machine = {"INFERD_SOCKET": "/run/inferd/inferd.sock", **own}
+    assert load_config({}, machine).metrics == Address("127.0.0.1", 4633)
+    assert load_config({"metrics": "4633"}, own).metrics == Address("127.0.0.1", 4633)
+
+
+def test_a_path_that_is_too_long_for_a_socket_of_the_metrics_gives_a_free_port() -> None:
+    socket = "/" + "x" * 100 + ".sock"
+    assert load_config({"socket": socket}, {}).metrics == Address("127.0.0.1", 0)
+
+
 def test_an_invalid_address_is_reported_with_the_other_errors() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"metrics": "nowhere", "cores": -1}, {})
