@@ -23,7 +23,7 @@ from ...logs.log_lines import (
 )
 from ...printable import escape_controls
 from .. import completion
-from ..client import client_of
+from ..client import client_of, socket_of
 from ..options import JsonOutput, SocketPath
 from ..output import has_colors, table, write_json, write_unchanged
 
@@ -83,7 +83,7 @@ def _lines(
     except ConnectionLost:
         from ...config.sources import load_config
 
-        if (place := log_place({}, load_config())) is None:
+        if (place := log_place({}, load_config({"socket": socket_of(socket)}))) is None:
             raise
     if isinstance(place, Path):
         with open_log(place) as file:

@@ -21,8 +21,10 @@ from inferd.daemon.cli.app import exit_code
 from inferd.daemon.cli.commands import _MODULES, OTHER_COMMANDS, meant_command
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import time_text
+from inferd.daemon.config import sources
 from inferd.daemon.config.sources import ConfigError
 from inferd.daemon.residency.sizes import size_text
+from inferd.ipc.paths import SYSTEM_SOCKET
 from tests.daemon.command_line import document, inferd, inferd_process, on_terminal
 from tools.man_pages import group_of_all_commands
 
@@ -383,3 +385,18 @@ def test_the_words_of_an_option_are_read_in_any_case(level: str) -> None:
     read, refused = (inferd("logs", "--level", word) for word in (level, f"{level}x"))
     assert "is not one of" not in read.output and read.exit_code != 2
     assert "is not one of" in refused.output and refused.exit_code == 2
+
+
+def test_logs_of_the_stopped_service_are_found_by_the_machine_s_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, system = tmp_path / "service.log", tmp_path / "system.toml"
+    log.write_text('{"event": "daemon.stopped"}\n')
+    system.write_text(f'[daemon]\nlog-file = "{log}"\n')
+    monkeypatch.setattr(sources, "SYSTEM_FILE", system)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    shown = inferd("logs", "--socket", str(SYSTEM_SOCKET))
+    assert shown.exit_code == 0 and "daemon.stopped" in shown.output, shown.output
+    assert inferd("logs").exit_code == 3, "a user's own daemon has not written it"
