@@ -94,6 +94,7 @@ def test_a_chat_begins_while_the_storage_is_full(
     page = open_page(only_echo)
     page.evaluate(FILL_STORAGE)
     page.reload()
+    expect(page.locator("#model")).to_have_value("echo")
     ask(page, "still here")
     expect(page.locator(".message.assistant .body")).to_have_text("still here")
 
@@ -102,10 +103,21 @@ def test_without_a_language_model_the_page_says_how_to_get_one(
     only_echo: RunningGateway, open_page: PageOpener
 ) -> None:
     page = open_page(only_echo)
-    expect(page.locator("#no-model")).to_contain_text("inferd pull smollm2")
+    expect(page.get_by_text("inferd pull smollm2")).to_be_visible()
     assert options(page) == ["echo", "slow"]
     ask(page, "repeat")
     expect(page.locator(".message.assistant .body")).to_have_text("repeat")
+
+
+def test_a_model_is_remembered_once_it_is_used_and_not_when_it_is_only_selected_for_the_user(
+    only_echo: RunningGateway, open_page: PageOpener
+) -> None:
+    page = open_page(only_echo)
+    expect(page.locator("#model")).to_have_value("echo")
+    remembered = "JSON.parse(localStorage.getItem('inferd-choices') ?? '{}').model ?? null"
+    assert page.evaluate(remembered) is None
+    ask(page, "hello")
+    assert page.evaluate(remembered) == "echo"
 
 
 @pytest.mark.model
@@ -115,8 +127,8 @@ def test_a_new_user_is_answered_by_a_model_that_has_weights(
     models = f"[models.tiny]\nfile = '{write_tiny('llama', tmp_path)}'\nn-predict = 4\n"
     with running_daemon(models) as daemon, gateway(daemon) as http, pages(chromium) as open_page:
         page = open_page(http)
+        expect(page.locator("#model")).to_have_value("tiny")
         send(page, "What is your name?")
         expect(page.locator("#progress")).to_contain_text("tokens in")
         assert page.locator(".message.assistant .body").inner_text() != "What is your name?"
-        expect(page.locator("#model")).to_have_value("tiny")
         page.close()
