@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ...backends.errors import Busy
 from .file_version import Unreadable, check_header
 
-_ATTEMPTS = 50
+ATTEMPTS = 50
 PAUSE_S = 0.02
 """Longer than the kernel's clock tick, by which it dates changes of a file (10 ms at most). So a
 change after the pause changes the file's date."""
@@ -48,14 +48,14 @@ def copy_journal(
     :raises Unreadable: it is damaged, or an older version wrote it.
     :raises OSError: it cannot be read, or the copy cannot be written.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         if not source.exists() or not source.stat().st_size:  # empty: a daemon has just created it
             return False
         if _copy_once(source, target, copy):
             check_copy(target)
             return True
     raise Busy(
-        f"{source} changed during each of {_ATTEMPTS} copies of it",
+        f"{source} changed during each of {ATTEMPTS} copies of it",
         hint="try again when fewer sessions are deleted, or stop the daemon first",
     )
 

@@ -15,7 +15,7 @@ from inferd.scheduler import Owner
 from inferd.sessions.journal.entries import HistoryEntry, SessionFacts, encode
 from inferd.sessions.journal.file_version import NewerJournal, Unreadable
 from inferd.sessions.journal.journal_file import Erase, JournalFile, SavePast
-from inferd.sessions.journal.snapshot import ATTEMPTS_MAX, copy_journal
+from inferd.sessions.journal.snapshot import ATTEMPTS, copy_journal
 from tests.journal_versions import mark_version
 
 ADA = Owner(1000)
@@ -136,9 +136,9 @@ def test_a_journal_that_never_rests_is_refused(file: JournalFile, tmp_path: Path
         file.write([Erase(owner=ADA, session_id=f"{copies}")])
         save(file, f"{copies}")
 
-    with pytest.raises(Busy, match=f"each of {ATTEMPTS_MAX} copies"):
+    with pytest.raises(Busy, match=f"each of {ATTEMPTS} copies"):
         copy_journal(file.path, tmp_path / "copy", copy)
-    assert copies == ATTEMPTS_MAX
+    assert copies == ATTEMPTS
 
 
 def test_a_directory_without_a_journal_has_none_to_copy(tmp_path: Path) -> None:
