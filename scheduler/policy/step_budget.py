@@ -21,7 +21,7 @@ LOW_STEP = 2 / 3
 """Share of `step_s_target` for a step for which others wait: with prompts of the lowest class, or
 of several users.
 """
-PASS_SHARE = 0.04
+PASS_SHARE = 0.05
 """A step of prompts that delays no stream is long enough that its pass takes this share of it."""
 CHUNK_MIN = 8
 """A smaller chunk is not scheduled unless it ends its prompt, because each chunk has a cost of its

@@ -256,7 +256,7 @@ def test_a_prompt_alone_has_shorter_steps_where_a_pass_takes_little_of_them() ->
         [planned] = batch_of(slots, order(), settings, 512, Known(0.01, pass_s))
         return planned.count
 
-    assert (count(0.001), count(0.012), count(1.0)) == (20, 30, 50)
+    assert (count(0.001), count(0.012), count(1.0)) == (20, 24, 50)
 
 
 def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
