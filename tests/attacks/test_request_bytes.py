@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 CONNECTIONS, REQUESTS = 2, 220
 GROWTH_MAX = USER_BYTES_DEFAULT + INCOMPLETE_BYTES_MAX // 2
 """Growth of a daemon under attack: one user's requests in flight and incomplete frames."""
-WORKER_GROWTH_MAX = 2 * USER_BYTES_DEFAULT
+WORKER_GROWTH_MAX = 3 * USER_BYTES_DEFAULT
 """A worker has the texts of the requests in flight, and their tokens."""
 RETURNED_S, REMAINDER_BYTES = 10.0, 32 << 20
 """The time in which memory returns to the system, except fragments of the heap."""
@@ -105,7 +105,7 @@ def read_refusals(client: RawClient, numbers: list[int]) -> list[int]:
         assert error["retryable"] and error["hint"]
         assert error["data"]["bound"] in BOUNDS
         del admitted[message[1]]
-    assert message[0] == Kind.REPLY, "a user at the bound makes cheap calls"
+    assert message[0] == Kind.REPLY, f"a user at the bound makes cheap calls: {message}"
     return list(admitted)
 
 

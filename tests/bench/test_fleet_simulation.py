@@ -50,7 +50,7 @@ def scenario(memory_bytes: int = ENOUGH, losses_per_day: float = 0.0) -> Scenari
 
 def test_steps_in_closed_form_are_those_that_are_planned_one_by_one() -> None:
     costs = NodeCosts(StepCost.from_coefficients(COST), 0.001, 0.002)
-    trace = synthetic_trace(40, 30, 120)
+    trace = synthetic_trace(160, 20, 120)
     fast, few = simulate(sessions_of(trace), costs)
     slow, many = simulate(sessions_of(trace), costs, steps_max=1)
     assert few.tokens == many.tokens and few.plans < many.plans / 4

@@ -14,6 +14,7 @@ from inferd.daemon.access.rules import MEMBER, OPERATOR, Rights, rights_of
 from inferd.daemon.config.access_settings import Right
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
+from inferd.ipc.http.listen_address import LOOPBACK
 from inferd.scheduler.priority import Priority
 from tests.daemon.systemd_tools import SYSTEMD, directives
 
@@ -80,7 +81,7 @@ def test_the_socket_and_the_metrics_match_the_table(tmp_path: Path) -> None:
     config = load_config({"socket": tmp_path / "s"}, {})
     assert rows()["the socket"].startswith(f"mode {mode}, group `{group}`")
     assert rows()["the socket"].endswith(f"a user's own socket {config.socket_mode}")
-    assert f"on {config.metrics.host}:" in rows()["metrics for Prometheus"]
+    assert f"on {LOOPBACK}:" in rows()["metrics for Prometheus"]
 
 
 def test_the_rights_and_the_calls_that_need_none_are_named() -> None:

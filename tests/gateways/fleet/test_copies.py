@@ -329,6 +329,7 @@ def test_an_entry_that_is_killed_in_a_promotion_ends_it_when_it_is_back(tmp_path
         fleet.start_relay(home)
         fleet.start_entry(SOON)
         with Client(fleet.socket) as client:
+            wait_until(lambda: all("loaded" in n for n in client.stats()["nodes"].values()))
             with client.session("slow", session_id="diary") as session:
                 assert session.context.attached
                 assert session.chat("second") == "second"

@@ -249,7 +249,7 @@ def test_the_client_starts_no_thread(server: FakeServer) -> None:
     before = threading.active_count()
     with Client(server.path) as client, client.session("m") as session:
         assert session.chat("hi") == "hi"
-        assert threading.active_count() == before
+        assert threading.active_count() <= before, "others may end meanwhile"
 
 
 def test_no_daemon_leaves_no_descriptor_behind(tmp_path: Path) -> None:
