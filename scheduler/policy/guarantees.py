@@ -53,9 +53,9 @@ later.
 NEWCOMER_S = 0.05
 """Lag with which a user begins anew, so that a short prompt is computed at once, and alone."""
 PARTS_MAX = 4096
-EXCHANGES_KEPT = 0.9
-"""The weight of earlier exchanges of tokens with the other nodes of a fleet. With one every 0.2 s,
-the last two seconds count.
+HALF_LIFE_S = 1.3
+"""Tokens on the nodes of a fleet count half after this time, so that about the last two seconds
+count.
 """
 WEIGHT_LEFT = 0.01
 """The least share of a part's weight that is left by tokens computed on other nodes."""
@@ -266,8 +266,9 @@ class NodeTokens:
     ) -> None:
         """Note an exchange; see `UserLags.note_exchange`."""
         here = {user: total - self._totals.get(user, total) for user, total in totals.items()}
-        self._here = _faded(self._here, here)
-        self._elsewhere = _faded(self._elsewhere, {u: elsewhere.get(u, 0) for u in totals})
+        kept = 0.5 ** ((now - self._exchanged_at) / HALF_LIFE_S)
+        self._here = _faded(self._here, here, kept)
+        self._elsewhere = _faded(self._elsewhere, {u: elsewhere.get(u, 0) for u in totals}, kept)
         self._totals, self._exchanged_at = dict(totals), now
 
     def weigh(self, weights: dict[Part, float], now: float) -> None:
@@ -292,9 +293,11 @@ class NodeTokens:
             weights |= fleet_weights(own, elsewhere, tokens)
 
 
-def _faded(before: Mapping[int, float], more: Mapping[int, float]) -> dict[int, float]:
-    """Return the sums of tokens after *more*; those of less than a token are dropped."""
-    sums = {u: EXCHANGES_KEPT * before.get(u, 0.0) + more.get(u, 0) for u in {*before, *more}}
+def _faded(before: Mapping[int, float], more: Mapping[int, float], kept: float) -> dict[int, float]:
+    """Return the sums of tokens after *more*, of which the part *kept* of those *before* is left.
+    Sums of less than a token are dropped.
+    """
+    sums = {u: kept * before.get(u, 0.0) + more.get(u, 0) for u in {*before, *more}}
     return {user: tokens for user, tokens in sums.items() if tokens >= 1}
 
 
