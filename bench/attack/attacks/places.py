@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bench.attack.attack import Attack, Target
+from bench.attack.attack import COMPUTING, Attack, Target
 from inferd import InferdError
 from tests.raw import Closed, RawClient
 
@@ -40,5 +40,5 @@ def _hold_contexts(target: Target, client: RawClient) -> None:
 
 ATTACKS = (
     Attack("unread-streams", "Endless streams of the lowest class in all places, never read",
-           leave_streams_unread, ("share", "calls", "places"), modes=("equal",)),
+           leave_streams_unread, ("share", "calls", "places"), COMPUTING, modes=("equal",)),
 )  # fmt: skip

@@ -75,8 +75,9 @@ def _repeat(target: Target, requests: Callable[[Client, int, int], list[Request]
         every: list[Request] = []
         for _ in range(CLIENTS):
             client = stack.enter_context(Client(target.socket))
-            graph = client.load_by_name(target.model)
-            every += requests(client, graph, client.init_execution_context(graph))
+            with contextlib.suppress(InferdError):  # other attacks may use up the user's bounds
+                graph = client.load_by_name(target.model)
+                every += requests(client, graph, client.init_execution_context(graph))
         for request in itertools.cycle(every):
             if target.is_over():
                 return
