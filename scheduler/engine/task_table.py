@@ -104,10 +104,11 @@ class TaskTable:
         of_owner: dict[Owner, list[ScheduledTokens]] = {}
         for part in batch:
             of_owner.setdefault(part.task.spec.owner, []).append(part)
-        whole = load_of(batch)
-        used = {o: cost.alone_s(load_of(own), whole, seconds) for o, own in of_owner.items()}
         if len(of_owner) == 1:
             used = dict.fromkeys(of_owner, seconds)
+        else:
+            whole = load_of(batch)
+            used = {o: cost.alone_s(load_of(own), whole, seconds) for o, own in of_owner.items()}
         self._lags.count_work(self.guarantees, seconds, used)
 
     def busy_classes(self) -> dict[int, int]:

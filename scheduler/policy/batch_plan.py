@@ -108,10 +108,9 @@ def plan_tokens(
     Every decoding task gets one token, or a chunk of forced ones (`plan_forced`). Prompts share the
     rest of the step's time (`prompts_step_s`, at most *seconds_max*), in the order of the queue.
     They get at least half as much time as the decoding tokens take, even if the step then exceeds
-    its target. Prompts of a
-    lower class wait for those of a higher one (`first_prompts`). Each task may have logits after
-    its last token; prompts whose logprobs are wanted share the others of the *logits_max* tokens
-    with logits.
+    its target. Prompts of a lower class wait for those of a higher one (`first_prompts`). Each task
+    may have logits after its last token; prompts whose logprobs are wanted share the others of the
+    *logits_max* tokens with logits.
     """
     tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]

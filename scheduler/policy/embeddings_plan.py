@@ -18,6 +18,7 @@ from .slot_plan import SlotPlan
 from .step_budget import StepBudget
 
 LEAD_S_MIN = 0.02
+"""Texts that have not begun give way to those of an owner who is behind by this much more."""
 
 
 def embeds_next(

@@ -53,6 +53,7 @@ later.
 NEWCOMER_S = 0.05
 """Lag with which a user begins anew, so that a short prompt is computed at once, and alone."""
 PARTS_MAX = 4096
+"""Maximum number of parts, and of accounts, that are remembered."""
 HALF_LIFE_S = 1.3
 """Tokens on the nodes of a fleet count half after this time, so that about the last two seconds
 count.

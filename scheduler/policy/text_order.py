@@ -17,8 +17,8 @@ T = TypeVar("T")
 AGEING_S = 1.0
 """A request rises by one class each time that this much work was done since it arrived."""
 
-
 URGENT_LEAD_S = 1.0
+"""Urgent requests of a user precede those of others until the user had this much more of work."""
 
 
 class _WaitingText(NamedTuple, Generic[T]):
