@@ -1,0 +1,224 @@
+"""The setting with which a model is loaded, by records of measurements on this machine.
+
+Pure, and loads no engine. `scheduler/policy/tuning.py` makes the decision that a record states.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from .probes import Setting
+
+LIKE_FACTOR_MAX = 2.0
+"""Alike models differ by less than this factor in layers, embeddings, heads and weights."""
+
+
+class Rule(NamedTuple):
+    """Whether flash attention is on with a kind of CPU, and the measurement behind it."""
+
+    flash_attn: bool
+    source: str
+
+
+RULES: Mapping[tuple[str, int], Rule] = {
+    ("AuthenticAMD", 25): Rule(
+        True,
+        "with flash attention, an AMD EPYC (Zen 4) computed 100 short conversations of"
+        " SmolLM2 135M in 68 instead of 80 s",
+    ),
+    ("AuthenticAMD", 26): Rule(
+        True,
+        "with flash attention, an AMD EPYC decoded 1, 4 and 16 streams of SmolLM2 135M at"
+        " 1.08, 1.13 and 1.19 of the pace",
+    ),
+    ("GenuineIntel", 6): Rule(
+        False,
+        "without flash attention, an Intel CPU with AMX computed a token of SmolLM2 135M"
+        " behind 2048 others in 20 instead of 39 ms",
+    ),
+}
+"""By vendor and family of the CPU."""
+DEFAULT_REASON = "nothing was measured on this kind of CPU"
+
+Source = Literal["configured", "measured", "like", "rule", "default"]
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The properties of a loaded model on which the speed of its settings depends."""
+
+    architecture: str
+    layers: int
+    embedding: int
+    heads: int
+    kv_heads: int
+    head_k: int
+    head_v: int
+    size_bytes: int
+    """Bytes of all weights, which tell quantizations apart."""
+    slots: int
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+
+
+class TuningRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured choice for a model's shape on a CPU with a build of the engine."""
+
+    shape: ModelShape
+    cpu: str
+    """See `cpu_key`."""
+    build: str
+    """The build of llama.cpp."""
+    chosen: Setting
+    reason: str
+    ratios: dict[str, float] = {}
+    """By probe, the time with the other kind of attention as a share of the time without it."""
+    measured_at: float = 0.0
+    """Seconds since the epoch."""
+    requested: bool = False
+    """Whether `inferd tune` measured it."""
+
+
+class ChosenSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """The setting of a load, with its source and the reason for people."""
+
+    setting: Setting
+    source: Source
+    reason: str
+
+
+class CpuFacts(msgspec.Struct, frozen=True):
+    """The CPU as /proc/cpuinfo states it, and the number of cores that may be used."""
+
+    vendor: str
+    family: int
+    model: int
+    stepping: int
+    name: str
+    cores: int
+
+    @property
+    def key(self) -> str:
+        """The text by which records of this CPU are found."""
+        numbers = f"{self.family}-{self.model}-{self.stepping}"
+        return f"{self.vendor} {numbers} {self.name}, {self.cores} cores"
+
+
+def read_cpu(text: str, cores: int) -> CpuFacts:
+    """Return the facts in the *text* of /proc/cpuinfo; those that it lacks are empty or 0."""
+    fields: dict[str, str] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+
+    def number(*names: str) -> int:
+        value = next((fields[name] for name in names if name in fields), "")
+        try:
+            return int(value, 0)
+        except ValueError:
+            return 0
+
+    return CpuFacts(
+        fields.get("vendor_id") or fields.get("CPU implementer", ""),
+        number("cpu family", "CPU architecture"),
+        number("model", "CPU part"),
+        number("stepping", "CPU revision"),
+        fields.get("model name", ""),
+        cores,
+    )
+
+
+def this_cpu(cores: int = 0) -> CpuFacts:
+    """Return the facts about this machine's CPU with *cores* of it; 0: all that this process may
+    use.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            text = file.read(1 << 16)
+    except OSError:
+        text = ""
+    return read_cpu(text, cores or len(os.sched_getaffinity(0)))
+
+
+def shape_of(
+    values: Mapping[str, object], size_bytes: int, slots: int, options: Mapping[str, Any]
+) -> ModelShape:
+    """Return the shape of a model by the *values* of its file's header and its engine *options*."""
+    architecture = values.get("general.architecture")
+
+    def number(name: str) -> int:
+        value = values.get(f"{architecture}.{name}")
+        return value if isinstance(value, int) and value > 0 else 0
+
+    heads, embedding = number("attention.head_count"), number("embedding_length")
+    usual = embedding // heads if heads else 0
+    return ModelShape(
+        architecture=str(architecture or "")[:64],
+        layers=number("block_count"),
+        embedding=embedding,
+        heads=heads,
+        kv_heads=number("attention.head_count_kv") or heads,
+        head_k=number("attention.key_length") or usual,
+        head_v=number("attention.value_length") or usual,
+        size_bytes=size_bytes,
+        slots=slots,
+        cache_type_k=str(options.get("cache-type-k", "f16")),
+        cache_type_v=str(options.get("cache-type-v", "f16")),
+    )
+
+
+def shape_distance(a: ModelShape, b: ModelShape) -> float | None:
+    """Return how much two shapes differ, 0.0 for equal ones; None if they are not alike."""
+    fixed = ("head_k", "head_v", "cache_type_k", "cache_type_v")
+    if any(getattr(a, name) != getattr(b, name) for name in fixed):
+        return None
+    distance = 0.0
+    for name in ("layers", "embedding", "heads", "kv_heads", "size_bytes"):
+        one, other = getattr(a, name), getattr(b, name)
+        if one <= 0 or other <= 0:
+            return None
+        factor = abs(math.log(one / other))
+        if factor > math.log(LIKE_FACTOR_MAX):
+            return None
+        distance += factor
+    distance += 0.1 * abs(math.log(max(a.slots, 1) / max(b.slots, 1)))
+    return distance + (0.0 if a.architecture == b.architecture else 0.1)
+
+
+def choose_setting(
+    configured: Setting | None,
+    shape: ModelShape,
+    cpu: CpuFacts,
+    build: str,
+    records: Iterable[TuningRecord],
+) -> ChosenSetting:
+    """Return the setting of a load: the *configured* one, else the one recorded for this shape,
+    CPU and build, else that of the most similar shape on this machine, else by the CPU's family.
+    Threads are taken only from a record of this shape.
+    """
+    if configured is not None:
+        return ChosenSetting(setting=configured, source="configured", reason="set for this model")
+    here = [r for r in records if (r.cpu, r.build) == (cpu.key, build)]
+    for record in here:
+        if record.shape == shape:
+            return ChosenSetting(setting=record.chosen, source="measured", reason=record.reason)
+    alike = [
+        (distance, -record.measured_at, n)
+        for n, record in enumerate(here)
+        if (distance := shape_distance(shape, record.shape)) is not None
+    ]
+    if alike:
+        record = here[min(alike)[2]]
+        reason = f"measured with a model of similar shape ({record.shape.architecture}, "
+        reason += f"{record.shape.layers} layers): {record.reason}"
+        return ChosenSetting(
+            setting=Setting(record.chosen.flash_attn), source="like", reason=reason
+        )
+    rule = RULES.get((cpu.vendor, cpu.family))
+    if rule is not None:
+        return ChosenSetting(setting=Setting(rule.flash_attn), source="rule", reason=rule.source)
+    return ChosenSetting(setting=Setting(False), source="default", reason=DEFAULT_REASON)

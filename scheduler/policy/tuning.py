@@ -1,0 +1,285 @@
+"""The choice between settings from measured times, as pure functions of the samples.
+
+Two settings are compared in rounds. In a round each probe runs once with each of them, and the
+setting that goes first alternates, so that a change of the machine's speed hits both. A round gives
+the ratio of both times, weighed by the steps that the model has computed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from ...backends.probes import DEEP_TOKENS, PROBES, Probe, Sample, Setting
+from .cost import StepLoad
+
+SECONDS_MAX = 60.0
+"""The time for all slices of a comparison, after which the present setting stays."""
+ROUNDS_MIN = 5
+"""A confidence interval from fewer rounds is too often wrong."""
+GAIN_MIN = 0.05
+"""A smaller gain is not worth the saved KV states, which fit only their own setting."""
+PROBE_SHARE_MIN = 0.01
+"""Probes with a smaller share of the time do not change the choice, and are not run."""
+SMALL_STEP_TOKENS_MAX = 63
+"""Steps of more tokens of a sequence have tiles in llama.cpp's flash attention, and count as parts
+of a prompt.
+"""
+
+FIRST_MIX: Mapping[str, float] = {
+    "decode-1": 100.0,
+    "decode-4": 20.0,
+    "decode-16": 10.0,
+    "deep-1": 20.0,
+    "deep-4": 5.0,
+    "deep-16": 2.0,
+    "deep-step": 4.0,
+    "prompt": 2.0,
+}
+"""Steps by probe while a model has computed few: short conversations, most of them alone, and a
+sixth of the tokens behind long texts. With SmolLM2 135M on two cores each kind then takes between
+a twentieth and a quarter of the time. They count until as many steps have been computed.
+"""
+
+_T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+"""Student's t for a two-sided interval with an error of 5 %, by degrees of freedom from 1 on."""
+_BY_NAME = {probe.name: probe for probe in PROBES}
+_DECODING = tuple(
+    (probe.sequences, probe.name) for probe in PROBES if probe.tokens == 1 and not probe.depth
+)
+
+Verdict = Literal["change", "stay", "continue"]
+
+
+class StepMix:
+    """The steps that a model has computed, as counts by probe. Owned by the engine's thread."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, float] = {}
+
+    def add_step(self, load: StepLoad) -> None:
+        """Count a step."""
+        for name, count in steps_as_probes(load):
+            self.counts[name] = self.counts.get(name, 0.0) + count
+
+
+def steps_as_probes(load: StepLoad) -> list[tuple[str, float]]:
+    """Return the probes that a step resembles, with how often each fits into it."""
+    if load.tokens < 1:
+        return []
+    deep = min(1.0, load.depth / load.tokens / DEEP_TOKENS)
+    if load.decodes:
+        sequences, name = min(_DECODING, key=lambda known: abs(math.log(load.tokens / known[0])))
+        return [(name, 1.0 - deep), (f"deep-{sequences}", deep)]
+    if load.tokens > SMALL_STEP_TOKENS_MAX:
+        return [("prompt", load.tokens / _BY_NAME["prompt"].tokens)]
+    return [
+        ("prompt", (1.0 - deep) * load.tokens / _BY_NAME["prompt"].tokens),
+        ("deep-step", deep * load.tokens / _BY_NAME["deep-step"].tokens),
+    ]
+
+
+def mix_weights(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return the weight of each probe by the steps so far; `FIRST_MIX` stands in for those that
+    are missing to as many steps as it has.
+    """
+    first = sum(FIRST_MIX.values())
+    missing = max(0.0, first - sum(counts.values())) / first
+    return {n: FIRST_MIX[n] * missing + counts.get(n, 0.0) for n in FIRST_MIX}
+
+
+def weighted_s(seconds: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """Return the seconds of the steps in *weights* by the seconds of each probe.
+
+    A deep step of several sequences that was not measured takes as much longer than one near 0 as
+    that many deep steps of one sequence. Other probes without a time are left out.
+    """
+    total = 0.0
+    for name, weight in weights.items():
+        took = seconds.get(name)
+        if took is None:
+            took = _deep_s(_BY_NAME[name], seconds)
+        total += weight * took
+    return total
+
+
+def _deep_s(probe: Probe, seconds: Mapping[str, float]) -> float:
+    near, one_near, one_deep = (
+        seconds.get(name) for name in (f"decode-{probe.sequences}", "decode-1", "deep-1")
+    )
+    if not probe.depth or probe.tokens > 1 or near is None or one_near is None or one_deep is None:
+        return 0.0
+    return near + probe.sequences * max(0.0, one_deep - one_near)
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of comparing *candidate* with *present*.
+
+    *ratio* is the candidate's time as a share of the present one's, and *low* and *high* are the
+    bounds of its confidence interval.
+    """
+
+    present: Setting
+    candidate: Setting
+    verdict: Verdict
+    rounds: int
+    ratio: float = 1.0
+    low: float = 0.0
+    high: float = math.inf
+    probes: dict[str, float] = {}
+    """The same ratio by probe, from the medians of its times."""
+
+
+def compare(
+    present: Setting,
+    candidate: Setting,
+    samples: Iterable[Sample],
+    counts: Mapping[str, float],
+    spent_s: float,
+    seconds_max: float = SECONDS_MAX,
+) -> Comparison:
+    """Compare two settings by their *samples*, of which the k-th ones of a probe belong to round k.
+
+    *counts* are the model's steps by probe, *spent_s* the seconds of all slices so far. The
+    comparison ends when the interval excludes equality, when it excludes a gain of `GAIN_MIN`, or
+    when the time is up. The candidate needs a gain of `GAIN_MIN`; otherwise the present one stays.
+    """
+    times: dict[Setting, dict[str, list[float]]] = {present: {}, candidate: {}}
+    for sample in samples:
+        if sample.setting in times:
+            times[sample.setting].setdefault(sample.probe, []).append(sample.seconds)
+    weights = mix_weights(counts)
+    before, after = times[present], times[candidate]
+    names = before.keys() & after.keys()
+    rounds = min((min(len(before[n]), len(after[n])) for n in names), default=0)
+    ratios = []
+    for k in range(rounds):
+        old = weighted_s({n: before[n][k] for n in names}, weights)
+        new = weighted_s({n: after[n][k] for n in names}, weights)
+        if old > 0 and new > 0:
+            ratios.append(math.log(new / old))
+    ratio, low, high = _interval(ratios)
+    return Comparison(
+        present=present,
+        candidate=candidate,
+        verdict=_verdict(ratio, low, high, len(ratios), spent_s >= seconds_max),
+        rounds=len(ratios),
+        ratio=ratio,
+        low=low,
+        high=high,
+        probes={n: round(_median(after[n]) / _median(before[n]), 3) for n in sorted(names)},
+    )
+
+
+def _interval(logarithms: Sequence[float]) -> tuple[float, float, float]:
+    count = len(logarithms)
+    if not count:
+        return 1.0, 0.0, math.inf
+    mean = sum(logarithms) / count
+    if count == 1:
+        return math.exp(mean), 0.0, math.inf
+    variance = sum((x - mean) ** 2 for x in logarithms) / (count - 1)
+    t = _T_QUANTILES[count - 2] if count - 2 < len(_T_QUANTILES) else 2.0
+    half = t * math.sqrt(variance / count)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _verdict(ratio: float, low: float, high: float, rounds: int, out_of_time: bool) -> Verdict:
+    if rounds >= ROUNDS_MIN:
+        if high < 1.0:
+            return "change" if ratio <= 1.0 - GAIN_MIN else "stay"
+        if low > 1.0 - GAIN_MIN:
+            return "stay"
+    return "stay" if out_of_time else "continue"
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def next_run(
+    present: Setting,
+    candidate: Setting,
+    samples: Iterable[Sample],
+    probes: Sequence[Probe],
+) -> tuple[Probe, Setting]:
+    """Return the probe and the setting to run next.
+
+    Both settings run a probe one after the other, and the order alternates by probe and by round.
+    """
+    counts: dict[tuple[str, Setting], int] = {}
+    for sample in samples:
+        key = (sample.probe, sample.setting)
+        counts[key] = counts.get(key, 0) + 1
+    runs = [
+        (counts.get((probe.name, present), 0), counts.get((probe.name, candidate), 0))
+        for probe in probes
+    ]
+    done = [min(pair) for pair in runs]
+    place = done.index(min(done))
+    with_present, with_candidate = runs[place]
+    if with_present != with_candidate:
+        return probes[place], present if with_present < with_candidate else candidate
+    first = (with_present + place) % 2 == 0
+    return probes[place], present if first else candidate
+
+
+def useful_probes(
+    probes: Sequence[Probe], counts: Mapping[str, float], seconds: Mapping[str, float]
+) -> list[Probe]:
+    """Return the *probes* that take a share of the time of the model's steps, by the *seconds* of
+    each; those without a time yet are useful.
+    """
+    weights = mix_weights(counts)
+    total = weighted_s(seconds, weights)
+    return [
+        p
+        for p in probes
+        if p.name not in seconds
+        or weights[p.name] * seconds[p.name] >= PROBE_SHARE_MIN * total
+        or p.name in ("decode-1", "deep-1")
+    ]
+
+
+def thread_candidates(chosen: Setting, cores: int) -> list[Setting]:
+    """Return the settings with other numbers of threads that are worth measuring on *cores*: for
+    steps of one token, one core less and half of them.
+
+    Memory bounds these steps, and a core that is left to other programs stalls no thread; half is
+    the number of cores where each runs two threads. Steps of several tokens keep all cores.
+    """
+    fewer = sorted({n for n in (cores - 1, cores // 2) if 1 < n < cores}, reverse=True)
+    return [Setting(chosen.flash_attn, n, cores) for n in fewer]
+
+
+def candidates_of(default: Setting, decided: Collection[Comparison], cores: int) -> list[Setting]:
+    """Return the candidates that remain after the comparisons so far, the next one first: the other
+    kind of attention, then numbers of threads with the chosen one.
+    """
+    tried = {comparison.candidate for comparison in decided}
+    chosen = chosen_setting(default, decided)
+    other = Setting(not default.flash_attn, default.threads, default.threads_batch)
+    if other not in tried:
+        return [other]
+    if default.threads or default.threads_batch:
+        return []
+    if any(c.candidate.threads and c.verdict == "change" for c in decided):
+        return []
+    return [s for s in thread_candidates(chosen, cores) if s not in tried]
+
+
+def chosen_setting(default: Setting, decided: Iterable[Comparison]) -> Setting:
+    """Return the setting that is in force after the comparisons in their order."""
+    chosen = default
+    for comparison in decided:
+        if comparison.verdict == "change":
+            chosen = comparison.candidate
+    return chosen
