@@ -26,26 +26,28 @@ PROBES = (
     Probe("decode-1", 1, 1, 0),
     Probe("decode-4", 4, 1, 0),
     Probe("decode-16", 16, 1, 0),
+    Probe("prompt", 1, 256, 0),
     Probe("deep-1", 1, 1, DEEP_TOKENS),
     Probe("deep-4", 4, 1, DEEP_TOKENS),
     Probe("deep-16", 16, 1, DEEP_TOKENS),
     Probe("deep-step", 1, 16, DEEP_TOKENS),
-    Probe("prompt", 1, 256, 0),
 )
-"""All probes. A runner may lack those with more sequences than the model has slots, and deep ones
-of several sequences, whose KV states take much memory; `scheduler/policy/tuning.py` estimates
-their times from the others.
+"""All probes; the deep ones, which need a context of their own, are last. A runner may lack those
+with more sequences than the model has slots, and deep ones of several sequences, whose KV states
+take much memory; `scheduler/policy/tuning.py` estimates their times from the others.
 """
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """A way to compute: flash attention, and the numbers of threads for steps of one token and of
-    several. 0 threads stands for as many as the model may use; 0 threads-batch for `threads`.
+    """A way to compute: flash attention, the numbers of threads for steps of one token and of
+    several, and the tokens of a micro-batch. 0 threads stands for as many as the model may use, 0
+    threads-batch for `threads`, and a micro-batch of 0 for the size that suits the attention.
     """
 
     flash_attn: bool
     threads: int = 0
     threads_batch: int = 0
+    ubatch: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True):

@@ -198,7 +198,7 @@ def choose_setting(
 ) -> ChosenSetting:
     """Return the setting of a load: the *configured* one, else the one recorded for this shape,
     CPU and build, else that of the most similar shape on this machine, else by the CPU's family.
-    Threads are taken only from a record of this shape.
+    Threads and micro-batches are taken only from a record of this shape.
     """
     if configured is not None:
         return ChosenSetting(setting=configured, source="configured", reason="set for this model")

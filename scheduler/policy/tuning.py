@@ -257,7 +257,7 @@ def thread_candidates(chosen: Setting, cores: int) -> list[Setting]:
     the number of cores where each runs two threads. Steps of several tokens keep all cores.
     """
     fewer = sorted({n for n in (cores - 1, cores // 2) if 1 < n < cores}, reverse=True)
-    return [Setting(chosen.flash_attn, n, cores) for n in fewer]
+    return [msgspec.structs.replace(chosen, threads=n, threads_batch=cores) for n in fewer]
 
 
 def candidates_of(default: Setting, decided: Collection[Comparison], cores: int) -> list[Setting]:
@@ -266,7 +266,7 @@ def candidates_of(default: Setting, decided: Collection[Comparison], cores: int)
     """
     tried = {comparison.candidate for comparison in decided}
     chosen = chosen_setting(default, decided)
-    other = Setting(not default.flash_attn, default.threads, default.threads_batch)
+    other = msgspec.structs.replace(default, flash_attn=not default.flash_attn)
     if other not in tried:
         return [other]
     if default.threads or default.threads_batch:

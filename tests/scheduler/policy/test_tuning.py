@@ -34,7 +34,7 @@ Cost = Callable[[Probe, Setting], float]
 
 def seconds_of(probe: Probe) -> float:
     """The time of a probe without flash attention in these tests."""
-    return 0.01 * probe.sequences**0.8 * probe.tokens**0.6 * (1 + probe.depth / DEEP_TOKENS)
+    return float(0.01 * probe.sequences**0.8 * probe.tokens**0.6 * (1 + probe.depth / DEEP_TOKENS))
 
 
 def measure(
