@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from llama_cpp import llama_cpp as lib
 
@@ -32,6 +34,7 @@ class LogRing:
         self._lines: deque[tuple[int, str]] = deque(maxlen=LINES_MAX)
         # ctypes keeps no reference: without this one the callback would be freed while in use.
         self._callback = lib.llama_log_callback(self._write)
+        self._is_muted = False
 
     def install(self) -> None:
         """Redirect llama.cpp's log from stderr to this ring."""
@@ -47,6 +50,15 @@ class LogRing:
         """Return the lines, oldest first."""
         return [text for _, text in self._lines]
 
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Forward no lines meanwhile; the ring has them all."""
+        self._is_muted = True
+        try:
+            yield
+        finally:
+            self._is_muted = False
+
     def cause(self) -> str:
         """Return the first error line: llama.cpp logs the cause, then the callers that failed."""
         errors = (text for level, text in self._lines if level == LEVEL_ERROR)
@@ -58,7 +70,7 @@ class LogRing:
         line = text.decode("utf-8", "replace").rstrip("\n")[:LINE_CHARACTERS_MAX]
         if line.strip(" .") and level != LEVEL_CONTINUE:
             self._lines.append((level, line))
-            if level in _PASSED_ON and not line.endswith(_EXPECTED):
+            if level in _PASSED_ON and not (self._is_muted or line.endswith(_EXPECTED)):
                 library_log.log_line(_PASSED_ON[level], line)
 
 

@@ -27,6 +27,7 @@ from ..params import SamplingParams
 from .kv.context import LlamaContext
 from .kv.embedding_context import LlamaEmbedder
 from .lora import LlamaAdapters
+from .probe_runner import LlamaProbeRunner
 from .sampling.chain import Candidates, LlamaSampler
 from .sampling.logits import probs_before_sampling
 from .sampling.samplers import Prototypes
@@ -49,6 +50,7 @@ class LlamaModel:
         template: ChatTemplate | None,
         info: ModelInfo,
         make_embedder: Callable[[], LlamaEmbedder],
+        make_probe_runner: Callable[[], LlamaProbeRunner],
         adapters: LlamaAdapters,
         matching: MatchingVocab,
     ):
@@ -59,6 +61,7 @@ class LlamaModel:
         self.info = info
         self._adapters = adapters
         self._make_embedder = make_embedder
+        self._make_probe_runner = make_probe_runner
         self._embedder: LlamaEmbedder | None = None
         self._threads = 0
         self._prototypes = Prototypes()
@@ -216,6 +219,18 @@ class LlamaModel:
             if self._threads:
                 self._embedder.set_threads(self._threads)
         return self._embedder
+
+    def probe_runner(self) -> LlamaProbeRunner:
+        """Return a runner of probes on contexts of its own; the caller closes it before the model.
+
+        :raises UnsupportedOperation: the model generates no text.
+        """
+        if not self.info.generates:
+            raise UnsupportedOperation(
+                f"the model {self.info.description!r} only makes embeddings",
+                hint="measure the settings of a model that generates text",
+            )
+        return self._make_probe_runner()
 
     def set_threads(self, threads: int) -> None:
         """Use this many threads from the next step on."""

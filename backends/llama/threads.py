@@ -72,6 +72,8 @@ class ComputeThreads:
         several. If they differ, they are upper bounds.
         """
         self._count = max(self._single_max, self._batch_max)
+        self._counts = (self._single_max, self._batch_max)
+        """The numbers of threads that llama.cpp uses, for steps of one token and of several."""
         self._pools: list[tuple[int, int]] = []
         """Thread counts and llama.cpp's pools, the current one last."""
 
@@ -79,8 +81,24 @@ class ComputeThreads:
         """Compute on *count* threads, the caller's included, from the next step on."""
         self._count = max(1, count)
 
+    def set_counts(self, single: int, batch: int) -> None:
+        """Compute steps of one token on *single* threads and others on *batch*, from the next on,
+        whatever the context was created with.
+        """
+        self._single_max, self._batch_max = single, batch
+        self.set_count(max(single, batch))
+
     def attach_pool(self) -> None:
         """Start the threads of the next step."""
+        self._attach_pool()
+        single = batch = self._count
+        if self._single_max != self._batch_max:
+            single, batch = min(single, self._single_max), min(batch, self._batch_max)
+        if self._counts != (single, batch):
+            self._counts = (single, batch)
+            lib.llama_set_n_threads(self._context, single, batch)
+
+    def _attach_pool(self) -> None:
         if self._pools and self._pools[-1][0] == self._count:
             return
         params = _Params()
@@ -90,10 +108,6 @@ class ComputeThreads:
         pool = int(new(ctypes.byref(params)))
         self._pools.append((self._count, pool))
         _attach(self._context, pool, pool)
-        single = batch = self._count
-        if self._single_max != self._batch_max:
-            single, batch = min(single, self._single_max), min(batch, self._batch_max)
-        lib.llama_set_n_threads(self._context, single, batch)
 
     def decode(self, batch: Any) -> int:
         """Compute a batch on these threads; return the result of `llama_decode`."""

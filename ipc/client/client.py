@@ -15,7 +15,7 @@ from ..priorities import Priority
 from .caller import as_event
 from .connection.inflight import InFlight
 from .embeddings import AsyncEmbedding
-from .sessions.attachment import ClientSessionSettings, LossCallback
+from .sessions.attachment import ClientSessionSettings
 from .sessions.session import AsyncSession
 from .streams.async_stream import AsyncStream
 from .streams.texts import Reply, reply_of
@@ -113,7 +113,6 @@ class AsyncClient(AsyncEmbedding):
         options: dict[str, Any] | None = None,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
-        on_loss: LossCallback | None = None,
     ) -> AsyncSession:
         """Return a conversation with *model*, to use as a context manager.
 
@@ -123,8 +122,7 @@ class AsyncClient(AsyncEmbedding):
         with the history of that state, which `save_state` has saved; `OWNER/STATE` names a state
         that an access rule shares. Without *persist* nothing is written to disk.
         With *resume*, a session with an id attaches again after its connection was lost, even by
-        a restart of the daemon, and its streams continue; *on_loss* is called with the error each
-        time before it attaches again. *raw* turns the chat template off.
+        a restart of the daemon, and its streams continue. *raw* turns the chat template off.
         If too many sessions are open, this one waits for a place in the class *priority*, for at
         most *queue_timeout* seconds; without *queue_timeout* it fails at once.
         """
@@ -141,7 +139,6 @@ class AsyncClient(AsyncEmbedding):
             options=options,
             config=config,
             on_progress=on_progress,
-            on_loss=on_loss,
         )
         return AsyncSession(self, settings)
 

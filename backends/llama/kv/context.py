@@ -318,6 +318,10 @@ class LlamaContext:
         """Use this many threads from the next decode on."""
         self._threads.set_count(threads)
 
+    def set_thread_counts(self, single: int, batch: int) -> None:
+        """Use these numbers of threads for one token and for several, from the next decode on."""
+        self._threads.set_counts(single, batch)
+
     def _checked(self, slot: int) -> int:
         # llama.cpp aborts the process for an unknown sequence.
         if not 0 <= slot < self.slots:

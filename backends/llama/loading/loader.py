@@ -26,6 +26,7 @@ from ..kv.encoder_only import EncoderContext
 from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel
+from ..probe_runner import LlamaProbeRunner
 from ..text.matching import MatchingVocab
 from ..text.renderer import Renderer
 from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fallback_source
@@ -110,7 +111,10 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             spec, model, vocab, context, file, embedding, fingerprint, template, note
         )
         adapters = LlamaAdapters(model, context.pointer, file)
-        loaded = LlamaModel(model, context, vocab, template, info, embedder, adapters, matching)
+        probe_runner = partial(LlamaProbeRunner, model, spec, options, log)
+        loaded = LlamaModel(
+            model, context, vocab, template, info, embedder, probe_runner, adapters, matching
+        )
         undo.pop_all()
     return loaded
 

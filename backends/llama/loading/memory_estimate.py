@@ -21,11 +21,14 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 from msgspec.structs import replace
 
+from ...engine_options import is_quantized
 from ...memory.memory_need import Device, MemoryNeed
 from ...memory.process_memory import resident_bytes
 from ...model_spec import ModelSpec, Shape
+from ...probes import Setting
 from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
 from ..llama_log import capture
+from ..probe_runner import CONTEXTS_MAX, layout_of, probe_context_params, probes_of
 from ..text.matching import BYTES_PER_TOKEN
 from .devices import Share, breakdown, devices, layers_of
 from .opening import (
@@ -98,6 +101,8 @@ class LlamaMemoryEstimator:
         encoder = not lib.llama_get_memory(context)
         need = self._with_gaps(total_need(*self._taken(context)), params)
         need = replace(need, options=self._added_by_options(spec, need))
+        if not encoder:
+            need = replace(need, probing=self._of_probes(spec))
         self._log.clear()
         context = open_embedding_context(
             spec, self._options, self._model, info, self._values, self._log
@@ -117,6 +122,27 @@ class LlamaMemoryEstimator:
         params = context_params(spec, self._options.without_memory(), self._model)
         plain = total_need(*self._taken(open_context(spec, params, self._model, self._log)))
         return _of_context(need) - _of_context(self._with_gaps(plain, params))
+
+    def _of_probes(self, spec: ModelSpec) -> int:
+        """Return the most memory of the contexts in which probes run by turns, on the host. It is 0
+        if the settings are not measured: they are set, or layers run on devices.
+        """
+        options = self._options
+        if self._layers or options.flash_attn != "auto" or is_quantized(options.cache_type_v):
+            return 0
+        layouts = {layout_of(probe, spec.slots) for probe in probes_of(spec, self._model)}
+        sizes = []
+        for layout in layouts:
+            self._log.clear()
+            params = probe_context_params(spec, options, self._model, layout, Setting(False))
+            context = open_context(spec, params, self._model, self._log)
+            shares, _, output, work = self._taken(context)
+            bare = [replace(share, weights=0) for share in shares]
+            own = total_need(bare, BYTES_PER_CELL * layout.cells, output, work)
+            # A state that is kept for the next context may be as large as that of one sequence.
+            states = own.context // (1 if layout.deep else layout.sequences)
+            sizes.append(own.total + states)
+        return CONTEXTS_MAX * max(sizes)
 
     def _with_gaps(self, need: MemoryNeed, params: Any) -> MemoryNeed:
         """Return *need* with the gaps that the work buffers of a context with *params* leave."""

@@ -1,7 +1,6 @@
 /** Client of inferd, a local inference daemon. */
 
-export { Client } from "./client.js";
-export { socketPath } from "./paths.js";
+export { Client, socketPath } from "./client.js";
 export { Session } from "./session.js";
 export { Stream } from "./stream.js";
 export * from "./errors.js";
