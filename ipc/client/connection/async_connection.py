@@ -47,10 +47,10 @@ class _Waiter:
                 return
         except Exception as exc:  # must end the waiting task, not the reader
             self._error = exc
-        if isinstance(woken, asyncio.Future):
-            woken.set_result(None)
-        else:
+        if not isinstance(woken, asyncio.Future):
             woken.set()
+        elif not woken.done():  # `ready` may have cancelled the task
+            woken.set_result(None)
 
     async def wait(self) -> None:
         """Wait until the task is woken; raise the exception of *ready* if it raised one."""

@@ -204,15 +204,16 @@ async def test_an_error_of_a_taker_is_raised_and_ends_only_its_turn(tmp_path: Pa
         assert "cancel" in server.names()
 
 
+@pytest.mark.parametrize("takes_more", [True, False])
 async def test_a_task_that_is_cancelled_while_pieces_are_passed_ends_its_turn(
-    tmp_path: Path,
+    takes_more: bool, tmp_path: Path
 ) -> None:
     taken: list[str] = []
 
     def take(pieces: Iterator[Piece]) -> bool:
         taken.extend(pieces)
         scope.cancel()
-        return True
+        return takes_more
 
     async with talking(tmp_path) as (server, session):
         stream = session.stream("hold")
