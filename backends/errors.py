@@ -310,7 +310,8 @@ class ModelNotFound(InferdError, outcome=Outcome.REFUSED):
 class Timeout(InferdError, outcome=Outcome.TIMEOUT):
     """A timeout has passed; `data.timeout` names it.
 
-    A client sets `queue` and `total`. `sampling` limits the time for one token, `template` the time
+    A client sets `queue` and `total`; its library raises `total` too, which is retryable if the
+    daemon has not received the call. `sampling` limits the time for one token, `template` the time
     in which the machine has to render a chat.
     """
 

@@ -114,7 +114,8 @@ class OneShotClient:
         try:
             _, _, reply = self._exchange((w.Kind.REQUEST, number, call, params), deadline)
         except TimeoutError:
-            raise Timeout(f"{call} took longer than its timeout") from None
+            text = f"{call} took longer than its timeout"
+            raise Timeout(text, data={"timeout": "total"}) from None
         try:
             return msgspec.convert(reply, result)
         except msgspec.ValidationError as exc:

@@ -22,7 +22,10 @@ export class Bounds {
     this.#abort = () => this.#controller.abort(given?.reason);
     given?.addEventListener("abort", this.#abort, { once: true });
     if (Number.isFinite(timeoutMs)) {
-      const error = new Timeout(`${call} took longer than ${timeoutMs} ms`, { hint: "raise timeoutMs" });
+      const error = new Timeout(`${call} took longer than ${timeoutMs} ms`, {
+        hint: "raise timeoutMs",
+        data: { timeout: "total" },
+      });
       this.#timer = setTimeout(() => this.#controller.abort(error), Math.min(timeoutMs, 2 ** 31 - 1));
       this.#timer.unref(); // the connection keeps the process running
     }

@@ -72,7 +72,11 @@ test("a call past its timeout is cancelled in the daemon", { timeout: 20_000 }, 
     }
   });
   await using client = await Client.connect({ path: daemon.path });
-  await assert.rejects(client.call("queue", {}, { timeoutMs: 20 }), { name: "Timeout" });
+  await assert.rejects(client.call("queue", {}, { timeoutMs: 20 }), {
+    name: "Timeout",
+    data: { timeout: "total" },
+    retryable: false,
+  });
   await client.call("queue");
   assert.deepEqual(seen, [
     [1, 1, "queue", {}],

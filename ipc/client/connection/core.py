@@ -192,7 +192,11 @@ class ConnectionCore(ABC):
 
     def too_many_in_flight(self, request: InFlight) -> Timeout:
         """Return the error for *request*, which has waited too long to be sent."""
-        return Timeout(f"{request.call}: {len(self._in_flight)} earlier calls are in flight")
+        return Timeout(
+            f"{request.call}: {len(self._in_flight)} earlier calls are in flight",
+            data={"timeout": "total"},
+            retryable=True,  # the daemon has received nothing of it
+        )
 
     def grant_credit(self, request: InFlight, events: int) -> None:
         """Allow the daemon to send *events* more events of *request*."""
@@ -223,7 +227,8 @@ class ConnectionCore(ABC):
 
     def time_out(self, request: InFlight) -> None:
         """End *request* because its deadline has passed."""
-        request.finish(None, Timeout(f"{request.call} took longer than its timeout"))
+        text = f"{request.call} took longer than its timeout"
+        request.finish(None, Timeout(text, data={"timeout": "total"}))
         self.abandon_request(request)
         self._notify(request)
 

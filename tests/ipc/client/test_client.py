@@ -688,8 +688,10 @@ async def test_an_error_in_the_clients_block_is_raised_unchanged(tmp_path: Path)
 
 async def test_a_late_call_is_a_timeout_and_is_cancelled_on_the_daemon(tmp_path: Path) -> None:
     async with connected(tmp_path) as (server, client):
-        with pytest.raises(Timeout, match="chat took longer"):
+        with pytest.raises(Timeout, match="chat took longer") as caught:
             await client.chat(12, "hold", timeout=0.02)
+        assert caught.value.data == {"timeout": "total"}, "as from the daemon"
+        assert not caught.value.retryable, "the daemon may have begun it"
         await server.await_call("cancel")
         await server.await_idle()
         assert server.calls[1] == ("cancel", {"request": 1})
@@ -770,8 +772,10 @@ async def test_no_more_requests_are_in_flight_than_the_daemon_allows(tmp_path: P
             for context, scope in enumerate(scopes):
                 group.start_soon(_held, client, context, scope)
             await server.await_call("chat", 2)
-            with pytest.raises(Timeout, match="2 earlier calls are in flight"):
+            with pytest.raises(Timeout, match="2 earlier calls are in flight") as caught:
                 await client.stats(timeout=0.02)
+            assert caught.value.data == {"timeout": "total"}
+            assert caught.value.retryable, "the daemon has not received it"
             group.start_soon(client.stats)
             await anyio.wait_all_tasks_blocked()
             assert "stats" not in server.names()

@@ -314,8 +314,9 @@ def test_errors_timeouts_and_retries_are_the_asynchronous_ones(server: FakeServe
         assert next(session.stream("refuse 2 times")) == "refuse "
         with pytest.raises(Busy):
             list(session.stream("refuse 9 times"))
-        with pytest.raises(Timeout):
+        with pytest.raises(Timeout) as caught:
             list(session.stream("hold", timeout=0.02))
+        assert caught.value.data == {"timeout": "total"} and not caught.value.retryable
         with pytest.raises(Timeout):
             session.chat("hold", timeout=0.02)
         assert session.chat("next") == "next"

@@ -166,8 +166,9 @@ def test_no_more_requests_are_in_flight_than_the_daemon_allows(
     server.hello["limits"]["requests_max"] = 18
     with Client(server.path) as client:
         calls = held(client, pool, server, portal, 2)
-        with pytest.raises(Timeout, match="2 earlier calls are in flight"):
+        with pytest.raises(Timeout, match="2 earlier calls are in flight") as caught:
             client.stats(timeout=0.02)
+        assert caught.value.data == {"timeout": "total"} and caught.value.retryable
         waiting = pool.submit(client.stats)
         assert "stats" not in server.names()
         portal.call(server.cancel_all)

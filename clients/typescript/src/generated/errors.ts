@@ -101,7 +101,7 @@ export class ModelNotFound extends InferdError {
   static override readonly wire = { name: "ModelNotFound", number: 103, wasi: 103, retryable: false };
 }
 
-/** a timeout has passed; `data.timeout` is `queue`, `total`, `sampling` (one token took too long) or `template` (the machine was too slow to render a chat) */
+/** a timeout has passed; `data.timeout` is `queue`, `total`, `sampling` (one token took too long) or `template` (the machine was too slow to render a chat); clients use `total` too, when they give up waiting, with `retryable` if they have not sent the request */
 export class Timeout extends InferdError {
   static override readonly wire = { name: "Timeout", number: 200, wasi: 5, retryable: false };
 }

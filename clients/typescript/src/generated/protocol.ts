@@ -167,13 +167,13 @@ export interface Metadata {
   llama_commit?: string | undefined;
   /** tokens of the prompt that were not computed again */
   cached_tokens?: number | undefined;
-  /** time from queueing to the first slot */
+  /** time from queueing to the first slot, or to the end of a turn that got none */
   queue_ms?: number | undefined;
-  /** time from queueing to the first token */
+  /** time from queueing to the first token; 0 before it, and in a turn without one */
   ttft_ms?: number | undefined;
-  /** time from the first slot to the end of the prompt */
+  /** time from the first slot to the end of the prompt; in a turn that was cancelled or has failed, to its first token, or without one to its end */
   prompt_ms?: number | undefined;
-  /** time from the end of the prompt to the end of the turn */
+  /** time from the end of the prompt to the end of the turn; 0 if the prompt did not end */
   predicted_ms?: number | undefined;
   /** nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it, or that refused it if there is no other turn; `detached` in a reopened session whose last turn was interrupted. A reopened session has the metadata of its last turn's end, for `resume` */
   stop_reason?: string | null | undefined;
