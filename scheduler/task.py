@@ -163,6 +163,7 @@ class Task:
             dropped=before.dropped,
             shifts=before.shifts,
             forced=before.forced_tokens,
+            cached=before.cached_tokens,
             started_at=None if before.started_s is None else now + before.started_s,
             first_token_at=None if before.first_token_s is None else now + before.first_token_s,
         )
@@ -313,7 +314,7 @@ class Task:
             cached_tokens=self.cached,
             output_tokens=self.generated,
             queue_ms=(started - self.arrived_at) * 1000,
-            ttft_ms=((first if first is not None else now) - self.arrived_at) * 1000,
+            ttft_ms=0.0 if first is None else (first - self.arrived_at) * 1000,
             prompt_ms=(prompt_done - started) * 1000,
             predicted_ms=(now - prompt_done) * 1000,
             parks=self.parks,

@@ -103,6 +103,8 @@ class Turn:
         self.started_at: float | None = None
         """The time at which it got its first slot."""
         self.first_token_at: float | None = None
+        self.ended_at: float | None = None
+        self._cached_tokens = self._parks = 0
         self._unread_at: float | None = None
         """The time at which the last credit was used up, or the last requested token arrived."""
         self._on_read: Callable[[], None] | None = None
@@ -141,6 +143,7 @@ class Turn:
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
             forced_tokens=self.forced_tokens,
+            cached_tokens=self._cached_tokens,
             age_s=time.monotonic() - self.queued_at,
             started_s=self._since_queued(self.started_at),
             first_token_s=self._since_queued(self.first_token_at),
@@ -264,7 +267,9 @@ class Turn:
                 self.dropped = paths
             case m.SentenceEnded():
                 self.comparisons.compare_sentence(self.spec, report, self._send_comparison)
-            case m.StateChanged(_, state):
+            case m.StateChanged(_, state, cached_tokens):
+                self._cached_tokens = cached_tokens
+                self._parks += state == "parked"
                 if state != "waiting":
                     if self.started_at is None:
                         self.started_at = time.monotonic()
@@ -384,12 +389,36 @@ class Turn:
             return False
         return not isinstance(error, Timeout) or error.data.get("timeout") == "queue"
 
+    def stats_so_far(self) -> m.TurnStats:
+        """Return the engine's statistics of a turn that has finished, or else those of its progress
+        so far, or until it failed. Then the prompt ends with the first token.
+        """
+        if self.stats is not None:
+            return self.stats
+        now = time.monotonic() if self.ended_at is None else self.ended_at
+        started, first = self.started_at, self.first_token_at
+        begun_at = now if started is None else started
+        prompt_until = now if first is None else first
+        return m.TurnStats(
+            stop_reason="",
+            cached_tokens=self._cached_tokens,
+            output_tokens=len(self.tokens),
+            queue_ms=(begun_at - self.queued_at) * 1000,
+            ttft_ms=0.0 if first is None else (first - self.queued_at) * 1000,
+            prompt_ms=max(0.0, prompt_until - begun_at) * 1000,
+            predicted_ms=(now - prompt_until) * 1000,
+            parks=self._parks,
+            shifts=len(self.shifts),
+            forced_tokens=self.forced_tokens,
+        )
+
     @property
     def stopped_by_text(self) -> bool:
         """Whether the answer's text was cut, while its tokens are complete."""
         return self.stats is not None and cuts_text(self.stats.stop_reason)
 
     def _end(self, call: SessionCall) -> None:
+        self.ended_at = time.monotonic()
         self.ended.set()
         self._pulled.end(self.tail if self.spec.pull else b"")
         self._on_call(call)

@@ -139,9 +139,12 @@ class LogEvent(Message):
 
 
 class StateChanged(TaskMessage):
-    """A task has changed its state to waiting, running or parked."""
+    """A task has changed its state to waiting, running or parked. At its first slot,
+    *cached_tokens* of its prompt needed no computing; this number then stays.
+    """
 
     state: str
+    cached_tokens: int = 0
 
 
 class Position(TaskMessage):

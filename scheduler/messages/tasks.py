@@ -18,8 +18,8 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
 
     The answer has *output_tokens* so far; context shifts took *dropped* tokens out of the task's.
     The reader has received *text_bytes* and, if it pulls, waits for *tokens_requested* more.
-    Seconds count from when the turn was queued. *started_s* and *first_token_s* are None if these
-    moments have not come.
+    At its first slot, *cached_tokens* of its prompt needed no computing. Seconds count from when
+    the turn was queued. *started_s* and *first_token_s* are None if these moments have not come.
     """
 
     output_tokens: int = 0
@@ -34,6 +34,7 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     shifts: int = 0
     forced_tokens: int = 0
+    cached_tokens: int = 0
     age_s: float = 0.0
     started_s: float | None = None
     first_token_s: float | None = None

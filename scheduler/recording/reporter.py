@@ -44,7 +44,7 @@ class Reporter:
 
     def report_started(self, task: Task) -> None:
         """Report a task that got a slot."""
-        self.send(m.StateChanged(task.spec.id, task.state.value))
+        self.send(m.StateChanged(task.spec.id, task.state.value, task.cached))
         self._log_task("task.started", task, slot=task.slot, cached_tokens=task.cached)
 
     def report_prompt(self, task: Task, now: float) -> None:
@@ -58,7 +58,7 @@ class Reporter:
 
     def report_parked(self, task: Task) -> None:
         """Report a task that lost its slot."""
-        self.send(m.StateChanged(task.spec.id, task.state.value))
+        self.send(m.StateChanged(task.spec.id, task.state.value, task.cached))
         self._log_task("task.parked", task, output_tokens=task.generated)
 
     def report_finished(self, task: Task, ending: Ending, now: float) -> m.TurnStats:

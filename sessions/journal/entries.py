@@ -86,7 +86,8 @@ class TurnEnd(NamedTuple):
 
 class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's output since the previous piece. The first piece has the turn's *begin*. The last
-    one has its *end* (a stop reason or the name of an error), the *metadata* and the *error*.
+    one has its *end* (a stop reason or the name of an error), the *metadata* and the *error*; of an
+    interrupted turn, it may have the metadata alone.
 
     *tokens*, *surprisals* and *metadata* are packed; *shifts* are (the turn's tokens before the
     shift, kept, dropped).
@@ -191,7 +192,7 @@ class Replay:
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """The metadata of an ended turn, or None if they were not stored."""
+        """The metadata of the turn, or None if they were not stored."""
         packed = self.whole.metadata
         return msgspec.msgpack.decode(packed, type=dict[str, Any]) if packed else None
 

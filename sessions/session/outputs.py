@@ -68,6 +68,12 @@ class SessionOutputs:
         error = None if turn.error is None else turn.error.to_wire()
         return TurnEnd(metadata["stop_reason"], encode(metadata), error)
 
+    def interrupted_metadata(self, turn: Turn) -> bytes:
+        """Return the packed metadata of *turn*, whose reader has disconnected."""
+        metadata = self.metadata(turn, logprobs=False)
+        metadata.pop("error", None)
+        return encode(metadata | {"stop_reason": DETACHED, "stop_detail": ""})
+
     def ended_turn(self) -> Replay | None:
         """Return the last turn, if its end can be read again after the session was attached."""
         resumable = self._core.conversation.history_state.resumable
@@ -120,29 +126,30 @@ class SessionOutputs:
         core, turn = self._core, turn or self._visible_turn()
         conversation, parameters = core.conversation, core.settings.parameters
         error = self._error_of(turn)
-        ended = None if turn is not None else self.ended_turn()
-        if ended is not None and (stored := ended.metadata) is not None:
+        resumable = conversation.history_state.resumable if turn is None else None
+        if resumable is not None and (stored := resumable.metadata) is not None:
             return stored | error
-        stats = turn.stats if turn is not None else None
-        counters = msgspec.structs.asdict(stats or NO_STATS)
+        counters = msgspec.structs.asdict(NO_STATS if turn is None else turn.stats_so_far())
         counters.pop("prompt_tokens")
-        if stats is None:
+        if turn is None or not turn.ended.is_set():
             counters.pop("parks")
-            counters["output_tokens"] = 0 if turn is None else len(turn.tokens)
-            counters["forced_tokens"] = 0 if turn is None else turn.forced_tokens
+        if turn is None or turn.stats is None:
+            counters["shifted"] = conversation.shifted
             failure = error.get("error", {})
             counters["stop_reason"] = failure.get("name")
             by = failure.get("data", {}).get("by")
             counters["stop_detail"] = str(by or failure.get("message", ""))
-        if turn is None and conversation.history_state.interrupted:
+        input_tokens = len(conversation.prompt)
+        if resumable is not None and not resumable.ended:
             counters["stop_reason"], counters["stop_detail"] = DETACHED, ""
+            input_tokens, counters["output_tokens"] = len(resumable.prompt), len(resumable.tokens)
         history = conversation.history_state.now
         recomputed, dropped = history.recomputed, history.dropped
         shifted_out = 0 if turn is None else sum(discard for _, discard in turn.shifts)
         current_fingerprint = conversation.vocabulary.fingerprint
         overlong = conversation.last.overlong
         return {
-            "input_tokens": len(conversation.prompt) + (overlong.tokens if overlong else 0),
+            "input_tokens": input_tokens + (overlong.tokens if overlong else 0),
             "output_tokens": counters.pop("output_tokens"),
             "llama_build_number": LLAMA_BUILD_NUMBER,
             "llama_commit": LLAMA_COMMIT,

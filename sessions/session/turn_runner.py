@@ -316,6 +316,6 @@ class TurnRunner:
             shifts=shifts,
             begin=last.begin,
             end=None if end is None else end.reason,
-            metadata=b"" if end is None else end.metadata,
+            metadata=self._outputs.interrupted_metadata(turn) if end is None else end.metadata,
             error=None if end is None else end.error,
         )

@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
+import anyio
 import pytest
 
-from inferd import AsyncClient
+from inferd import AsyncClient, Piece, QueueEvent
 from inferd.backends.errors import QuotaExceeded, Timeout
 from inferd.gateways.http.callers.caller import Caller
 from inferd.gateways.http.limits import Limits
 from inferd.gateways.http.turns import Answer, ConnectionPool, TurnRequest, TurnRunner
+from inferd.gateways.http.turns.answers import TurnProgress
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 
 pytestmark = pytest.mark.asyncio
-CONFIG = echo_model("echo")
+CONFIG = echo_model("echo") + echo_model("slow", step_ms=20)
 
 
 @asynccontextmanager
@@ -45,6 +49,42 @@ async def test_an_answer_is_charged_before_its_note_is_stored(daemon: RunningDae
             await runner.collect(caller, request)
         with pytest.raises(QuotaExceeded):
             runner.quotas.begin_request(caller, time.monotonic())
+
+
+class LeavingReader:
+    """A reader whose client disconnects at the first piece."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+
+    def note_opened(self) -> None: ...
+    def note_place(self, answer: int, place: QueueEvent) -> None: ...
+    def note_accepted(self, answer: int) -> None: ...
+    def add_progress(self, answer: int, progress: TurnProgress) -> None: ...
+    async def write_added(self) -> None: ...
+    async def write_end(self, answer: int, end: Answer) -> None: ...
+
+    def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
+        self.scope.cancel()
+
+    def write_now(self) -> bool:
+        return False
+
+
+async def test_a_client_that_disconnects_is_not_charged_for_cached_tokens(
+    daemon: RunningDaemon,
+) -> None:
+    caller = Caller(name="ada", tokens_per_minute=1000)
+    request = TurnRequest(model="slow", prompt="x" * 400, session_id="left")
+    async with runner_of(daemon) as runner:
+        first = await runner.collect(caller, replace(request, options={"n-predict": 1}))
+        used = first[0].input_tokens + first[0].output_tokens
+        reader = LeavingReader()
+        with reader.scope:
+            await runner.stream(caller, replace(request, prompt="and more"), reader)
+        assert reader.scope.cancelled_caught
+        runner.quotas.charge_tokens(caller, 1000 - used - 100, time.monotonic())
+        runner.quotas.begin_request(caller, time.monotonic())  # at least one is left
 
 
 async def test_all_prompts_are_detokenized_within_one_time(daemon: RunningDaemon) -> None:

@@ -426,6 +426,15 @@ def test_a_task_that_another_worker_had_begun_precedes_its_waiting_equals() -> N
     assert all(bench.end(number) for number in bench.reports)
 
 
+def test_a_task_that_another_worker_had_begun_keeps_the_tokens_that_were_cached_there() -> None:
+    bench = Bench()
+    begun = m.ResumePoint(age_s=3.0, started_s=1.0, cached_tokens=3)
+    bench.run(bench.submit(1, "begun", resume_point=begun))
+    assert bench.stats(1).cached_tokens == 3
+    changes = [report for report in bench.reports[1] if isinstance(report, m.StateChanged)]
+    assert [change.cached_tokens for change in changes] == [3]
+
+
 def test_leased_slots_stay_adjacent() -> None:
     bench = Bench(slots=4)
     bench.iterate(*(bench.submit(i, "some text that is long enough") for i in range(4)))
