@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ...scheduler.messages import unpack_tokens
-from ..journal.entries import Replay, StoredSession, TurnPiece, decode_history, encode
+from ..journal.entries import (
+    Replay,
+    StoredSession,
+    TurnPiece,
+    decode_history,
+    encode,
+    resumable_of,
+)
 from ..turn import Turn
 from .history import History, packed_history
 
@@ -19,6 +26,7 @@ class HistoryState:
         self.now = self.before = history or History()
         self._packed: bytes | None = None
         self._tokens = 0
+        self._interrupted = False
 
     @classmethod
     def from_stored(cls, stored: StoredSession) -> HistoryState:
@@ -28,6 +36,8 @@ class HistoryState:
         output = sum(len(unpack_tokens(piece.tokens)) for piece in stored.pieces)
         dropped = sum(discard for piece in stored.pieces for *_, discard in piece.shifts)
         new._tokens = stored.facts.tokens + output - dropped
+        last = stored.pieces[-1] if stored.pieces else resumable_of(stored.past)
+        new._interrupted = last is not None and last.end is None
         return new
 
     def replace_history(self, history: History) -> None:
@@ -37,7 +47,9 @@ class HistoryState:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last turn was interrupted."""
+        """Whether the last turn was interrupted, also of a dormant session."""
+        if self._packed is not None:
+            return self._interrupted
         return self.resumable is not None and not self.resumable.ended
 
     @property
@@ -63,10 +75,13 @@ class HistoryState:
     def pack(self, turn: Turn | None, resumable: TurnPiece | None) -> None:
         """Pack the history with *turn*; *resumable* is its whole output, if it can be resumed."""
         if resumable is not None:
+            self._interrupted = resumable.end is None
             self._packed = encode(self.now.entry(resumable))
         elif turn is None:
+            self._interrupted = self.interrupted
             self._packed = self.packed  # an earlier turn stays resumable
         else:
+            self._interrupted = False
             self._packed = encode(self.now.after(turn).entry())
 
     def make_dormant(self) -> None:

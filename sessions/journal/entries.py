@@ -266,6 +266,20 @@ encode = msgspec.msgpack.Encoder().encode
 decode_history = msgspec.msgpack.Decoder(HistoryEntry).decode
 
 
+class _Resumable(msgspec.Struct):
+    """The field of a `HistoryEntry` that is read at once; decoding skips the other fields."""
+
+    resumable: TurnPiece | None = msgspec.field(default=None, name="unfinished")
+
+
+_decode_resumable = msgspec.msgpack.Decoder(_Resumable).decode
+
+
+def resumable_of(past: bytes) -> TurnPiece | None:
+    """Return the output of the last turn on a packed history, if that can be resumed."""
+    return _decode_resumable(past).resumable
+
+
 def _boot_s() -> float:
     """Return seconds since boot, suspended time included. No user can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ...scheduler.owner import Owner
-from .entries import SessionFacts, StoredSession, TurnPiece
+from .entries import SessionFacts, StoredSession, TurnPiece, resumable_of
 from .file_version import SCHEMA, Unreadable, check_header, check_version, version_marks
 
 _WAL_BYTES = 4 << 20
@@ -256,7 +256,7 @@ def _read(
                 facts = decode_facts(_checked(packed_facts, facts_crc))
                 piece_rows = db.execute(pieces_query, (user, label, session_id))
                 pieces = tuple(_decode_piece(_checked(*row)) for row in piece_rows)
-                _decode_resumable(_checked(past, past_crc))
+                resumable_of(_checked(past, past_crc))
                 yield StoredSession(Owner(user, label), session_id, at, facts, past, pieces)
             except (msgspec.MsgspecError, TypeError, Unreadable):
                 damaged_sessions += 1
@@ -270,11 +270,4 @@ def _checked(data: bytes, crc: int) -> bytes:
     return data
 
 
-class _Resumable(msgspec.Struct):
-    """The field of a `HistoryEntry` that is checked at once; decoding skips the other fields."""
-
-    resumable: TurnPiece | None = msgspec.field(default=None, name="unfinished")
-
-
 _decode_piece = msgspec.msgpack.Decoder(TurnPiece).decode
-_decode_resumable = msgspec.msgpack.Decoder(_Resumable).decode

@@ -195,7 +195,7 @@ class TurnRunner:
         sink, compare = core.recording.watch_tokens(on_tokens), core.model.compare
         turn = Turn(client, spec, self._engine_event, sink, on_progress, compare)
         ticket.output = turn.tokens
-        core.turns_begun += 1
+        core.turns_begun += resumes is None  # a resumed turn keeps its number
         core.turn_at = ledger.seconds()
         begin = begin_of(core, call, spec)
         conversation.last = LastTurn(turn, begin, before=conversation.last.before)

@@ -8,13 +8,25 @@ from ..callers.quotas import RequestKind
 from ..exchange import Endpoint
 from ..openai.errors import ERROR_SCHEMA, error_body
 from .events import answer_events
-from .fields import CANCEL, CREATE, EVENTS, FORK, LIST, LOAD, REWIND, SWAP, UNLOAD
+from .fields import (
+    CANCEL,
+    CREATE,
+    EVENTS,
+    FORK,
+    LIST,
+    LOAD,
+    REWIND,
+    SWAP,
+    TURN_EVENTS,
+    UNLOAD,
+)
 from .models import answer_models, load_model, swap_model, unload_model
 from .queue import answer_queue
 from .rights import answer_caller
 from .session_changes import cancel_session, fork_session, rewind_session
 from .sessions import answer_session, answer_sessions, create_session, delete_session
 from .statistics import answer_statistics
+from .turn_events import answer_turn_events
 
 _read = partial(Endpoint, kind=RequestKind.READ)
 _PATH = "/v1/inferd"
@@ -26,7 +38,7 @@ class InferdApi:
 
     title = "inferd"
     prefixes = (f"{_PATH}/",)
-    tables = (LIST, CREATE, FORK, REWIND, CANCEL, LOAD, UNLOAD, SWAP, EVENTS)
+    tables = (LIST, CREATE, FORK, REWIND, CANCEL, TURN_EVENTS, LOAD, UNLOAD, SWAP, EVENTS)
     endpoints = (
         _read(method="GET", path=f"{_PATH}/caller", answer=answer_caller),
         _read(method="GET", path=f"{_PATH}/sessions", answer=answer_sessions),
@@ -34,6 +46,7 @@ class InferdApi:
         Endpoint(method="POST", path=f"{_SESSION}/fork", answer=fork_session),
         Endpoint(method="POST", path=f"{_SESSION}/rewind", answer=rewind_session),
         _read(method="POST", path=f"{_SESSION}/cancel", answer=cancel_session),
+        Endpoint(method="GET", path=f"{_SESSION}/events", answer=answer_turn_events),
         _read(method="GET", path=_SESSION, answer=answer_session),
         _read(method="DELETE", path=_SESSION, answer=delete_session),
         _read(method="GET", path=f"{_PATH}/models", answer=answer_models),

@@ -53,6 +53,12 @@ class EventsQuery(Struct, kw_only=True):
     include: str | None = None
 
 
+class TurnEventsQuery(Struct, kw_only=True):
+    """The event after which the rest of a turn is requested."""
+
+    after: str | None = None
+
+
 class Load(Struct, kw_only=True):
     """A model to load."""
 
@@ -121,6 +127,13 @@ REWIND = FieldTable(
     own_path=True,
 )
 CANCEL = FieldTable(f"{_SESSIONS}/{{session:path}}/cancel", [], kind=Nothing, own_path=True)
+TURN_EVENTS = FieldTable(
+    f"{_SESSIONS}/{{session:path}}/events",
+    [honoured("after", "the id of the last event that was read, as the header `Last-Event-ID`")],
+    kind=TurnEventsQuery,
+    own_path=True,
+    method="GET",
+)
 LOAD = FieldTable(
     f"{_MODELS}/load",
     [honoured("model"), honoured("stream", "true: events of the progress")],

@@ -19,7 +19,7 @@ from .fields import CREATE, LIST, ListQuery, NewSession
 from .ownership import is_own
 
 _ACTIVE = frozenset({"waiting", "running", "parked"})
-_SHOWN = ("model", "state", "priority", "tokens", "turns", "idle_s")
+_SHOWN = ("model", "state", "priority", "tokens", "turns", "interrupted", "idle_s")
 
 
 async def answer_sessions(exchange: Exchange) -> None:

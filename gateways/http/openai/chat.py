@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,7 +17,15 @@ from ..callers.caller import Caller
 from ..exchange import Exchange, collect_answers, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields.table import field_error
-from ..turns import Answer, TurnProgress, TurnRequest, WholeCalls, schema_options
+from ..turns import (
+    Answer,
+    EventId,
+    Rest,
+    TurnProgress,
+    TurnRequest,
+    WholeCalls,
+    schema_options,
+)
 from .chat_fields import (
     CHAT,
     ChatRequest,
@@ -41,7 +51,10 @@ async def answer_chat(exchange: Exchange) -> None:
     frame = ChatFrame(chat, request)
     try:
         if chat.stream:
-            await stream_turn(exchange, request, ChatStream(frame))
+            form = ChatStream(frame)
+            if request.session_id is not None and request.answers == 1:
+                request = replace(request, on_turn=form.number_events)
+            await stream_turn(exchange, request, form)
         else:
             answers = await collect_answers(exchange, request)
             await exchange.send_json(frame.whole(answers))
@@ -215,11 +228,32 @@ class ChatStream:
         self._timings = frame.timings
         self._calls = [WholeCalls() for _ in range(frame.chat.n)]
         self._ended: list[Answer] = []
+        self._id: EventId | None = None
+        """The id of the last event, if the events have ids."""
+
+    def number_events(self, turn: int) -> None:
+        """Give the events ids: they belong to the session's turn of this number."""
+        self._id = EventId(turn)
+
+    def continue_after(self, last: EventId) -> None:
+        """Give the events ids after that of the *last* one, which a reader has."""
+        self._id = last
+
+    def _next_id(self, piece: Piece | None = None, calls: int = 0) -> bytes:
+        """Return the line of the id after a piece and tool calls, if the events have ids."""
+        if self._id is None:
+            return b""
+        if piece is not None:
+            self._id = self._id.after(str(piece).encode(), piece.reasoning.encode(), calls)
+        elif calls:
+            self._id = self._id.after(b"", calls=calls)
+        return self._id.line
 
     def begin(self) -> bytes:
         """Return the chunks with the role of each answer."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk(number, delta) for number in range(self._chat.n))
+        chunks = b"".join(self._chunk(number, delta) for number in range(self._chat.n))
+        return self._next_id() + chunks
 
     def waiting(self, place: QueueEvent | None) -> bytes:
         """Return a comment with the place in the queue."""
@@ -235,7 +269,8 @@ class ChatStream:
         """Return the chunk of a piece."""
         more = self._timings.of_piece(answer)
         if piece and not (piece.reasoning or piece.tool_calls or probabilities or more):
-            return self._text_heads[answer] + _encode(str(piece)) + self._text_tail
+            text = self._text_heads[answer] + _encode(str(piece)) + self._text_tail
+            return text if self._id is None else self._next_id(piece) + text
         delta: dict[str, Any] = {}
         if piece:
             delta["content"] = str(piece)
@@ -243,25 +278,41 @@ class ChatStream:
             delta["reasoning_content"] = piece.reasoning
         if piece.tool_calls:
             self._add_calls(delta, answer, self._calls[answer].add_parts(piece.tool_calls))
-        return (
-            self._chunk(answer, delta, probabilities, more=more) if delta or probabilities else b""
-        )
+        if not (delta or probabilities):
+            return b""
+        calls = len(delta.get("tool_calls", ()))
+        return self._next_id(piece, calls) + self._chunk(answer, delta, probabilities, more=more)
+
+    def rest(self, rest: Rest) -> bytes:
+        """Return the chunk of a part of the answer, for a reader who continues."""
+        delta: dict[str, Any] = {}
+        if rest.text:
+            delta["content"] = rest.text
+        if rest.reasoning:
+            delta["reasoning_content"] = rest.reasoning
+        if rest.calls:
+            first = rest.id.calls - len(rest.calls)
+            delta["tool_calls"] = _numbered_calls(rest.calls, first)
+        self._id = rest.id
+        return self._id.line + self._chunk(0, delta)
 
     def _add_calls(self, delta: dict[str, Any], answer: int, calls: list[ToolCall]) -> None:
         if calls:
-            first = self._calls[answer].calls - len(calls)
-            delta["tool_calls"] = [
-                {"index": number, **_call(call)} for number, call in enumerate(calls, first)
-            ]
+            delta["tool_calls"] = _numbered_calls(calls, self._calls[answer].calls - len(calls))
 
     def end(self, answer: int, end: Answer) -> bytes:
         """Return the last chunks of an answer."""
         self._ended.append(end)
         delta: dict[str, Any] = {}
         self._add_calls(delta, answer, self._calls[answer].finish())
-        rest = self._chunk(answer, delta, end.probabilities) if delta or end.probabilities else b""
+        rest = b""
+        if delta or end.probabilities:
+            rest = self._next_id(calls=len(delta.get("tool_calls", ())))
+            rest += self._chunk(answer, delta, end.probabilities)
         more = self._timings.of_end(end)
-        return rest + self._chunk(answer, {}, end=end, more=more)
+        if self._id is not None:
+            self._id = self._id._replace(ended=True)
+        return rest + self._next_id() + self._chunk(answer, {}, end=end, more=more)
 
     def _chunk(
         self,
@@ -301,6 +352,10 @@ def waiting_comment(place: QueueEvent | None) -> bytes:
         return b": waiting\n\n"
     starts = "" if place.starts_in_s is None else f", starts in {place.starts_in_s:.1f} s"
     return f": waiting, place {place.position} of {place.waiting}{starts}\n\n".encode()
+
+
+def _numbered_calls(calls: Sequence[ToolCall], first: int) -> list[dict[str, Any]]:
+    return [{"index": number, **_call(call)} for number, call in enumerate(calls, first)]
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

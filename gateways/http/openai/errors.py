@@ -20,6 +20,9 @@ _CODES: tuple[tuple[type[InferdError], str], ...] = (
     (e.LoadFailed, "load_failed"),
     (e.OutOfMemory, "out_of_memory"),
     (e.Cancelled, "cancelled"),
+    (e.ConnectionLost, "connection_lost"),
+    (e.ShuttingDown, "shutting_down"),
+    (e.WorkerCrashed, "worker_crashed"),
 )
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES_BY_STATUS = {

@@ -33,6 +33,10 @@ class TurnRequest:
     note: Callable[[Answer], bytes] | None = None
     progress: bool = False
     """Pass the progress of a streamed answer's prompt to its reader."""
+    on_turn: Callable[[int], None] | None = None
+    """Called with the number of the turn of a session with an id, once this is open. Further
+    readers can then read the only answer of the streamed turn.
+    """
     on_prompt: Callable[[int, list[dict[str, Any]]], None] | None = None
     """Called before the first piece of a streamed answer with its number and the logprobs of the
     prompt, if there are any.

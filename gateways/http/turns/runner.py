@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from ....backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, Timeout
+from ....backends.errors import InferdError, InvalidArgument, NotFound, Timeout
 from ....ipc.client import Answer as ClientAnswer
 from ....ipc.client import (
     AsyncClient,
@@ -22,6 +22,7 @@ from ....ipc.client import (
     Graph,
     HistoryResult,
     Piece,
+    QueueEvent,
     Reply,
 )
 from ....ipc.priorities import Priority
@@ -30,10 +31,11 @@ from ..callers.quotas import Quotas
 from ..limits import CLOSE_S_MAX, Limits
 from .answers import Answer, TurnProgress, TurnReader, finish_reason_of
 from .health import DaemonHealth
+from .live import LiveTurn
 from .pool import ConnectionPool
 from .precheck import TurnPrecheck
 from .request import TurnRequest
-from .reservations import SessionReservations
+from .reservations import SessionReservations, turn_cancelled
 from .snapshots import Snapshots
 
 log = logging.getLogger(__name__)
@@ -102,20 +104,21 @@ class TurnRunner:
         async with self._open(caller, request, requests=request.answers) as session:
             load_s = time.monotonic() - began
             reader.note_opened()
+            live = await self._begin_live(caller, request, session)
             branches = await session.fork(request.answers - 1) if request.answers > 1 else []
             streams = []
             for number, each in enumerate([session, *branches]):
                 progress = _ReportedProgress(reader, number) if request.progress else None
                 stream = each.stream(
                     request.prompt,
-                    on_queue=partial(reader.note_place, number),
+                    on_queue=_place_sink(reader, number, live),
                     on_start=partial(reader.note_accepted, number),
                     on_prompt=None if progress is None else progress.note_prompt,
                     **self._turn_keywords(request, deadline, number),
                 )
                 streams.append((stream, progress))
             if len(streams) == 1:
-                end = await self._read_stream(caller, request, *streams[0], 0, reader, load_s)
+                end = await self._read_stream(caller, request, *streams[0], 0, reader, load_s, live)
                 await self._store_note(session, request, end)
                 if request.session_id is None:
                     await reader.write_end(0, end)
@@ -151,8 +154,9 @@ class TurnRunner:
         number: int,
         reader: TurnReader,
         load_s: float,
+        live: LiveTurn | None = None,
     ) -> Answer:
-        """Write the pieces of a stream to *reader*, and return its end."""
+        """Write the pieces of a stream to *reader* and to *live*, and return its end."""
         written = 0
         scored = False
         error: InferdError | None = None
@@ -171,6 +175,8 @@ class TurnRunner:
                 written += len(probabilities)
                 if progress is not None:
                     progress.note_tokens(len(stream.tokens))
+                if live is not None:
+                    live.add_piece(piece)
                 reader.add_piece(number, piece, probabilities)
             return reader.write_now()
 
@@ -190,7 +196,25 @@ class TurnRunner:
                 load_s=load_s,
             )
             self._charge(caller, answer, number)  # a client's disconnect does not save tokens
+        if live is not None:
+            live.note_end(answer)
         return answer
+
+    async def _begin_live(
+        self, caller: Caller, request: TurnRequest, session: AsyncSession
+    ) -> LiveTurn | None:
+        """Begin the turn that others can read, if the request has one."""
+        if request.on_turn is None or request.session_id is None:
+            return None
+        reservation = self.reservations.find(caller, request.session_id)
+        assert reservation is not None and reservation.live is not None, "`_open` reserves it"
+        async with self.pool.lease(caller) as client:
+            entries = await client.sessions(session_id=request.session_id)
+        # A caller without a label is told of the sessions of all labels with this id.
+        turn = 1 + next(e["turns"] for e in entries if e["context"] == session.context)
+        request.on_turn(turn)
+        reservation.live.begin(turn, session.model)
+        return reservation.live
 
     async def _store_note(
         self, session: AsyncSession, request: TurnRequest, answer: Answer
@@ -301,14 +325,15 @@ class TurnRunner:
             async with self._lease_session(caller, request, requests) as session:
                 yield session
             return
-        with self.reservations.reserve(caller, request.session_id) as reservation:
+        live = None if request.on_turn is None else LiveTurn()
+        with self.reservations.reserve(caller, request.session_id, live) as reservation:
             with reservation.scope:
                 if request.branch_of is not None:
                     await self._branch(caller, request)
                 async with self._lease_session(caller, request, requests) as session:
                     yield session
             if reservation.scope.cancelled_caught:
-                raise Cancelled("the turn was cancelled by another request of its caller")
+                raise turn_cancelled()
 
     @asynccontextmanager
     async def _lease_session(
@@ -407,6 +432,20 @@ def no_previous(response_id: str) -> InvalidArgument:
         hint="send the whole history as input",
         data={"param": "previous_response_id"},
     )
+
+
+def _place_sink(
+    reader: TurnReader, number: int, live: LiveTurn | None
+) -> Callable[[QueueEvent], None]:
+    """Return a function that passes the places of an answer's turn in the queue on."""
+    if live is None:
+        return partial(reader.note_place, number)
+
+    def note_place(place: QueueEvent) -> None:
+        live.note_place(place)
+        reader.note_place(number, place)
+
+    return note_place
 
 
 class _ReportedProgress(TurnProgress):

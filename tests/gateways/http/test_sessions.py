@@ -224,7 +224,7 @@ def test_a_client_that_disconnects_leaves_the_session_with_its_answer_so_far(
     body: dict[str, Any] = {"model": "slow", "messages": message("x" * 3000)}
     body |= {"session_id": "left", "stream": True}
     with caller.opened("POST", "/v1/chat/completions", body) as response:
-        while not json.loads(response.readline().removeprefix(b"data: ") or "{}"):
+        while not response.readline().startswith(b"data: "):
             pass
         wait_until(lambda: [task for task in client.queue() if task["output_tokens"] > 1])
     caller.post("/sessions/left/cancel")

@@ -333,8 +333,10 @@ export interface SessionInfo {
   tokens: number;
   /** whether it is written to the journal; false if the daemon cannot write; nil without an id, or without `persist` */
   persisted: boolean | null;
-  /** turns begun so far */
+  /** turns begun so far; a resumed turn keeps its number */
   turns: number;
+  /** whether its last turn was interrupted and can be resumed; false during a turn */
+  interrupted: boolean;
   /** time since its last use; 0 during a turn */
   idle_s: number;
   /** whether it counts in the maximum of sessions; false if it is dormant or has yielded its place */
