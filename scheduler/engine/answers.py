@@ -43,10 +43,12 @@ class Answers:
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._counts = metrics.counts
 
-    def sample_tokens(self, tasks: Iterable[Task]) -> None:
+    def sample_tokens(self, tasks: Sequence[Task]) -> None:
         """Add a token to the answer of each task whose reader takes one, and the tokens that a
         grammar forces behind it. All *tasks* have logits.
         """
+        if not tasks:
+            return
         now = self._clock.now
         for task in tasks:
             if task.prompt_done_at is None:
@@ -80,8 +82,11 @@ class Answers:
         Their readers did not take these tokens before. A task on trial gets none, because it
         computes each token before the next.
         """
-        for task in tasks:
-            able = task.spec.sampling.has_grammar and task.spec.n_predict and not task.trial_tokens
+        constrained = [t for t in tasks if t.spec.sampling.has_grammar]
+        if not constrained:
+            return
+        for task in constrained:
+            able = task.spec.n_predict and not task.trial_tokens
             if able and task.wants_token and not task.prefilling:
                 self._extend_answer(task)
         self._recorder.record_activity(ActivityKind.OTHER)
@@ -106,9 +111,11 @@ class Answers:
         """Return whether *task* takes another token, which may be reported in *event*."""
         if self._tasks.find_task(task.spec.id) is not task or task.pending > FORCED_MAX:
             return False
-        if event is not None and task.trial_tokens:
-            return False
-        if event is None or task.spec.pull:
+        if event is None:
+            return task.wants_token
+        if task.trial_tokens or not task.spec.sampling.has_grammar:
+            return False  # only a grammar forces tokens
+        if task.spec.pull:
             return task.wants_token
         return task.comparing_since is None
 

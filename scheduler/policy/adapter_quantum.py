@@ -54,9 +54,11 @@ def plan_adapters(
     whose owner is further behind by `ADAPTERS_LAG_S`. Another one of the same class takes over at
     the end of the present quantum, unless its owner was served more.
     """
-    present = quantum.adapters
+    present, tasks = quantum.adapters, [t for t in tasks if t.has_work]
+    if all(t.spec.adapters == present for t in tasks):
+        return present
     first: dict[tuple[str, ...], Task] = {}
-    for task in sorted((t for t in tasks if t.has_work), key=order.key):
+    for task in sorted(tasks, key=order.key):
         first.setdefault(task.spec.adapters, task)
     own = first.pop(present, None)
     if not first:
