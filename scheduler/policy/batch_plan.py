@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import msgspec
 
 from ...backends import Chunk
+from ..priority import Priority
 from ..settings import EngineSettings
 from ..task import Task
 from .cost import StepCost, StepLoad
 from .forced_chunks import plan_forced
 from .order import Order
-from .step_budget import StepBudget, forced_tokens_s, prompts_step_s
+from .step_budget import REST_SHARE_ALONE, StepBudget, forced_tokens_s, prompts_step_s
 
 FIRST_STEP_TOKENS = 32
 """Prompt tokens of the very first step, before the machine's speed is known."""
@@ -129,6 +130,8 @@ def plan_tokens(
     own = max(map(order.effective_unreserved, prompts))
     step.seconds = prompts_step_s(own, decoding, prompts, order, settings, cost)
     step.seconds = max(min(step.seconds, seconds_max), 1.5 * step.predicted_s())
+    if len(tasks) == 1 and own > Priority.LOW and not order.guarantees.parts:
+        step.rest_share = REST_SHARE_ALONE
     for task in prompts:
         counts[id(task)] = step.schedule_prompt(task)
     return [ScheduledTokens.of_task(t, counts[id(t)]) for t in tasks if counts.get(id(t))]

@@ -23,6 +23,11 @@ of several users.
 """
 PASS_SHARE = 0.05
 """A step of prompts that delays no stream is long enough that its pass takes this share of it."""
+REST_SHARE, REST_SHARE_ALONE = 1 / 4, 1 / 2
+"""A rest of a prompt of at most this share of a chunk is added to the chunk: beside other tasks,
+and if the prompt is alone. SmolLM2-135M computes 54 tokens in 107 ms at once, and in 116 ms in two
+steps.
+"""
 CHUNK_MIN = 8
 """A smaller chunk is not scheduled unless it ends its prompt, because each chunk has a cost of its
 own.
@@ -42,6 +47,7 @@ class StepBudget:
     """Tokens that may have logits besides the last one of each chunk."""
     logits: int = 0
     """Those that have."""
+    rest_share: float = REST_SHARE
 
     def predicted_s(self) -> float:
         """Return the seconds that the chunks so far will take."""
@@ -61,7 +67,7 @@ class StepBudget:
             return 0  # the prompts before it use the step's logits
         most = min(most, scored)
         count = max(self._fitting(task, most), min(most, self.tokens_min))
-        if most - count <= count // 4:
+        if most - count <= count * self.rest_share:
             count = most
         elif count < CHUNK_MIN:
             count = 0

@@ -335,6 +335,19 @@ def test_the_last_tokens_of_a_prompt_are_added_and_a_few_do_not_begin_one() -> N
     assert [r.count for r in rest] == [16], "unless nothing else would advance"
 
 
+def test_a_prompt_alone_is_not_divided_for_a_rest_of_half_a_chunk() -> None:
+    settings = EngineSettings(step_s_target=0.305)
+    for tokens, beside, chunk in ((30, False, 30), (31, False, 20), (30, True, 20)):
+        slots = slots_of(2)
+        running(slots[0], task(0, tokens=tokens))
+        if beside:
+            running(slots[1], task(1, tokens=100))
+
+        batch = batch_of(slots, order(), settings, 512, Known(0.01, pass_s=0.0))
+
+        assert batch[0].count == chunk, (tokens, beside)
+
+
 def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
     slots = slots_of(3)
     running(slots[0], task(1, tokens=30, priority=Priority.URGENT))
