@@ -60,7 +60,7 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """The embedding context. It is created at its first use and counts in `total` from then on."""
     embedding_devices: dict[str, int] = {}
     """The embedding context's bytes by the device's name."""
-    probing: int = 0
+    measuring: int = 0
     """The contexts of a probe runner on the host, in addition to `total`; 0: the settings of this
     model are not measured.
     """

@@ -102,7 +102,7 @@ class LlamaMemoryEstimator:
         need = self._with_gaps(total_need(*self._taken(context)), params)
         need = replace(need, options=self._added_by_options(spec, need))
         if not encoder:
-            need = replace(need, probing=self._of_probes(spec))
+            need = replace(need, measuring=self._of_probes(spec))
         self._log.clear()
         context = open_embedding_context(
             spec, self._options, self._model, info, self._values, self._log

@@ -219,7 +219,7 @@ def test_a_models_own_context_is_not_touched(tmp_path: Path) -> None:
 def test_contexts_take_no_more_memory_than_estimated(tmp_path: Path) -> None:
     path = write_tiny("llama", tmp_path)
     with contextlib.closing(estimate_memory(spec_of(path))) as estimator:
-        estimated = estimator.need(estimator.shape).probing
+        estimated = estimator.need(estimator.shape).measuring
     with loaded(path) as model, contextlib.closing(model.probe_runner()) as runner:
         most = 0
         for name in ("decode-16", "deep-step"):
@@ -239,7 +239,7 @@ def test_no_memory_is_reserved_for_a_model_whose_settings_are_set(
     file = write_sparse(tmp_path / "deep.gguf", DEEP)
     spec = ModelSpec(name="m", path=str(file), options=options)
     with contextlib.closing(estimate_memory(spec)) as estimator:
-        assert estimator.need(estimator.shape).probing == 0
+        assert estimator.need(estimator.shape).measuring == 0
 
 
 def test_an_encoder_has_no_probes(tmp_path: Path) -> None:
