@@ -150,6 +150,22 @@ def traceparent_of(given: str | None) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
 
 
+async def open_file(
+    run_in_thread: Callable[..., Awaitable[int]], path: str | os.PathLike[str]
+) -> int:
+    """Return a descriptor of one of the user's files, opened for reading.
+
+    :raises InvalidArgument: it cannot be read.
+    """
+    try:
+        return await run_in_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise InvalidArgument(
+            f"{os.fspath(path)} cannot be read: {exc.strerror}",
+            hint="check the path and its permissions",
+        ) from None
+
+
 class Payload:
     """A frame's tensors, and memfds of the tensors that do not fit. Close it after sending.
 

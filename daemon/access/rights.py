@@ -39,7 +39,7 @@ _USE = (
 )
 _MANAGE = (
     *("unload_model", "pin", "unpin", "swap", "add_adapter", "remove_adapter"),
-    *("export_model", "import_model", "end_model_transfer", "copy_model"),
+    *("add_model", "export_model", "import_model", "end_model_transfer", "copy_model"),
     *("log_level", "export_session", "import_session", "end_transfer"),
     *("read_copy", "store_copy"),
 )

@@ -114,15 +114,35 @@ class Part:
         """Make the file share the blocks of *source* (a reflink) and read it; return False if the
         file system cannot do that.
         """
+        with source.open("rb") as file:
+            if not self.clone_descriptor(file.fileno()):
+                return False
+        self._read()
+        return True
+
+    def clone_descriptor(self, descriptor: int) -> bool:
+        """Make the file share the blocks of a file, for `read_block` to count them; return False if
+        the file system cannot do that.
+        """
         self.remove()
         self._file = self.path.open("x+b")
         try:
-            with source.open("rb") as file:
-                fcntl.ioctl(self._file, _FICLONE, file.fileno())
+            fcntl.ioctl(self._file, _FICLONE, descriptor)
         except OSError:
             return False
-        self._read()
         return True
+
+    def read_block(self) -> bool:
+        """Read and count the next block of a file that was not written by `write_block`; return
+        whether there was one.
+
+        :raises PullFailed: the file is not GGUF.
+        """
+        assert self._file is not None
+        block = self._file.read(BLOCK)
+        if block:
+            self._count(block, "checking")
+        return bool(block)
 
     def write_block(self, block: bytes) -> None:
         """Append *block*; the header is checked as soon as it is complete.
@@ -135,13 +155,14 @@ class Part:
         self._file.write(block)
         self._count(block, self.stage)
 
-    def check_space(self, total: int | None) -> None:
-        """Set the total size, and check that the disk has space for the rest.
+    def check_space(self, total: int | None, *, keep_free: int = 0) -> None:
+        """Set the total size, and check that the disk has space for the rest, of which *keep_free*
+        bytes stay free.
 
         :raises PullFailed: the disk has too little free space.
         """
         self.total = total
-        free = shutil.disk_usage(self.path.parent).free
+        free = max(0, shutil.disk_usage(self.path.parent).free - keep_free)
         if total is not None and total - self.size > free:
             raise PullFailed(
                 f"{self.origin} needs {total - self.size} bytes, {self.path.parent} has {free}",
@@ -212,9 +233,8 @@ class Part:
             raise
 
     def _read(self) -> None:
-        assert self._file is not None
-        while block := self._file.read(BLOCK):
-            self._count(block, "checking")
+        while self.read_block():
+            pass
 
     def _count(self, block: bytes, stage: str) -> None:
         self._digest.update(block)

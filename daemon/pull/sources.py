@@ -43,14 +43,23 @@ class LocalFile:
         except OSError:
             return ""  # `fetch` reports the error
 
-    def fetch(self, part: Part) -> str:
-        """Copy the file, or share its blocks with the copy where the file system can."""
+    def find(self) -> Path:
+        """Return the path of the file itself.
+
+        :raises NotFound: it does not exist.
+        :raises InvalidArgument: it is a folder or a device.
+        """
         try:
             path = self.path.resolve(strict=True)
         except (OSError, RuntimeError):
             raise NotFound(f"the file {self.path} does not exist", hint="check the path") from None
         if not path.is_file():
             raise InvalidArgument(f"{self.path} is not a file", hint="name a GGUF file")
+        return path
+
+    def fetch(self, part: Part) -> str:
+        """Copy the file, or share its blocks with the copy where the file system can."""
+        path = self.find()
         part.stage = "copying"
         part.total = path.stat().st_size
         if not part.clone_file(path):

@@ -104,16 +104,41 @@ def _fetch_locked(
     return pulled
 
 
-def publish_part(part: Part, target: Path, name: str) -> None:
-    """Rename a finished file, so that the model exists under *name* even after a power failure."""
+def publish_part(part: Part, target: Path, name: str, *, replace: bool = True) -> None:
+    """Rename a finished file, so that the model exists under *name* even after a power failure.
+
+    :raises PullFailed: not *replace*, and the name has a file.
+    """
     for note, text in part.notes.items():
         target.with_name(f"{name}.{note}").write_bytes(text)
-    os.replace(part.path, target)
+    if replace:
+        os.replace(part.path, target)
+    else:
+        _rename_new(part.path, target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def exists_error(target: Path) -> PullFailed:
+    """Return the error for a model whose file would replace another one."""
+    return PullFailed(f"{target.name} exists already", hint="remove it first: `inferd rm`")
+
+
+def _rename_new(path: Path, target: Path) -> None:
+    """Rename a file without replacing another one, even one that was made at this moment."""
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        raise exists_error(target) from None
+    except OSError:  # the file system has no hard links
+        if os.path.lexists(target):
+            raise exists_error(target) from None
+        os.replace(path, target)
+    else:
+        os.unlink(path)
 
 
 def files_of(name: str, models_dir: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from ..handles import Context, Graph
 from ..messages import (
     PROTOCOL_VERSION,
     AddAdapterResult,
+    AddModelResult,
     ComputeResult,
     CopyModelResult,
     DrainResult,
@@ -40,6 +41,7 @@ from .sync.sync_streams import Pull, Stream
 __all__ = (
     "PROTOCOL_VERSION",
     "AddAdapterResult",
+    "AddModelResult",
     "Answer",
     "AsyncClient",
     "AsyncPull",

@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from ...backends.errors import InvalidArgument
 from ...backends.split_gguf import PART
 from .. import messages as w
 from ..handles import Graph
-from ..payloads import Config, Prompt, json_text
+from ..payloads import Config, Prompt, json_text, open_file
 from ..priorities import Priority
 from .caller import as_event
 from .connection.inflight import InFlight
@@ -71,13 +70,7 @@ class AsyncClient(AsyncEmbedding):
         """
         if PART.fullmatch(os.path.basename(path)):
             return await self._load_path(path, config, target, on_progress, timeout)
-        try:
-            fd = await self._driver.run_in_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as exc:
-            raise InvalidArgument(
-                f"{os.fspath(path)} cannot be read: {exc.strerror}",
-                hint="check the path and its permissions",
-            ) from None
+        fd = await open_file(self._driver.run_in_thread, path)
         builders: list[bytes | str] = [] if config is None else [b"", json_text(config)]
         try:
             return await self.load(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from .. import messages as w
-from ..payloads import Message
+from ..payloads import Message, open_file
 from ..priorities import Priority
+from .caller import as_event
 from .results import ModelInfo
 from .streams.texts import Rendered
-from .wasi_calls import AsyncWasiCalls
+from .wasi_calls import AsyncWasiCalls, ProgressCallback
 
 
 class AsyncOperations(AsyncWasiCalls):
@@ -128,6 +130,48 @@ class AsyncOperations(AsyncWasiCalls):
         """Delete a named state; return whether there was one. Contexts that began with it stay."""
         params = w.DeleteStateParams(name=name)
         return (await self._call("delete_state", params, w.DeleteStateResult, timeout)).deleted
+
+    async def add_model(
+        self,
+        name: str,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        sha256: str = "",
+        notes: Mapping[str, bytes] | None = None,
+        with_hash: bool = False,
+        on_progress: ProgressCallback | None = None,
+        timeout: float | None = None,
+    ) -> w.AddModelResult:
+        """Copy one of the user's own files to the daemon's models directory, for all users (right
+        `manage`). The daemon gets its descriptor, not its path.
+
+        Nothing is replaced. Without a *path* nothing is changed; the result is the file that the
+        daemon has under this name, *with_hash* also its hash. *notes* are texts to keep beside the
+        file, such as its licence.
+        """
+        params = w.AddModelParams(
+            name=name,
+            sha256=sha256,
+            notes={} if notes is None else dict(notes),
+            with_hash=with_hash,
+            progress=on_progress is not None,
+        )
+        if path is None:
+            return await self._call("add_model", params, w.AddModelResult, timeout)
+        fd = await open_file(self._driver.run_in_thread, path)
+        try:
+            params.fd = 0
+            return await self._call(
+                "add_model",
+                params,
+                w.AddModelResult,
+                timeout,
+                descriptors=[fd],
+                on_event=on_progress
+                and (lambda event: on_progress(as_event(event, w.ProgressEvent).progress)),
+            )
+        finally:
+            os.close(fd)
 
     async def copy_model(
         self, name: str, to: str, *, sha256: str = "", timeout: float | None = None

@@ -91,6 +91,9 @@ CALLS: dict[str, Call] = {
     "export_model": Call(model_transfers.ExportModelParams, model_transfers.ExportModelResult),
     "import_model": Call(model_transfers.ImportModelParams, model_transfers.ImportModelResult),
     "end_model_transfer": Call(model_transfers.EndModelTransferParams, Empty),
+    "add_model": Call(
+        model_transfers.AddModelParams, model_transfers.AddModelResult, (graphs.ProgressEvent,)
+    ),
     "copy_model": Call(model_transfers.CopyModelParams, model_transfers.CopyModelResult),
     "sessions": Call(monitoring.SessionsParams, monitoring.SessionsResult),
     "queue": Call(monitoring.QueueParams, monitoring.QueueResult),

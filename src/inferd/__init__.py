@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "AddAdapterResult",
+    "AddModelResult",
     "Answer",
     "AsyncClient",
     "AsyncPull",
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     )
     from .ipc.client import (
         AddAdapterResult,
+        AddModelResult,
         Answer,
         AsyncClient,
         AsyncPull,

@@ -334,6 +334,7 @@ ANSWERS: dict[str, Answer] = {
     "history": _fixed(messages=[{"role": "user"}], turns=[0], session={"context": 12}),
     "delete_session": _fixed(deleted=True),
     "end_transfer": _fixed(),
+    "add_model": _fixed(file="/models/m.gguf", size_bytes=9, sha256="f"),
     "export_model": _fixed(data=b"part", size=9),
     "import_model": _fixed(arrived=True),
     "end_model_transfer": _fixed(),

@@ -113,12 +113,12 @@ def _builder_name(builders: list[bytes]) -> str:
 async def _take_file(request: Request, fd: int) -> PassedFile:
     """Return the file that was passed with a request, for the model to keep."""
     user = request.connection.user
-    status = await user.run(_check_file, fd)
+    status = await user.run(check_passed_file, fd)
     request.take_descriptor(fd)
     return PassedFile(fd, status.st_size, identity_of(status), partial(user.close, (fd,)))
 
 
-def _check_file(fd: int) -> os.stat_result:
+def check_passed_file(fd: int) -> os.stat_result:
     """Return the status of the file behind *fd*, which must not be open for writing."""
     status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
     if not stat.S_ISREG(status.st_mode):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -35,32 +37,53 @@ def pull(
     ] = False,
     config: ConfigFile = None,
     models_dir: ModelsDir = None,
+    socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Download a model to the models directory.
+    """Download a model for the daemon that answers, or else to the user's models directory.
 
     An interrupted download resumes where it stopped. A model that is there already is up to date.
+    A daemon with a folder of its own, such as the service, gets the file if you may manage it;
+    otherwise a line says why not. --models-dir names the folder instead.
     """
+    from ...config.model_settings import check_model_name
     from ...config.sources import load_config
+    from ...pull.destination import Destination
     from ...pull.sources import KNOWN_MODELS, OLD_NAMES, known_name, parse_source
     from ...pull.target import fetch
+    from ..pull_handover import add_to_daemon, find_destination
 
-    directory = load_config({"config": config, "models_dir": models_dir}).models_dir
+    folder = load_config({"config": config, "models_dir": models_dir}).models_dir
+    found = parse_source(source)
+    name = check_model_name(name or found.name)
     known = known_name(source)
     if known and not as_json:
         if source.lower() in OLD_NAMES:
             note(f"{source} is now called {known}")
         note(f"{known}: {KNOWN_MODELS[known].description}")
+    is_named = models_dir or config or _names_folder(os.environ)
+    destination = Destination(folder) if is_named else find_destination(socket, folder, name)
+    if destination.note:
+        note(destination.note)
     with bytes_bar(show=not as_json) as progress:
-        pulled = fetch(
-            parse_source(source), directory, name=name, sha256=sha256, force=force,
-            progress=progress,
-        )  # fmt: skip
+        if destination.is_handed_over:
+            pulled = add_to_daemon(
+                socket, found, destination, name, sha256, force=force, progress=progress
+            )
+        else:
+            pulled = fetch(
+                found, destination.folder, name=name, sha256=sha256, force=force, progress=progress
+            )
     state = "up to date, " if pulled.up_to_date else ""
     text = f"{pulled.file}: {state}{size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
     write_result(as_json, msgspec.structs.asdict(pulled), text)
     if not as_json:
         note(f'try: inferd run {pulled.name} "Say hello."')
+
+
+def _names_folder(environ: Mapping[str, str]) -> bool:
+    """Return whether the user has named a models directory, or a file that may."""
+    return bool(environ.get("INFERD_MODELS_DIR") or environ.get("INFERD_CONFIG"))
 
 
 def rm(

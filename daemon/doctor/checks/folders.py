@@ -7,11 +7,13 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 
 from ....backends.gguf.kinds import other_content
 from ...config.settings import Config
+from ...config.sources import ConfigError, load_config
 from ...residency.model_files import (
     FileNotOffered,
     FoundModels,
@@ -48,6 +50,8 @@ class Models(msgspec.Struct, frozen=True):
     not_offered: list[FileNotOffered] = []
     unreadable: dict[str, str] = {}
     """The place that denies the daemon access, by file."""
+    pull: str = "inferd pull smollm2"
+    """The command by which the caller gets a model into the folder."""
 
     @property
     def smallest(self) -> tuple[str, int] | None:
@@ -78,7 +82,25 @@ def inspect_models(config: Config, account: Account) -> Models:
         missing=missing,
         not_offered=others,
         unreadable={part: place for part, place in denials.items() if place},
+        pull=pull_command(account.uid, os.geteuid(), folder, _own_folder()),
     )
+
+
+def pull_command(daemon: int, caller: int, folder: Path, own_folder: Path | None) -> str:
+    """Return the command by which the user *caller*, whose own daemon has *own_folder*, gets a
+    model into the *folder* of a daemon of the user *daemon*.
+    """
+    command = "inferd pull smollm2"
+    if daemon == caller:
+        return command if folder == own_folder else f"{command} --models-dir {quote(str(folder))}"
+    return command if caller == 0 else f"sudo {command}"
+
+
+def _own_folder() -> Path | None:
+    try:
+        return load_config().models_dir
+    except ConfigError:
+        return None
 
 
 def check_models(models: Models) -> Iterator[Finding]:
@@ -102,9 +124,9 @@ def check_models(models: Models) -> Iterator[Finding]:
             "replace, rename or remove it; `inferd models --all` lists all such files",
         )
     if not models.exists:
-        yield warn(f"the folder {models.folder} does not exist", "`inferd pull smollm2` creates it")
+        yield warn(f"the folder {models.folder} does not exist", f"`{models.pull}` creates it")
     elif not models.files and not models.denied_at:
-        yield warn(f"no model in {models.folder}", "`inferd pull smollm2` gets a small one")
+        yield warn(f"no model in {models.folder}", f"`{models.pull}` gets a small one")
     elif models.files:
         size = size_text(sum(models.sizes.values()))
         others = "".join(

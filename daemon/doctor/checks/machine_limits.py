@@ -114,11 +114,11 @@ def check_memory(
             f" {size_text(machine.total_bytes)}",
             "lower it, or leave it out to use the free memory",
         )
-    if smallest is not None and smallest[1] > machine.free_bytes:
+    if models is not None and smallest is not None and smallest[1] > machine.free_bytes:
         yield fail(
             f"{free} are free for models, but the smallest model file, {smallest[0]}, has"
             f" {size_text(smallest[1])}",
-            "end other programs, or get a smaller model: `inferd pull smollm2`",
+            f"end other programs, or get a smaller model: `{models.pull}`",
         )
         return
     limited = machine.total_bytes < machine.memory_bytes

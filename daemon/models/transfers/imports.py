@@ -1,4 +1,4 @@
-"""Files of models that arrive part by part, from another daemon.
+"""Files of models that arrive part by part, from another daemon or from a client's descriptor.
 
 Until a file has passed its checks, it is ``NAME.gguf.import`` in the models directory, and `inferd
 pull` of the same name is locked out. One rename publishes the model. A file whose daemon was killed
@@ -7,19 +7,26 @@ is removed at the next start.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from ....backends.errors import BackendError, Busy, InvalidArgument
+from ....ipc.server.descriptors.client_descriptors import UserDescriptors
 from ...config.model_settings import check_model_name
-from ...pull.part import Part, PullFailed
-from ...pull.target import locked_name, publish_part, write_error
+from ...pull.part import BLOCK, Part, PullFailed, hash_file
+from ...pull.target import exists_error, locked_name, publish_part, write_error
 from .owned_transfers import OwnedTransfers
 
 IMPORTS_MAX = 2
+FREE_BYTES_MIN = 256 << 20
+"""Disk space that an import leaves to others, such as the journal of sessions."""
 SUFFIX = ".gguf.import"
 
 
@@ -32,7 +39,7 @@ class ModelImport:
         self._target = models_dir / f"{name}.gguf"
         self._part = Part(models_dir / f"{name}{SUFFIX}", f"the copy of {name}", _no_progress)
         self._stack = ExitStack()
-        self._is_open = False
+        self._is_open = self._is_clone = False
         self.lock = anyio.Lock()
         """Held while a part is written, and while the file is removed."""
 
@@ -41,27 +48,61 @@ class ModelImport:
         """The bytes that were written."""
         return self._part.size
 
+    @property
+    def sha256(self) -> str:
+        """The hash of the bytes that were written."""
+        return self._part.sha256
+
     def write(self, data: bytes, sha256: str) -> bool:
         """Write the next part. With the last one, check the file and publish it; return whether
         that has happened.
 
         :raises BackendError: the file cannot be written, or fails its checks.
         """
-        try:
+        with errors_of(self._target):
             if not self._is_open:
                 self._open()
             self._part.write_block(data)
-            if self._part.size < self._size:
-                return False
-            if self._part.size > self._size:
-                raise PullFailed(f"the copy of {self.name} has more bytes than announced")
-            self._part.finish_file(sha256)
-            publish_part(self._part, self._target, self.name)
-        except OSError as exc:
-            error = write_error(exc, self._target)
-            raise BackendError(error.message, hint=error.hint) from None
-        except PullFailed as exc:
-            raise BackendError(exc.message, hint=exc.hint) from None
+            return self._publish_if_complete(sha256)
+
+    def copy_block(self, descriptor: int) -> bool:
+        """Copy the next block of a file, or let all its blocks be shared where the file system can;
+        return whether that was the last one.
+
+        :raises BackendError: the file cannot be read or written, or is not GGUF.
+        """
+        with errors_of(self._target):
+            if not self._is_open:
+                self._open()
+                self._is_clone = self._part.clone_descriptor(descriptor)
+            if self._is_clone:
+                is_read = self._part.read_block()
+            else:
+                size = min(BLOCK, self._size - self.received)
+                block = os.pread(descriptor, size, self.received)
+                is_read = bool(block)
+                self._part.write_block(block)
+            if not is_read and self.received < self._size:
+                raise PullFailed(f"the file of {self.name} became shorter while it was copied")
+            return self.received >= self._size
+
+    def publish(self, sha256: str, notes: Mapping[str, bytes]) -> None:
+        """Check the file that was copied, and publish it with *notes*.
+
+        :raises BackendError: the file cannot be written, or fails its checks.
+        """
+        with errors_of(self._target):
+            self._part.check_complete()
+            self._part.notes.update(notes)
+            self._publish_if_complete(sha256)
+
+    def _publish_if_complete(self, sha256: str) -> bool:
+        if self._part.size < self._size:
+            return False
+        if self._part.size > self._size:
+            raise PullFailed(f"the copy of {self.name} has more bytes than announced")
+        self._part.finish_file(sha256)
+        publish_part(self._part, self._target, self.name, replace=False)
         self._is_open = False
         self._stack.close()
         return True
@@ -71,11 +112,9 @@ class ModelImport:
         folder.mkdir(parents=True, exist_ok=True)
         self._stack.enter_context(locked_name(folder / f".{self.name}.lock", self.name))
         self._is_open = True
-        if self._target.exists():
-            raise PullFailed(
-                f"{self._target.name} exists already", hint="remove it first: `inferd rm`"
-            )
-        self._part.check_space(self._size)
+        if os.path.lexists(self._target):
+            raise exists_error(self._target)
+        self._part.check_space(self._size, keep_free=FREE_BYTES_MIN)
         self._part.open_file()
 
     def discard(self) -> None:
@@ -86,8 +125,61 @@ class ModelImport:
         self._stack.close()
 
 
+class PassedModel(NamedTuple):
+    """A file that a client has passed in a descriptor, with the hash that it must have, if any."""
+
+    descriptor: int
+    size: int
+    sha256: str = ""
+    notes: Mapping[str, bytes] = {}
+
+
 class ModelImports(OwnedTransfers[ModelImport]):
     """The imports by their transfer. Owned by the daemon's event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hashes = anyio.Semaphore(IMPORTS_MAX)
+        """Held while a file is read, so that the threads stay free for others."""
+
+    async def find_file(self, file: Path, *, with_hash: bool) -> tuple[bool, int, str]:
+        """Return whether a model's *file* exists, with its size and perhaps its hash.
+
+        :raises BackendError: the file cannot be read.
+        """
+        async with self._hashes:
+            return await anyio.to_thread.run_sync(_read_file, file, with_hash)
+
+    async def add_passed(
+        self,
+        found: ModelImport,
+        transfer: str,
+        passed: PassedModel,
+        user: UserDescriptors,
+        on_progress: Callable[[float], None],
+    ) -> None:
+        """Copy a passed file in the thread of its *user*, and publish it. If this fails, the import
+        is ended.
+
+        :raises BackendError: the file cannot be read or written, or fails its checks.
+        :raises Timeout: a block cannot be read in time.
+        """
+        try:
+            async with found.lock:
+                is_complete = False
+                while not is_complete:
+                    # A block that is being copied when the call is cancelled is copied to its end.
+                    with anyio.CancelScope(shield=True):
+                        is_complete = await user.run(found.copy_block, passed.descriptor)
+                    await anyio.lowlevel.checkpoint()
+                    on_progress(found.received / max(1, passed.size))
+                # To sync a large file to disk may take longer than an operation on a descriptor.
+                await anyio.to_thread.run_sync(found.publish, passed.sha256, passed.notes)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.end(transfer, found.owner)
+            raise
+        self._transfers.pop(transfer, None)
 
     async def add_part(
         self, found: ModelImport, transfer: str, offset: int, data: bytes, sha256: str
@@ -160,6 +252,25 @@ def remove_unfinished(models_dir: Path) -> None:
                 continue
     except OSError:
         return  # the models directory cannot be read or written; its component reports that
+
+
+def _read_file(file: Path, with_hash: bool) -> tuple[bool, int, str]:
+    with errors_of(file):
+        if not os.path.lexists(file):
+            return False, 0, ""
+        return True, file.stat().st_size, hash_file(file) if with_hash else ""
+
+
+@contextmanager
+def errors_of(target: Path) -> Iterator[None]:
+    """Raise errors of the file *target* as errors of a call."""
+    try:
+        yield
+    except OSError as exc:
+        error = write_error(exc, target)
+        raise BackendError(error.message, hint=error.hint) from None
+    except PullFailed as exc:
+        raise BackendError(exc.message, hint=exc.hint) from None
 
 
 def _no_progress(stage: str, done: int, total: int | None) -> None:

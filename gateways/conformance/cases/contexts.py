@@ -207,6 +207,16 @@ def an_imported_file_needs_its_hash(server: Server) -> None:
     expect(connection.refusal("export_model", name="echo", transfer="3"), "UnsupportedOperation")
 
 
+@case("`add_model`")
+def a_query_without_a_descriptor_adds_nothing(server: Server) -> None:
+    """The result names the file that would be made; a name that is a path is refused."""
+    connection = server.connect()
+    found = connection.call("add_model", name="conformance-absent")
+    check(found["file"].endswith("/conformance-absent.gguf"), f"the file is {found['file']}")
+    check(not found.get("added", False) and found.get("size_bytes", 0) == 0, "it is there")
+    expect(connection.refusal("add_model", name="../escape"), "InvalidArgument")
+
+
 @case("Moving sessions")
 def an_exported_session_is_imported_again(server: Server) -> None:
     """A held or arriving session cannot be opened; where it is imported, it has its history."""

@@ -82,7 +82,9 @@ _BY_NAME = {
     "metrics": Route.ENTRY,
     **dict.fromkeys(("export_session", "import_session", "end_transfer"), Route.NONE),
     **dict.fromkeys(("read_copy", "store_copy", "exchange_served"), Route.NONE),
-    **dict.fromkeys(("export_model", "import_model", "end_model_transfer"), Route.NONE),
+    **dict.fromkeys(
+        ("add_model", "export_model", "import_model", "end_model_transfer"), Route.NONE
+    ),
     "copy_model": Route.COPY,
 }
 """The calls whose route does not follow from their types."""

@@ -225,6 +225,7 @@ class Client:
     save_state = synchronous(AsyncClient.save_state)
     read_copy = synchronous(AsyncClient.read_copy)
     store_copy = synchronous(AsyncClient.store_copy)
+    add_model = synchronous(AsyncClient.add_model)
     copy_model = synchronous(AsyncClient.copy_model)
     export_model = synchronous(AsyncClient.export_model)
     import_model = synchronous(AsyncClient.import_model)

@@ -50,6 +50,32 @@ class ImportModelResult(Map):
     arrived: bool = False
 
 
+class AddModelParams(Map):
+    """`add_model`: copy the file in the descriptor with the index `fd` to `NAME.gguf` in the models
+    directory. It must have the hash `sha256`, if that is given. `notes` are small texts to keep
+    beside it, by their names: licences, for example. Without a descriptor nothing is changed; with
+    `with_hash` the result then has the hash of the file that is there.
+    """
+
+    name: str
+    fd: int = -1
+    sha256: Sha256 = ""
+    notes: dict[str, bytes] = {}
+    with_hash: bool = False
+    progress: bool = False
+
+
+class AddModelResult(Map):
+    """The path of the file, with its size and hash; these are 0 and empty if it does not exist.
+    Unless `added` is set, nothing was copied: the file was there before.
+    """
+
+    file: str
+    size_bytes: int = 0
+    sha256: str = ""
+    added: bool = False
+
+
 class EndModelTransferParams(Map):
     """`end_model_transfer`: end an export, or end an import and remove its incomplete file."""
 

@@ -145,6 +145,7 @@ OPERATORS = {
     "add_adapter": Right.MANAGE,
     "remove_adapter": Right.MANAGE,
     "log_level": Right.MANAGE,
+    "add_model": Right.MANAGE,
     "export_model": Right.MANAGE,
     "import_model": Right.MANAGE,
     "end_model_transfer": Right.MANAGE,

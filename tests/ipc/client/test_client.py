@@ -18,6 +18,7 @@ import trio
 
 from inferd import (
     AddAdapterResult,
+    AddModelResult,
     AsyncClient,
     AsyncPull,
     AsyncSession,
@@ -269,6 +270,13 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         {"sha256": "f" * 64},
         {"name": "m", "to": "b", "sha256": "f" * 64},
         CopyModelResult(source="a", size_bytes=9),
+    ),
+    (
+        "add_model",
+        ("m",),
+        {},
+        {"name": "m"},
+        AddModelResult(file="/models/m.gguf", size_bytes=9, sha256="f"),
     ),
     (
         "export_model",

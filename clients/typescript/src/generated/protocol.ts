@@ -30,6 +30,7 @@ export const LIMITS = {
   HOLDS_MAX: 64,
   EXPORTS_MAX: 4,
   IMPORTS_MAX: 2,
+  NOTES_MAX: 8,
   DEPARTED_MAX: 10000,
   HOLD_S_MAX: 60,
   TRANSFER_CHARACTERS_MAX: 64,
@@ -1265,6 +1266,45 @@ export function readSwapResult(fields: Fields): SwapResult {
   return { previous_fingerprint: "", mode: "migrate", nodes: [], unreachable: [], ...fields } as unknown as SwapResult;
 }
 
+export interface AddModelParams {
+  /** the name that the model gets */
+  name: string;
+  /** the index of the file's descriptor; -1: none */
+  fd?: number | undefined;
+  /** the SHA-256 that the file must have, or empty */
+  sha256?: string | undefined;
+  /** at most 8 texts by name, to keep beside the file: licences, notices, terms */
+  notes?: Fields | undefined;
+  /** without a descriptor: also return the hash of the file that is there */
+  with_hash?: boolean | undefined;
+  /** send progress events */
+  progress?: boolean | undefined;
+}
+
+export interface AddModelResult {
+  /** the path of the file */
+  file: string;
+  /** its size; 0 if it does not exist */
+  size_bytes: number;
+  /** its SHA-256, if it was copied, compared or requested */
+  sha256: string;
+  /** whether it was copied; false if it was there, with the same contents */
+  added: boolean;
+}
+
+export function readAddModelResult(fields: Fields): AddModelResult {
+  return { size_bytes: 0, sha256: "", added: false, ...fields } as unknown as AddModelResult;
+}
+
+export interface AddModelEvent {
+  /** the copied fraction, from 0 to 1 */
+  progress: number;
+}
+
+export function readAddModelEvent(fields: Fields): AddModelEvent {
+  return { ...fields } as unknown as AddModelEvent;
+}
+
 export interface ExportModelParams {
   /** the model's name; a swap does not change the file */
   name: string;
@@ -1614,6 +1654,7 @@ export interface Calls {
   pin: { params: PinParams; result: Empty; event: never };
   unpin: { params: PinParams; result: Empty; event: never };
   swap: { params: SwapParams; result: SwapResult; event: never };
+  add_model: { params: AddModelParams; result: AddModelResult; event: AddModelEvent };
   export_model: { params: ExportModelParams; result: ExportModelResult; event: never };
   import_model: { params: ImportModelParams; result: ImportModelResult; event: never };
   end_model_transfer: { params: EndModelTransferParams; result: Empty; event: never };
@@ -1690,6 +1731,7 @@ export const READERS: Readers = {
   pin: { result: () => ({}), event: null },
   unpin: { result: () => ({}), event: null },
   swap: { result: readSwapResult, event: null },
+  add_model: { result: readAddModelResult, event: readAddModelEvent },
   export_model: { result: readExportModelResult, event: null },
   import_model: { result: readImportModelResult, event: null },
   end_model_transfer: { result: () => ({}), event: null },

@@ -26,7 +26,7 @@ EXPECTED = {
     Route.ENTRY: "metrics",
     Route.CONNECTED: "init_backend deinit_backend",
     Route.NONE: "export_session import_session end_transfer read_copy store_copy exchange_served"
-    " export_model import_model end_model_transfer",
+    " add_model export_model import_model end_model_transfer",
     Route.COPY: "copy_model",
 }
 
@@ -73,7 +73,7 @@ def test_handles_in_results_and_events_are_found() -> None:
 
 def test_calls_with_tensors_are_found() -> None:
     with_tensors = {name for name, found in ROUTES.items() if found.has_tensors}
-    assert with_tensors == {"load", "set_input", "compute", "run_inference"}
+    assert with_tensors == {"add_model", "load", "set_input", "compute", "run_inference"}
 
 
 def test_a_call_of_a_newer_client_is_routed_by_its_fields() -> None:
