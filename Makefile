@@ -49,6 +49,7 @@ lint: $(STAMP)-lint ## check style, prose, types and the order of imports
 	$(PY) -m ruff format --check
 	$(PY) tools/check_prose.py
 	$(PY) -m mypy -n 2 $(addprefix -p ,inferd tests bench tools examples)
+	$(PY) -m pyright --pythonpath $(PY)
 	$(VENV)/bin/lint-imports --no-logo
 
 bench: $(STAMP)-bench models ## compare with llama-server; ARGS="--list", "--scenario urgent"

@@ -1,4 +1,4 @@
-"""Generator of the pages of docs/ that come from the code, and of the TypeScript client's types."""
+"""Generator of the pages of docs/ that come from the code, and of the types of both clients."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tools.json_schema_page import page as json_schema_page
 from tools.man_pages import man_pages
 from tools.metrics_page import metrics_page
 from tools.parameters_page import page
+from tools.python_types import sources as python_sources
 from tools.settings_page import page as settings_page
 from tools.typescript_types import sources as typescript_sources
 from tools.wasi_nn_page import PAGE as WASI_NN
@@ -24,6 +25,7 @@ __all__ = ("pages",)
 
 DOCS = Path(__file__).parent.parent / "docs"
 MAN = DOCS / "man"
+CLIENT = DOCS.parent / "ipc" / "client"
 TYPESCRIPT = DOCS.parent / "clients" / "typescript" / "src" / "generated"
 
 
@@ -40,6 +42,7 @@ def pages() -> dict[Path, str]:
         DOCS / "parameters.schema.json": _json(json_schema()),
         DOCS / "config.schema.json": _json(config_schema()),
         **{MAN / name: text for name, text in man_pages().items()},
+        **{CLIENT / name: text for name, text in python_sources().items()},
         **{TYPESCRIPT / name: text for name, text in typescript_sources(json_schema()).items()},
     }
 

@@ -30,13 +30,13 @@ def check_node(client: OneShotClient, node: str | None) -> None:
         stats_on(client.stats(), node)
 
 
-def stats_on(stats: dict[str, Any], node: str | None) -> dict[str, Any]:
+def stats_on(stats: Mapping[str, Any], node: str | None) -> dict[str, Any]:
     """Return the statistics of *node*, or those of all nodes.
 
     :raises NotFound: the fleet does not have *node*, or the server is a single daemon.
     """
     if node is None:
-        return stats
+        return dict(stats)
     names = sorted(stats.get("nodes", ()))
     if node not in names:
         raise NotFound(

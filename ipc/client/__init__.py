@@ -30,7 +30,19 @@ from ..payloads import Message, Prompt, TensorLike
 from ..priorities import Priority
 from .client import AsyncClient
 from .embeddings import Embeddings
-from .results import Metadata, ModelInfo
+from .parameters import Options, Parameters
+from .results import (
+    ErrorFields,
+    FileInfo,
+    Metadata,
+    ModelInfo,
+    ParameterInfo,
+    SessionInfo,
+    ShownModel,
+    StateInfo,
+    Stats,
+    TaskInfo,
+)
 from .sessions.pull import AsyncPull
 from .sessions.session import AsyncSession
 from .streams.async_stream import AsyncStream
@@ -39,7 +51,6 @@ from .sync.sync_client import Client, Session
 from .sync.sync_streams import Pull, Stream
 
 __all__ = (
-    "PROTOCOL_VERSION",
     "AddAdapterResult",
     "AddModelResult",
     "Answer",
@@ -48,13 +59,17 @@ __all__ = (
     "AsyncSession",
     "AsyncStream",
     "Client",
+    "client_socket_path",
     "ComputeResult",
     "Context",
     "CopyModelResult",
+    "daemon_socket_path",
     "DrainResult",
     "Embeddings",
+    "ErrorFields",
     "ExportModelResult",
     "ExportResult",
+    "FileInfo",
     "ForkResult",
     "Graph",
     "HistoryResult",
@@ -63,9 +78,13 @@ __all__ = (
     "Message",
     "Metadata",
     "ModelInfo",
+    "Options",
+    "ParameterInfo",
+    "Parameters",
     "Piece",
     "Priority",
     "Prompt",
+    "PROTOCOL_VERSION",
     "Pull",
     "QueueEvent",
     "ReadCopyResult",
@@ -73,14 +92,17 @@ __all__ = (
     "Reply",
     "RewindResult",
     "SaveStateResult",
-    "SwapResult",
     "ServerHello",
     "Session",
+    "SessionInfo",
+    "ShownModel",
+    "StateInfo",
+    "Stats",
     "Stream",
+    "SwapResult",
+    "TaskInfo",
     "Tensor",
     "TensorLike",
     "ToolCall",
     "ToolCallPart",
-    "client_socket_path",
-    "daemon_socket_path",
 )

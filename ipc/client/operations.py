@@ -10,7 +10,7 @@ from .. import messages as w
 from ..payloads import Message, open_file
 from ..priorities import Priority
 from .caller import as_event
-from .results import ModelInfo
+from .results import ModelInfo, ParameterInfo, SessionInfo, ShownModel, StateInfo, Stats, TaskInfo
 from .streams.texts import Rendered
 from .wasi_calls import AsyncWasiCalls, ProgressCallback
 
@@ -122,9 +122,10 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.SaveStateParams(context=context, name=name, replace=replace)
         return await self._call("save_state", params, w.SaveStateResult, timeout)
 
-    async def list_states(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return the user's named states, with `name`, `model` and `tokens`."""
-        return (await self._call("list_states", w.Empty(), w.ListStatesResult, timeout)).states
+    async def list_states(self, *, timeout: float | None = None) -> list[StateInfo]:
+        """Return the user's named states."""
+        result = await self._call("list_states", w.Empty(), w.ListStatesResult, timeout)
+        return cast("list[StateInfo]", result.states)
 
     async def delete_state(self, name: str, *, timeout: float | None = None) -> bool:
         """Delete a named state; return whether there was one. Contexts that began with it stay."""
@@ -371,13 +372,11 @@ class AsyncOperations(AsyncWasiCalls):
 
     async def parameters(
         self, context: int, *, timeout: float | None = None
-    ) -> list[dict[str, Any]]:
-        """Return every parameter in force for a context, with `name`, `value` and `origin`.
-
-        `adjusted` says why a value differs from the requested one.
-        """
+    ) -> list[ParameterInfo]:
+        """Return every parameter in force for a context."""
         params = w.ContextParams(context=context)
-        return (await self._call("parameters", params, w.ParametersResult, timeout)).parameters
+        result = await self._call("parameters", params, w.ParametersResult, timeout)
+        return cast("list[ParameterInfo]", result.parameters)
 
     async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """Return the models."""
@@ -392,10 +391,10 @@ class AsyncOperations(AsyncWasiCalls):
         result = await self._call("models", params, w.ModelsResult, timeout)
         return result.not_offered
 
-    async def show(self, name: str, *, timeout: float | None = None) -> ModelInfo:
+    async def show(self, name: str, *, timeout: float | None = None) -> ShownModel:
         """Return the description of a model."""
         result = await self._call("show", w.NamesParams(name=name), w.ModelsResult, timeout)
-        return cast("ModelInfo", result.models[0] if result.models else {})
+        return cast("ShownModel", result.models[0] if result.models else {})
 
     async def unload_model(
         self, name: str, *, force: bool = False, timeout: float | None = None
@@ -463,25 +462,28 @@ class AsyncOperations(AsyncWasiCalls):
         all_users: bool = False,
         session_id: str | None = None,
         timeout: float | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[SessionInfo]:
         """Return the user's sessions, with *dormant* also those that are not open.
 
         With *all_users* (right `see-all`) return those of all users; with *session_id* only those
         with this id.
         """
         params = w.SessionsParams(dormant=dormant, all=all_users, session_id=session_id)
-        return (await self._call("sessions", params, w.SessionsResult, timeout)).sessions
+        result = await self._call("sessions", params, w.SessionsResult, timeout)
+        return cast("list[SessionInfo]", result.sessions)
 
     async def queue(
         self, *, all_users: bool = False, timeout: float | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[TaskInfo]:
         """Return the user's waiting and running tasks, with *all_users* (right `see-all`) all."""
         params = w.QueueParams(all=all_users)
-        return (await self._call("queue", params, w.QueueResult, timeout)).tasks
+        return cast(
+            "list[TaskInfo]", (await self._call("queue", params, w.QueueResult, timeout)).tasks
+        )
 
-    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+    async def stats(self, *, timeout: float | None = None) -> Stats:
         """Return the daemon's statistics."""
-        return (await self._call("stats", w.Empty(), w.StatsResult, timeout)).stats
+        return cast("Stats", (await self._call("stats", w.Empty(), w.StatsResult, timeout)).stats)
 
     async def metrics(self, *, timeout: float | None = None) -> str:
         """Return all metrics in Prometheus's text format."""

@@ -1,75 +1,476 @@
-"""The maps that calls return, with the types of their keys."""
+"""The maps that calls return.
+
+`make docs` writes this file from the tables of docs/protocol.md; do not edit it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
+
+from ..priorities import Priority
 
 
-class Metadata(TypedDict, total=False):
-    """The metadata of a turn; empty before the turn's end. docs/protocol.md describes the keys."""
-
-    input_tokens: int
-    output_tokens: int
-    llama_build_number: int
-    llama_commit: str
-    cached_tokens: int
-    queue_ms: float
-    ttft_ms: float
-    prompt_ms: float
-    predicted_ms: float
-    stop_reason: str | None
-    stop_detail: str
-    error: dict[str, Any]
-    shifts: int
-    shifted: bool
-    parks: int
-    forced_tokens: int
-    tool_format: str
-    recomputed_tokens: int
-    recomputed_reason: str
-    dropped_tokens: int
-    dropped_turns: int
-    seed: int
-    lora: dict[str, float]
-    model: str
-    fingerprint: str
-    session_id: str | None
-    durable: bool | None
-    not_applied: dict[str, Any]
-    adjusted: dict[str, str]
-    ignored: list[str]
-    completion_probabilities: list[dict[str, Any]]
-    end_token: dict[str, Any]
-    prompt_logprobs: list[dict[str, Any]]
-
-
-class ModelInfo(TypedDict, total=False):
-    """A model as `models` and `show` describe it; only `show` has the last four."""
+class ErrorFields(TypedDict):
+    """An error as the protocol sends it."""
 
     name: str
+    """Its name; never changes once released."""
+    number: int
+    """The name as a number: 0–8 and 100–103 are WasmEdge's, inferd's own begin at 200."""
+    message: str
+    """A description with the values, for people."""
+    hint: str
+    """A remedy, for people."""
+    retryable: bool
+    """Whether the same request may succeed later."""
+    data: dict[str, Any]
+    """Values for programs, as described below."""
+
+
+class Metadata(TypedDict):
+    """The metadata of a turn that has ended; a plain empty map before."""
+
+    input_tokens: int
+    """Tokens of the prompt, including the history; known as soon as the input is set."""
+    output_tokens: int
+    """Tokens of the answer, sampled or forced, including the one that ended the turn."""
+    llama_build_number: int
+    """0: unknown. It counts the commits of llama.cpp's repository, and the source package that
+    the engine is built from has no repository. `llama_commit` identifies the build.
+    """
+    llama_commit: str
+    """The commit of llama.cpp that the daemon's engine is built from, also before any input, and
+    for `echo`.
+    """
+    cached_tokens: int
+    """Tokens of the prompt that were not computed again."""
+    queue_ms: float
+    """Time from queueing to the first slot, or to the end of a turn that got none."""
+    ttft_ms: float
+    """Time from queueing to the first token; 0 before it, and in a turn without one."""
+    prompt_ms: float
+    """Time from the first slot to the end of the prompt; in a turn that was cancelled or has
+    failed, to its first token, or without one to its end.
+    """
+    predicted_ms: float
+    """Time from the end of the prompt to the end of the turn; 0 if the prompt did not end."""
+    stop_reason: str | None
+    """Nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`,
+    `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded`
+    (meanings); the name of the error that ended it, or that refused it if there is no other
+    turn; `detached` in a reopened session whose last turn was interrupted. A reopened session
+    has the metadata of its last turn's end, for `resume`.
+    """
+    stop_detail: str
+    """The token, text, pattern or limit that ended it, or the measured value; the pooling of an
+    embedding; the message of the error that ended it; `operator` if an operator cancelled it.
+    """
+    error: NotRequired[ErrorFields]
+    """The error that ended the turn, or with which the last `compute`, `compute_single`,
+    `prompt_compute`, `run_inference`, or `stream` or `chat` without input failed: `name`,
+    `number`, `message`, `hint`, `retryable` and `data` as in an error. Absent without an error,
+    and after `EndOfSequence` or `SessionBusy`; input, turns and `fini_single` remove it.
+    """
+    shifts: int
+    """Context shifts in this turn."""
+    shifted: bool
+    """Whether the KV state was approximate because of a shift in this turn or earlier."""
+    tool_format: str
+    """The form of tool calls that the answer may have."""
+    recomputed_tokens: int
+    """Tokens of the history before this turn's messages that were no longer valid and were
+    computed again.
+    """
+    recomputed_reason: str
+    """The reason, for people; empty: nothing was recomputed."""
+    dropped_tokens: int
+    """Tokens of the history and the prompt that this turn has dropped because the context was
+    full, before its answer or in context shifts.
+    """
+    dropped_turns: int
+    """Turns that were dropped before this turn's answer."""
+    parks: int
+    """Number of times that the turn yielded its slot; present after the turn's end."""
+    forced_tokens: int
+    """Tokens of the output that the grammar forced (jump-forward)."""
+    seed: int
+    """The seed of the turn's generator; random if none was given."""
+    lora: dict[str, float]
+    """The turn's adapters and their scales, a map."""
+    model: str
+    """The model's name."""
+    fingerprint: str
+    """The model's fingerprint."""
+    session_id: str | None
+    """The session's id, or nil."""
+    durable: bool | None
+    """Whether everything replied so far is written to disk; false if the daemon cannot write;
+    nil without an id, or without `persist`.
+    """
+    not_applied: dict[str, Any]
+    """Requested parameters of the model that are not in force, with the values in force."""
+    adjusted: dict[str, str]
+    """Parameters out of their range in JSON, or that contradict others, with the values used
+    instead; those that could not be kept, with the reason; `json-schema` with the paths of the
+    constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the
+    vocabulary, which are left out; `tools`, if the model's chat template does not use them or
+    the input is raw text; `chat-template`, if the model has none and messages are written
+    without it.
+    """
+    ignored: list[str]
+    """Unknown keys."""
+    completion_probabilities: NotRequired[list[dict[str, Any]]]
+    """With `n-probs`, except for a stream, whose events have it: for each token a map as
+    llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with
+    `post-sampling-probs` `prob`, `top_probs`. It covers the first tokens, up to 20 000 such
+    entries, and no tokens sampled before an interruption; otherwise the key is absent.
+    """
+    end_token: NotRequired[dict[str, Any]]
+    """With `n-probs`, if a token ended the answer that is not part of it: such a map of this
+    token; otherwise the key is absent.
+    """
+    prompt_logprobs: NotRequired[list[dict[str, Any]]]
+    """With `prompt-logprobs`, except for a stream, whose events have it: for each token of the
+    prompt a map of `id`, `token`, `bytes`, `logprob`, `rank` (1 for the most probable token) and
+    `top_logprobs`, with the model's logprobs. The `logprob` of the first token is nil, as
+    nothing precedes it. Of the answers of `answers`, only the first one has it. Otherwise the
+    key is absent.
+    """
+
+
+class FileInfo(TypedDict):
+    """Facts in the header of a model's file."""
+
+    title: str | None
+    """Its name as its author gives it."""
+    architecture: str | None
+    """Such as `llama`."""
+    quantization: str | None
+    """Such as `Q4_K_M`."""
+    parameters: int
+    """Number of its weights."""
+    ctx_size_trained: int | None
+    """The context with which it was trained, in tokens."""
+    embedding_size: int | None
+    """Numbers in the embedding of a token."""
+    layers: int | None
+    """Number of its layers."""
+    license: str | None
+    """Its license."""
+    license_link: str | None
+    """The address of the license's text."""
+    chat_template: str | None
+    """Its own chat template, which the parameters `chat-template` and `chat-template-file`
+    replace; nil above 262144 characters.
+    """
+    supports_tools: bool
+    """Whether that template uses tools."""
+    kv_token_bytes_max: int | None
+    """KV state of a token; layers that attend to a window take less."""
+
+
+class ModelInfo(TypedDict):
+    """A model, as `models` describes it."""
+
+    name: str
+    """The name by which clients load it."""
     state: str
+    """`cold`, `loading`, `ready`, `unloading` or `failed`."""
     backend: str
+    """`llama` or `echo`."""
     file: str
+    """Its path; empty for `echo` and for models from descriptors."""
     swapped_to: str
+    """The name or file that a `swap` has put behind the name; empty: none."""
     size_bytes: int
+    """Size of its files."""
     modified_at: float | None
+    """Unix time of the last change of its files; nil: it has none."""
     leases: int
+    """Graphs that hold it."""
     tasks: int
+    """Its waiting and running turns."""
     pid: int
+    """Its worker process; 0: none."""
     slots: int
+    """Slots of the loaded model, or those with which it is to be loaded."""
     progress: float
+    """Progress of its load, 0 … 1."""
     load_s: float
+    """Time that its last load took; 0: there was none."""
     idle_s: float
+    """Time without a lease."""
     expires_s: float | None
+    """Seconds until it is unloaded if it stays unused; nil: it is in use, or does not expire by
+    time.
+    """
     keep_alive_s: float
+    """Time for which it stays loaded when unused; negative: until memory is short."""
     pinned: bool
+    """Whether it stays loaded even when memory is short."""
     resident_bytes: int
-    memory: dict[str, int] | None
+    """Memory that its worker process occupies on the host now, mapped weights included (RSS); 0:
+    no process.
+    """
+    memory: dict[str, Any] | None
+    """nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`,
+    `process` and `total`; `options` is the part of `context` and `compute` that the engine's
+    options of the model add, negative if they save.
+    """
     adapters: list[dict[str, Any]]
-    error: dict[str, Any] | None
+    """Array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the
+    model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter
+    fail with it.
+    """
+    error: ErrorFields | None
+    """nil, or the error of its last load."""
     info: dict[str, Any] | None
+    """nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`,
+    `special_tokens`, ….
+    """
     need_bytes: int | None
+    """The memory of the host, in bytes, that its next load needs with all slots and full
+    contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it,
+    it is known from the file's header, and only where no GPU may hold a part.
+    """
+    node: NotRequired[str]
+    """In a fleet, its node."""
+    nodes: NotRequired[list[dict[str, Any]]]
+    """In a fleet, the model as each node describes it."""
+
+
+class ShownModel(ModelInfo):
+    """A model, as `show` describes it."""
+
     options: dict[str, Any]
-    file_info: dict[str, Any] | None
+    """Its configured parameters."""
+    file_info: FileInfo | None
+    """nil, or a map of facts that the header of its file states; nil for `echo` and for models
+    from descriptors.
+    """
     file_error: str | None
+    """nil, or the reason why the header cannot be read, such as no answer from a file server
+    within 5 s.
+    """
     estimate: dict[str, Any] | None
+    """Nil if nothing is known, or the memory that its next load needs: `slots`, `ctx_size` (of
+    each slot), and the keys of `memory` in bytes. Once the model has been loaded, llama.cpp has
+    estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is
+    not known), and the others are nil.
+    """
+
+
+class SessionInfo(TypedDict):
+    """A session, as `sessions` describes it."""
+
+    context: int | None
+    """The handle; nil for a dormant session."""
+    uid: int
+    """The user to whom it belongs."""
+    user: str
+    """The name of a gateway's own user, as far as the daemon knows it, or empty."""
+    label: str
+    """The label of the program to which it belongs, or empty."""
+    session_id: str | None
+    """Its id, or nil."""
+    model: str
+    """The model's name."""
+    state: str
+    """`empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or
+    `dormant`; with `all` and `dormant` also `arriving`, `departed` (moving sessions) or `copy`
+    (copies).
+    """
+    priority: Priority
+    """Priority of its turns."""
+    tokens: int
+    """Tokens of its history."""
+    persisted: bool | None
+    """Whether it is written to the journal; false if the daemon cannot write; nil without an id,
+    or without `persist`.
+    """
+    turns: int
+    """Turns begun so far."""
+    idle_s: float
+    """Time since its last use; 0 during a turn."""
+    has_place: bool
+    """Whether it counts in the maximum of sessions; false if it is dormant or has yielded its
+    place.
+    """
+    on_behalf_of: str
+    """The user for whom a gateway has opened it last, or empty."""
+    transfer: dict[str, Any] | None
+    """nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the
+    transfer gave them; of a copy the stream as `id`, and the `peer` that has the session.
+    """
+    node: NotRequired[str]
+    """In a fleet, its node."""
+
+
+class TaskInfo(TypedDict):
+    """A waiting or running turn, as `queue` describes it."""
+
+    task: int | None
+    """Its number; nil while the turn waits for its model to be loaded."""
+    uid: int
+    """The user to whom it belongs."""
+    user: str
+    """The name of a gateway's own user, as far as the daemon knows it, or empty."""
+    label: str
+    """The label of the program to which it belongs, or empty."""
+    context: int
+    """The context's handle."""
+    session_id: str | None
+    """The session's id, or nil."""
+    model: str
+    """The model's name."""
+    state: str
+    """`waiting`, `running` or `parked`."""
+    priority: Priority
+    """The turn's priority class."""
+    effective_priority: Priority | None
+    """The class to which waiting has raised it."""
+    position: int | None
+    """0 in a slot, 1 for the next turn to get one; turns of other users count."""
+    starts_in_s: float | None
+    """Seconds until it is expected to get a slot; nil if that cannot be estimated: it was parked
+    by hand, or waits for its reader or for KV space.
+    """
+    prompt_tokens: int
+    """Tokens of the prompt, including the history."""
+    computed_tokens: int | None
+    """Tokens of prompt and answer that the engine has computed."""
+    output_tokens: int
+    """Tokens sent so far."""
+    age_s: float
+    """Time since it was queued."""
+    node: NotRequired[str]
+    """In a fleet, its node."""
+
+
+class ParameterInfo(TypedDict):
+    """A parameter in force, as `parameters` describes it."""
+
+    name: str
+    """Its name."""
+    value: Any
+    """The value in force."""
+    origin: str
+    """`turn` (the last one), `session`, `graph`, `model` (the configuration), `backend` (by
+    `init_backend`), `file` or `built-in`.
+    """
+    adjusted: str
+    """The reason why the value differs from the requested one, else empty."""
+
+
+class StateInfo(TypedDict):
+    """A named state, as `list_states` describes it."""
+
+    name: str
+    """Its name, for `from_state`; that of a shared one is as the rule has it."""
+    label: str
+    """The label that owns it; a caller without a label gets those of all its user's labels."""
+    model: str
+    """The model that it belongs to."""
+    fingerprint: str
+    """The fingerprint of the model's file when it was saved."""
+    tokens: int
+    """Tokens of its history."""
+    bytes: int
+    """Memory that it takes in the daemon, which counts in `session-bytes-user-max`."""
+    kv_disk_bytes: int
+    """Size of its KV state on disk; 0: it is computed again when it is needed."""
+    created_at: float
+    """When it was saved, in seconds since 1970."""
+    shared_by: int | None
+    """The number of the user who owns a shared state; nil: it is the caller's own."""
+    node: NotRequired[str]
+    """In a fleet, its node."""
+
+
+class Stats(TypedDict):
+    """The daemon's statistics."""
+
+    uptime_s: float
+    """Time since the start."""
+    pid: int
+    """The daemon's process."""
+    instance: int
+    """Its start count."""
+    draining: bool
+    """Whether it refuses new work."""
+    socket_activated: bool
+    """Whether systemd listens: connections wait there while the daemon restarts."""
+    connections: int
+    """Open connections."""
+    sessions: int
+    """Open sessions with a place."""
+    sessions_yielded: int
+    """Open sessions that have yielded their place."""
+    sessions_max: int
+    """The maximum of open sessions."""
+    sessions_waiting: int
+    """Requests that wait for the place of an open session."""
+    sessions_dormant: int
+    """Dormant sessions."""
+    sessions_expired: int
+    """Sessions expired since the start."""
+    journal: dict[str, Any]
+    """State of the journal of sessions with an id, a map of `state` (`written`; `failing`: it
+    cannot be written; `refused`: it is a newer version's), `cause` (of the last failure, or
+    nil), `sessions` (their number) and `moved_to` (the path to which a damaged journal, or one
+    of an older version, was moved at the start, or nil).
+    """
+    components: list[dict[str, Any]]
+    """The optional components and their health: `config`, `state`, `journal`, `kv-store`,
+    `models`, `models-dir`, `model-files`, `memory`, `cores`, `notify`, `metrics`, `traces`,
+    `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`, `effect`,
+    `remedy` and `failing_s` (the seconds since then).
+    """
+    metrics_address: str | None
+    """Where Prometheus can scrape the metrics: HOST:PORT or a path; nil: they are not served."""
+    log: dict[str, Any]
+    """A map of `file` (the setting `log-file`, or nil), `journal` (nil unless the log goes to
+    systemd's journal; else a map of its `unit`, or nil, and whether it is a `user`'s), `levels`
+    by logger, and `texts` (whether prompts and answers are logged).
+    """
+    pending_restart: list[str]
+    """Settings whose new values in the configuration file take effect after a restart."""
+    waiting: int
+    """Waiting turns."""
+    running: int
+    """Running turns."""
+    parked: int
+    """Parked turns."""
+    refused: int
+    """Turns refused with `Busy` since the start."""
+    recovered: int
+    """Times since the start that a turn continued in another worker, because its own had died or
+    was swapped.
+    """
+    retry_after_ratio: dict[str, Any]
+    """A histogram of `retry_after_s` divided by the actual time until a retry would have been
+    admitted: a map of the buckets' upper bounds (0.25, 0.5, 0.8, 1.25, 2.0, 4.0, inf) to
+    counts.
+    """
+    cores: int
+    """CPU cores that the models share."""
+    memory: dict[str, Any]
+    """A map of `low` (whether memory is low now), `free_bytes` (the machine's free memory, less
+    the headroom and, without `memory_bytes`, less the memory reserved for models; negative:
+    missing), `pressure_known` (whether the kernel has pressure stall information),
+    `load_free_bytes` (memory that a load may take now), `load_evictable_bytes` (memory beside it
+    of models without tasks, which a load may have unloaded), and since the start: `low_events`
+    (times that memory became low), `kv_bytes_freed`, `models_unloaded` and
+    `model_bytes_freed`.
+    """
+    models: dict[str, Any]
+    """A map of the names of loaded models to their engines' counters."""
+    metrics: dict[str, Any]
+    """The metrics in metrics.md, except the histograms and `process_…`: a map of the names,
+    without `inferd_` and `_total`, to an array of maps of the labels and `value`; the models'
+    values come from the daemon's memory, without a query to the engines.
+    """
+    nodes: NotRequired[dict[str, dict[str, Any]]]
+    """In a fleet, those of each node."""
+    unreachable: NotRequired[list[str]]
+    """In a fleet, the nodes that do not answer."""

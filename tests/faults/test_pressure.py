@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
-from inferd import AsyncClient
+from inferd import AsyncClient, Stats
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 
@@ -91,7 +91,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[RunningDaemon, AsyncClien
         yield daemon, client, proc
 
 
-async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) -> Stats:
     """Return the daemon's statistics once *is_so* holds for those of memory."""
     with anyio.fail_after(10):
         while True:

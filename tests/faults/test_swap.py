@@ -541,13 +541,13 @@ async def test_swaps_of_real_models_with_two_vocabularies_under_streams() -> Non
 
         async def talk() -> None:
             nonlocal followed, has_followed
-            before = Metadata()
+            before: Metadata | None = None
             async with client.session("live", raw=True, options=options) as session:
                 while not swapped.is_set():
                     output = "".join([p async for p in session.stream(text)])
                     now = session.metadata
                     assert output and now["output_tokens"] == tokens
-                    if now["fingerprint"] == before.get("fingerprint"):
+                    if before is not None and now["fingerprint"] == before["fingerprint"]:
                         growth = now["input_tokens"] - before["input_tokens"] - tokens
                         grown[now["fingerprint"]].add(growth)
                         followed += 1
@@ -556,7 +556,7 @@ async def test_swaps_of_real_models_with_two_vocabularies_under_streams() -> Non
                     before = now
                     if now["input_tokens"] > 40:
                         await client.reset(session.context)
-                        before = Metadata()
+                        before = None
             assert now["fingerprint"] in fingerprints
 
         async with anyio.create_task_group() as group:

@@ -45,7 +45,7 @@ def measure() -> dict[str, Any]:
         link_models(models, ROOT / ".cache" / "models")
         with running_daemon(CONFIG, models_dir=models, metrics="127.0.0.1:0") as daemon:
             with inferd.Client(daemon.socket) as client:
-                target = client.stats()["metrics_address"]
+                target = client.stats()["metrics_address"] or ""
             scraped = prometheus(target, folder, scrape_s=SCRAPE_S, instance="workstation")
             with scraped as where, at_work(daemon.socket, daemon.pid):
                 began = time.time()

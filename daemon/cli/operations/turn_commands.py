@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,10 +75,10 @@ def _context_of(client: Client, wanted: str) -> int:
 
 def _contexts(client: Client, wanted: str, *, all_users: bool) -> set[int]:
     """Return the contexts with that number, or else those with that id."""
-    entries = [*client.sessions(all_users=all_users), *client.queue(all_users=all_users)]
+    entries: list[Any] = [*client.sessions(all_users=all_users), *client.queue(all_users=all_users)]
     for key in ("context", "session_id"):
-        named = (one for one in entries if one[key] is not None and str(one[key]) == wanted)
-        if found := {int(one["context"]) for one in named}:
+        named = (one["context"] for one in entries if str(one[key] or "") == wanted)
+        if found := {context for context in named if context is not None}:
             return found
     return set()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ....ipc.client import ModelInfo
 from ..exchange import Exchange, served_ctx_size, usable_models
 
 
@@ -24,7 +24,7 @@ async def answer_model(exchange: Exchange) -> None:
         await exchange.send_json(_model(await client.show(name)))
 
 
-def _model(info: ModelInfo) -> dict[str, Any]:
+def _model(info: Mapping[str, Any]) -> dict[str, Any]:
     name, created = info["name"], datetime.fromtimestamp(int(info.get("modified_at") or 0), UTC)
     ctx_size = served_ctx_size(info)
     return {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import anyio
 
@@ -51,7 +53,7 @@ def offered_to(caller: Caller, models: list[ModelInfo], *, test_models: bool) ->
     return offered_models(usable, named=caller.models or (), test_models=test_models)
 
 
-def served_ctx_size(info: ModelInfo) -> int | None:
+def served_ctx_size(info: Mapping[str, Any]) -> int | None:
     """Return the tokens of a session's context: those of the loaded model or, as far as they are
     known, of its next load.
     """

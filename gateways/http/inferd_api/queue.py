@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..callers.caller import Caller
@@ -21,11 +22,11 @@ async def answer_queue(exchange: Exchange) -> None:
     await exchange.send_json(queue_of(exchange.caller, tasks))
 
 
-def queue_of(caller: Caller, tasks: list[dict[str, Any]]) -> dict[str, Any]:
+def queue_of(caller: Caller, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the caller's own turns among those that the daemon lists for its user."""
     own = [task for task in tasks if is_own(caller, task) and caller.may_use(task["model"])]
     return {"object": "list", "data": [_turn(task) for task in own]}
 
 
-def _turn(task: dict[str, Any]) -> dict[str, Any]:
+def _turn(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"object": "queue.turn", **{name: task.get(name) for name in _SHOWN}}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import anyio
 
 from ....backends.errors import InferdError, NotFound, SessionBusy
-from ....ipc.client import AsyncClient
+from ....ipc.client import AsyncClient, SessionInfo
 from ..callers.caller import Caller
 from ..exchange import Exchange
 from ..limits import CLOSE_S_MAX
@@ -33,7 +33,7 @@ async def answer_sessions(exchange: Exchange) -> None:
     await exchange.send_json({"object": "list", "data": data, "has_more": more})
 
 
-def _page(entries: list[dict[str, Any]], query: ListQuery) -> tuple[Sequence[dict[str, Any]], bool]:
+def _page(entries: list[SessionInfo], query: ListQuery) -> tuple[Sequence[SessionInfo], bool]:
     """Return the entries that a query selects, and whether more follow.
 
     :raises NotFound: there is no session with the id *after*.
@@ -133,7 +133,7 @@ async def delete_session(exchange: Exchange) -> None:
     await exchange.send_json({"id": session_id, "object": "session", "deleted": True})
 
 
-def own_sessions(caller: Caller, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def own_sessions(caller: Caller, entries: list[SessionInfo]) -> list[SessionInfo]:
     """Return the sessions with an id that are the caller's own, of models that it may use."""
     return [
         entry
@@ -142,7 +142,7 @@ def own_sessions(caller: Caller, entries: list[dict[str, Any]]) -> list[dict[str
     ]
 
 
-async def find_session(client: AsyncClient, caller: Caller, session_id: str) -> dict[str, Any]:
+async def find_session(client: AsyncClient, caller: Caller, session_id: str) -> SessionInfo:
     """Return a session of the caller as the daemon lists it.
 
     :raises NotFound: the caller has no such session.
@@ -172,16 +172,16 @@ async def show_session(client: AsyncClient, caller: Caller, session_id: str) -> 
 
 
 async def show_sessions(
-    client: AsyncClient, caller: Caller, entries: Sequence[dict[str, Any]]
+    client: AsyncClient, caller: Caller, entries: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return sessions in the form of the API, with the places of their turns in the queue."""
-    tasks: dict[str, dict[str, Any]] = {}
+    tasks: dict[str | None, Mapping[str, Any]] = {}
     if any(entry["state"] in _ACTIVE for entry in entries):
         tasks = {task["session_id"]: task for task in await client.queue() if is_own(caller, task)}
     return [_shown(entry, tasks.get(entry["session_id"], {})) for entry in entries]
 
 
-def _shown(entry: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+def _shown(entry: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "object": "session",
         "id": entry["session_id"],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ....backends.errors import UnsupportedOperation
-from ....ipc.client import ModelInfo
 from ..exchange import Exchange, served_ctx_size, usable_models
 from ..fields.table import field_error
 from .fields import SHOW
@@ -74,7 +74,7 @@ async def refuse(exchange: Exchange) -> None:
     )
 
 
-def _details(info: ModelInfo) -> dict[str, Any]:
+def _details(info: Mapping[str, Any]) -> dict[str, Any]:
     file = info.get("file_info") or {}
     family = file.get("architecture") or info["backend"]
     count = file.get("parameters") or (info.get("info") or {}).get("parameters") or 0
@@ -96,7 +96,7 @@ def _short_number(count: int) -> str:
     return str(count)
 
 
-def _names(info: ModelInfo) -> dict[str, Any]:
+def _names(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that name a model. Its digest is only of the name and the size, because
     hashing the whole file would take too long.
     """
@@ -105,11 +105,11 @@ def _names(info: ModelInfo) -> dict[str, Any]:
     return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(info)}
 
 
-def _listed(info: ModelInfo) -> dict[str, Any]:
+def _listed(info: Mapping[str, Any]) -> dict[str, Any]:
     return {**_names(info), "modified_at": _modified_at(info)}
 
 
-def _modified_at(info: ModelInfo) -> str:
+def _modified_at(info: Mapping[str, Any]) -> str:
     """Return the time of the last change of a model's files, or Ollama's zero if there are none."""
     seconds = info.get("modified_at")
     return _UNKNOWN_TIME if seconds is None else _text_of(datetime.fromtimestamp(seconds, UTC))
@@ -119,7 +119,7 @@ def _text_of(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
-def _loaded(info: ModelInfo) -> dict[str, Any]:
+def _loaded(info: Mapping[str, Any]) -> dict[str, Any]:
     memory, facts = info.get("memory") or {}, info.get("info") or {}
     devices: Any = memory.get("devices") or {}
     expires_s = info.get("expires_s")
@@ -133,7 +133,7 @@ def _loaded(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _shown(info: ModelInfo) -> dict[str, Any]:
+def _shown(info: Mapping[str, Any]) -> dict[str, Any]:
     file, facts = info.get("file_info") or {}, info.get("info") or {}
     family, template = file.get("architecture") or info["backend"], file.get("chat_template") or ""
     ctx_size = served_ctx_size(info)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from ....ipc.client import ModelInfo
 from ..exchange import Exchange, served_ctx_size, usable_models
 
 
@@ -21,7 +21,7 @@ async def answer_model(exchange: Exchange) -> None:
         await exchange.send_json(_model(await client.show(name)))
 
 
-def _model(info: ModelInfo) -> dict[str, Any]:
+def _model(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model with the served context where vLLM (`max_model_len`) and llama-server (`meta`)
     have it.
     """

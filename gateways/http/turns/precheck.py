@@ -34,7 +34,7 @@ from ....backends.params import (
 )
 from ....backends.tool_formats import ToolFormat, tool_format_of
 from ....ipc.chat_messages import checked_messages
-from ....ipc.client import AsyncClient, ModelInfo
+from ....ipc.client import AsyncClient
 from ....ipc.payloads import turn_input
 from ..callers.caller import Caller
 from ..limits import CLOSE_S_MAX
@@ -90,7 +90,9 @@ class TurnPrecheck:
         with suppress(ModuleNotFoundError):  # llguidance belongs to the extra `llama`
             self._grammars.check(params)
 
-    def _check_template(self, request: TurnRequest, values: Values, info: ModelInfo) -> None:
+    def _check_template(
+        self, request: TurnRequest, values: Values, info: Mapping[str, Any]
+    ) -> None:
         """Check the functions of a turn and, if the model is not loaded, the rendering of its
         messages.
         """
@@ -128,7 +130,7 @@ class TurnPrecheck:
         self._grammars.close()
 
 
-def _template_of(info: ModelInfo) -> str:
+def _template_of(info: Mapping[str, Any]) -> str:
     """Return the chat template of a model, or empty if it is not known."""
     options, file = info.get("options") or {}, info.get("file_info") or {}
     if options.get("chat-template-file"):
@@ -150,7 +152,7 @@ def _rendering_of(values: Values) -> Rendering:
 
 
 async def _check_size(
-    client: AsyncClient, request: TurnRequest, values: Values, info: ModelInfo
+    client: AsyncClient, request: TurnRequest, values: Values, info: Mapping[str, Any]
 ) -> None:
     """Check that the context of a loaded model holds a prompt that begins a session.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from ....backends.errors import ConnectionLost, InferdError
-from ....ipc.client import ModelInfo
+from ....ipc.client import ModelInfo, TaskInfo
 from ..callers.caller import Caller, DaemonUser
 from .pool import ConnectionPool
 
@@ -26,7 +26,7 @@ class Snapshot(NamedTuple):
     number: int
     at_s: float
     models: list[ModelInfo]
-    tasks: list[dict[str, Any]]
+    tasks: list[TaskInfo]
     statistics: dict[str, Any]
     memory: dict[str, Any]
     error: InferdError | None = None

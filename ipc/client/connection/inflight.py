@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ....backends.errors import InferdError, error_from_wire
 from ..results import Metadata
@@ -32,6 +32,11 @@ class RequestOwner(Protocol):
         """Wait until *request* has changed so that *ready* returns true, or until *until*."""
 
 
+def no_metadata() -> Metadata:
+    """Return the metadata of a turn that has not ended."""
+    return cast("Metadata", {})
+
+
 class InFlight:
     """A request, its events and its result. Its connection writes them, its caller reads them.
 
@@ -54,7 +59,7 @@ class InFlight:
         self.deadline = deadline
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
-        self.metadata: Metadata = {}
+        self.metadata = no_metadata()
         self.done = self.answered = self.abandoned = self.begun = self.lost = False
         self.waiters: list[Any] = []
         self._events: list[dict[str, Any]] = []

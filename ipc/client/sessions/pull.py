@@ -11,6 +11,7 @@ import msgspec
 
 from ....backends.errors import ContextFull, EndOfSequence
 from ...payloads import TensorLike, traceparent_of
+from ..connection.inflight import no_metadata
 from ..results import Metadata
 from ..turn_settings import TurnSettings
 from .turns_under_way import PulledTurn, TurnsUnderWay
@@ -25,7 +26,7 @@ class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
     """
 
     def __init__(self, turns: TurnsUnderWay, prompt: TensorLike | None, settings: TurnSettings):
-        self.metadata: Metadata = {}
+        self.metadata = no_metadata()
         self._turns, self._prompt, self._settings = turns, prompt, settings
         self._traceparent = traceparent_of(settings.traceparent)
         self._turn: PulledTurn | None = None

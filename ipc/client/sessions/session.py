@@ -14,7 +14,7 @@ from ...priorities import Priority
 from ..caller import as_event
 from ..failures import is_loss, with_progress
 from ..operations import AsyncOperations
-from ..results import Metadata
+from ..results import Metadata, ParameterInfo
 from ..streams.async_stream import AsyncStream
 from ..streams.texts import Answer, Reply, answers_of, reply_of
 from ..streams.turn import StreamedTurn
@@ -292,7 +292,7 @@ class AsyncSession(SessionProperties):
         )
         self._settings.priority = priority or self._settings.priority
 
-    async def parameters(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+    async def parameters(self, *, timeout: float | None = None) -> list[ParameterInfo]:
         """Return every parameter in force; see `AsyncClient.parameters`."""
         return await self._client.parameters(self.context, timeout=timeout)
 

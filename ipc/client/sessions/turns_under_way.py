@@ -10,7 +10,7 @@ from ... import messages as w
 from ...handles import Context
 from ...payloads import TensorLike
 from ..connection.core import ConnectionCore
-from ..connection.inflight import InFlight
+from ..connection.inflight import InFlight, no_metadata
 from ..operations import AsyncOperations
 from ..results import Metadata
 from ..streams.turn import SETTLE_S_MAX
@@ -43,7 +43,7 @@ class TurnsUnderWay:
 
     def __init__(self, client: AsyncOperations, attachment: Attachment, *, appends: bool = False):
         self.client, self.attachment, self.appends = client, attachment, appends
-        self._metadata: Metadata = {}
+        self._metadata = no_metadata()
         self._turns: list[tuple[InFlight, int]] = []
         self._lock = Lock()
         """Held while `_metadata` and `_turns` change, as threads may share a session."""

@@ -10,6 +10,7 @@ import msgspec
 from ....backends.errors import InferdError, error_from_wire
 from ...messages import AnswersResult, ToolCallPart, TurnResult
 from ..caller import as_event
+from ..connection.inflight import no_metadata
 from ..results import Metadata
 
 
@@ -90,7 +91,7 @@ class Reply(str):
     ) -> Self:
         """Make a reply from *text*."""
         self = super().__new__(cls, text)
-        self.metadata, self.reasoning = metadata or {}, reasoning
+        self.metadata, self.reasoning = metadata or no_metadata(), reasoning
         self.tool_calls = list(tool_calls)
         return self
 

@@ -12,7 +12,7 @@ from ....backends.errors import ConnectionLost, InferdError
 from ...messages import CREDIT_DEFAULT, QueueEvent, ToolCallPart
 from ..caller import as_event
 from ..connection.driver import Driver
-from ..connection.inflight import InFlight
+from ..connection.inflight import InFlight, no_metadata
 from ..failures import is_loss, retrying, with_progress
 from ..results import Metadata
 from ..turn_settings import PromptCallback, QueueCallback, StartCallback
@@ -206,7 +206,8 @@ class TurnSoFar:
     @property
     def metadata(self) -> Metadata:
         """The metadata of the turn's end, even if it was cancelled; empty before the end."""
-        return {} if self._turn.request is None else self._turn.request.metadata
+        request = self._turn.request
+        return no_metadata() if request is None else request.metadata
 
     @property
     def tokens(self) -> list[int]:

@@ -30,7 +30,7 @@ def chat(daemon: RunningDaemon, text: str, name: str = "diary") -> None:
 def sessions_of(daemon: RunningDaemon) -> dict[str, int]:
     """Return the turns of each session."""
     with Client(daemon.socket) as client:
-        return {s["session_id"]: s["turns"] for s in client.sessions(dormant=True)}
+        return {str(s["session_id"]): s["turns"] for s in client.sessions(dormant=True)}
 
 
 def run(daemon: RunningDaemon, *words: str | Path) -> Any:

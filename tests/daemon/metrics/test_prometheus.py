@@ -61,7 +61,7 @@ def test_promtool_finds_nothing_in_a_scrape() -> None:
     with running_daemon(metrics="127.0.0.1:0") as daemon:
         talk(daemon.socket)
         with Client(daemon.socket) as client:
-            address = client.stats()["metrics_address"]
+            address = client.stats()["metrics_address"] or ""
         assert run("promtool", "check", "metrics", text=scrape(address)) == ""
 
 
@@ -82,7 +82,7 @@ def test_a_real_prometheus_reads_a_real_daemon(tmp_path: Path) -> None:
     with running_daemon(metrics="127.0.0.1:0") as daemon:
         talk(daemon.socket)
         with Client(daemon.socket) as client:
-            target = client.stats()["metrics_address"]
+            target = client.stats()["metrics_address"] or ""
         with prometheus(target, tmp_path, rules=[RULES]) as address:
             [up] = results_of(address, 'up{job="inferd"} == 1')
             assert up["metric"]["instance"] == target

@@ -443,7 +443,7 @@ def test_a_turn_that_is_cancelled_before_it_had_a_slot_has_no_queue_time() -> No
 def test_stats_and_status_show_the_metrics_address() -> None:
     with running_daemon(CONFIG, metrics="127.0.0.1:0") as daemon, Client(daemon.socket) as client:
         where = client.stats()["metrics_address"]
-        assert where.startswith("127.0.0.1:") and not where.endswith(":0")
+        assert where and where.startswith("127.0.0.1:") and not where.endswith(":0")
         assert "inferd_build_info{" in scrape(where)
     with running_daemon(CONFIG, metrics="off") as daemon, Client(daemon.socket) as client:
         assert client.stats()["metrics_address"] is None

@@ -40,7 +40,7 @@ UPPER, LOWER = TEXT.upper(), TEXT.lower()
 
 
 def total_bytes(client: Client) -> int:
-    return (client.show("m")["memory"] or {})["total"]
+    return int((client.show("m")["memory"] or {})["total"])
 
 
 @pytest.fixture

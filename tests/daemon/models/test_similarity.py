@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from inferd import Client, Metadata
+from inferd import Client, Metadata, TaskInfo
 from inferd.backends.errors import EndOfSequence, InvalidArgument
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
@@ -278,7 +278,7 @@ COMPARERS = {"comparer": "a", "other": "b", "again": "a"}
 """Models by their variant: the last one is the first one."""
 
 
-def said_now(daemon: RunningDaemon) -> list[dict[str, Any]]:
+def said_now(daemon: RunningDaemon) -> list[TaskInfo]:
     """Return the tasks of the model whose sentences are compared."""
     with Client(daemon.socket) as client:
         return [task for task in client.queue() if task["model"] == "said"]

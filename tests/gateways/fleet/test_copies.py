@@ -39,7 +39,7 @@ def states_at(fleet: RunningFleet, node: str) -> dict[str, str]:
 def states_of(client: Client) -> dict[str, str]:
     """Return the states of the sessions on the node of a client."""
     listed = client.sessions(all_users=True, dormant=True)
-    return {session["session_id"]: session["state"] for session in listed}
+    return {str(session["session_id"]): session["state"] for session in listed}
 
 
 def until_states(fleet: RunningFleet, node: str, expected: dict[str, str]) -> None:

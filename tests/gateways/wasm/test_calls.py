@@ -54,7 +54,7 @@ def test_a_turn_that_the_guest_does_not_know_does_not_make_set_input_fail(client
         context = guest.context()
         guest.set_input(context, b"one")
         [session] = client.sessions()
-        assert client.compute_single(session["context"]) == b"o"
+        assert client.compute_single(session["context"] or 0) == b"o"
         assert guest.set_input(context, b"two") == 0 and guest.errors == []
         assert guest.pull(context, 3) == b"two"
 

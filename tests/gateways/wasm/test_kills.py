@@ -86,7 +86,7 @@ def test_a_prompt_that_kills_workers_is_error_5(daemon: RunningDaemon, client: C
     assert (guest.process.returncode, output) == (10 + 5, b"")
     assert errors.startswith(b"inferd: compute_single: ")
     assert errors.endswith(b"compute_single: error 5\n")
-    assert client.sessions() == client.queue() == []
+    assert not client.sessions() and not client.queue()
 
 
 def test_ctrl_c_ends_a_guest_that_waits_for_a_daemon(daemon: RunningDaemon) -> None:

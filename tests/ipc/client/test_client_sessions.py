@@ -54,7 +54,7 @@ async def test_a_stream_has_pieces_tokens_and_metadata(
     assert _loop() == anyio_backend_name
     async with talking(tmp_path) as (server, session):
         stream = session.stream("one two", options={"temp": 0}, queue_timeout=5)
-        assert stream.metadata == {}
+        assert not stream.metadata
         assert [piece async for piece in stream] == ["one ", "two ", "."]
         assert (stream.tokens, stream.metadata, session.metadata) == ([0, 1], METADATA, METADATA)
         assert [piece async for piece in stream] == []

@@ -108,7 +108,7 @@ def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:
         session.reset()
     assert fractions == [0.25, 0.5, 1.0]
     assert server.names()[-2:] == ["finalize_execution_context", "unload"]
-    assert client.models() == [{"name": "fake"}]
+    assert [model["name"] for model in client.models()] == ["fake"]
     assert list(client.stream(12, "x")) == ["x ", "."]
 
 
@@ -237,7 +237,7 @@ def test_the_client_works_inside_a_running_loop(server: FakeServer) -> None:
 def test_the_client_connects_with_the_first_call_and_closes_once(server: FakeServer) -> None:
     client = Client(server.path)
     assert server.peers == []
-    assert client.stats() == {"waiting": 0}
+    assert client.stats()["waiting"] == 0
     assert client.server.software == "fake"
     client.close()
     client.close()

@@ -121,7 +121,7 @@ def test_the_next_thread_reads_when_the_reading_one_has_its_answer(
 ) -> None:
     calls = held(client, pool, server, portal, THREADS - 1)
     for number, call in enumerate(calls):
-        assert client.stats() == {"waiting": 0}
+        assert client.stats()["waiting"] == 0
         assert client.cancel(request=number + 1)
         with pytest.raises(Exception, match="cancelled"):
             call.result(timeout=20)
@@ -172,7 +172,7 @@ def test_no_more_requests_are_in_flight_than_the_daemon_allows(
         waiting = pool.submit(client.stats)
         assert "stats" not in server.names()
         portal.call(server.cancel_all)
-        assert waiting.result(timeout=20) == {"waiting": 0}
+        assert waiting.result(timeout=20)["waiting"] == 0
         for call in calls:
             with pytest.raises(Exception, match="cancelled"):
                 call.result(timeout=20)

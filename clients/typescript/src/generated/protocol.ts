@@ -1218,7 +1218,7 @@ export interface ParametersParams {
 }
 
 export interface ParametersResult {
-  /** each with `name`; `value`, the one in force; `origin`: `turn` (the last one), `session`, `graph`, `model` (the configuration), `backend` (by `init_backend`), `file` or `built-in`; `adjusted`: the reason why it differs from the requested value, else empty */
+  /** one parameter each */
   parameters: Fields[];
 }
 

@@ -99,7 +99,7 @@ def follower(running: tuple[RunningDaemon, RunningDaemon]) -> Iterator[Follower]
 
 
 def states_of(client: Client) -> dict[str, str]:
-    return {s["session_id"]: s["state"] for s in client.sessions(all_users=True, dormant=True)}
+    return {str(s["session_id"]): s["state"] for s in client.sessions(all_users=True, dormant=True)}
 
 
 def test_a_turn_is_in_its_changes_before_its_reply(follower: Follower) -> None:
@@ -133,7 +133,7 @@ def test_a_turn_that_runs_continues_from_its_copied_beginning(follower: Follower
     follower.store(change)
     follower.keep(change["stream"])
     with follower.target.session("slow", session_id="diary") as session:
-        assert session.context.attached and session.metadata == {}
+        assert session.context.attached and not session.metadata
         tokens = [token for event in follower.client.events for token in event[2]["tokens"]]
         rest = "".join(session.resume(tokens, read))
         assert read + rest == text
