@@ -19,6 +19,8 @@ from inferd import (
     Message,
     Metadata,
     ModelInfo,
+    Options,
+    ParameterInfo,
     Piece,
     Priority,
     Pull,
@@ -27,6 +29,9 @@ from inferd import (
     Reply,
     RewindResult,
     Session,
+    SessionInfo,
+    ShownModel,
+    StateInfo,
     Stream,
     Tensor,
     ToolCall,
@@ -54,6 +59,13 @@ async def asynchronous() -> None:
         assert_type(await client.compute_single(12, priority="low"), bytes)
         assert_type(await client.models(), list[ModelInfo])
         assert_type((await client.show("m"))["size_bytes"], int)
+        assert_type(await client.show("m"), ShownModel)
+        assert_type(await client.sessions(), list[SessionInfo])
+        assert_type((await client.queue())[0]["effective_priority"], Priority | None)
+        assert_type(await client.list_states(), list[StateInfo])
+        assert_type(await client.parameters(12), list[ParameterInfo])
+        assert_type((await client.stats())["uptime_s"], float)
+        (await client.stats())["uptime"]  # type: ignore[typeddict-item]
         assert_type(await client.chat("m", "x"), Reply)
         assert_type((await client.chat("m", "x")).tool_calls, list[ToolCall])
         assert_type(ToolCall("i", "f", "{}").values, dict[str, Any])
@@ -89,6 +101,26 @@ async def asynchronous() -> None:
         assert_type(prompt.tokens, int)
 
 
+OPTIONS: Options = {"n-predict": 24, "overflow": "drop-turns"}
+MISSPELT: Options = {"n-predikt": 24}  # type: ignore[typeddict-unknown-key]
+OF_ANOTHER_TYPE: Options = {"n-predict": "many"}  # type: ignore[typeddict-item]
+ANY: dict[str, Any] = {"n-predict": 24}
+
+
+async def parameters(client: AsyncClient) -> None:
+    async with client.session("m", options=OPTIONS, temp=0, stop=["."]) as session:
+        await session.chat("x", n_predict=24, json_schema={}, overflow="shift", lora={"a": 1})
+        session.stream("x", options=OPTIONS, seed=1)
+        await session.answers("x", 2, options=ANY, top_k=3)
+        await session.set_options(mirostat=2)
+        await session.chat("x", n_predikt=24)  # type: ignore[call-arg]
+        session.stream("x", overflow="shifts")  # type: ignore[arg-type]
+        await session.set_options(temp="hot")  # type: ignore[arg-type]
+        session.resume(temp=0)  # type: ignore[call-arg]
+    client.session("m", temperatur=0)  # type: ignore[call-arg]
+    await client.embed("m", "x", temp=0)  # type: ignore[call-arg]
+
+
 def _on_queue(place: QueueEvent) -> None:
     assert_type(place.position, int)
 
@@ -121,4 +153,6 @@ def synchronous() -> None:
             session.stream("x", on_queue=1)  # type: ignore[arg-type]
             assert_type(session.chat("x", raw=True), Reply)
             assert_type(session.cancel(), bool)
+            assert_type(session.chat("x", temp=0), Reply)
             session.chat("x", cooked=True)  # type: ignore[call-arg]
+            session.chat("x", n_predikt=24)  # type: ignore[call-arg]

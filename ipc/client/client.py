@@ -14,6 +14,7 @@ from ..priorities import Priority
 from .caller import as_event
 from .connection.inflight import InFlight
 from .embeddings import AsyncEmbedding
+from .parameters import Options, Parameters
 from .sessions.attachment import ClientSessionSettings
 from .sessions.session import AsyncSession
 from .streams.async_stream import AsyncStream
@@ -28,6 +29,7 @@ from .turn_settings import (
     read_settings,
     stream_call,
     takes,
+    with_parameters,
 )
 from .wasi_calls import ProgressCallback
 
@@ -103,17 +105,18 @@ class AsyncClient(AsyncEmbedding):
         raw: bool = False,
         priority: Priority = "normal",
         queue_timeout: float | None = None,
-        options: dict[str, Any] | None = None,
+        options: Options | dict[str, Any] | None = None,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
+        **parameters: Unpack[Parameters],
     ) -> AsyncSession:
         """Return a conversation with *model*, to use as a context manager.
 
-        *system* is its system prompt, *options* are parameters of its turns, and *config* is that
-        of `load_by_name_with_config`. If the *session_id* exists, the session continues its
-        history, and *system* applies from the next `reset`. With *from_state*, a new session begins
-        with the history of that state, which `save_state` has saved; `OWNER/STATE` names a state
-        that an access rule shares. Without *persist* nothing is written to disk.
+        *system* is its system prompt, *options* and *parameters* are those of its turns, and
+        *config* is that of `load_by_name_with_config`. If the *session_id* exists, the session
+        continues its history, and *system* applies from the next `reset`. With *from_state*, a new
+        session begins with the history of that state, which `save_state` has saved; `OWNER/STATE`
+        names a state that an access rule shares. Without *persist* nothing is written to disk.
         With *resume*, a session with an id attaches again after its connection was lost, even by
         a restart of the daemon, and its streams continue. *raw* turns the chat template off.
         If too many sessions are open, this one waits for a place in the class *priority*, for at
@@ -129,7 +132,7 @@ class AsyncClient(AsyncEmbedding):
             raw=raw,
             priority=priority,
             queue_timeout=queue_timeout,
-            options=options,
+            options=with_parameters(options, parameters),
             config=config,
             on_progress=on_progress,
         )
@@ -171,7 +174,7 @@ class AsyncClient(AsyncEmbedding):
         *tokens*, *text* and *reasoning* are the part already read; the stream begins after them.
         For a turn with `tools`, *raw_text* replaces text and reasoning.
         """
-        settings = self._turn_settings(keywords, on_queue)
+        settings = read_settings(self._seconds(None), keywords, on_queue, taken=SchedulingKeywords)
         params = settings.resume_params(context, tokens, text, reasoning, raw_text)
         return self._stream(params, settings)
 
@@ -204,7 +207,7 @@ class AsyncClient(AsyncEmbedding):
 
     def _turn_settings(
         self,
-        keywords: SchedulingKeywords | TurnKeywords,
+        keywords: TurnKeywords,
         on_queue: QueueCallback | None,
         on_prompt: PromptCallback | None = None,
     ) -> TurnSettings:

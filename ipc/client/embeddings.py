@@ -69,7 +69,7 @@ class AsyncEmbedding(AsyncOperations):
         every = [texts] if isinstance(texts, str) else list(texts)
         if not every or not all(isinstance(text, str) for text in every):
             raise InvalidArgument("embed takes a text or several", hint='pass ["one", "another"]')
-        settings = read_settings(self._seconds(None), keywords)
+        settings = read_settings(self._seconds(None), keywords, taken=SchedulingKeywords)
         params = settings.add_scheduling(
             w.EmbedParams(graph=0, texts=[], pooling=pooling, normalize=normalize)
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 from .. import messages as w
 from ..payloads import Message, open_file
 from ..priorities import Priority
 from .caller import as_event
+from .parameters import Options, Parameters
 from .results import ModelInfo, ParameterInfo, SessionInfo, ShownModel, StateInfo, Stats, TaskInfo
 from .streams.texts import Rendered
+from .turn_settings import with_parameters
 from .wasi_calls import AsyncWasiCalls, ProgressCallback
 
 
@@ -354,11 +356,12 @@ class AsyncOperations(AsyncWasiCalls):
     async def set_options(
         self,
         context: int,
-        options: dict[str, Any] | None = None,
+        options: Options | dict[str, Any] | None = None,
         *,
         priority: Priority | None = None,
         note: bytes | None = None,
         timeout: float | None = None,
+        **parameters: Unpack[Parameters],
     ) -> None:
         """Set parameters and a priority for a context's next turns.
 
@@ -366,7 +369,10 @@ class AsyncOperations(AsyncWasiCalls):
         empty one deletes the stored one.
         """
         params = w.OptionsParams(
-            context=context, options=options or {}, priority=priority or "", note=note
+            context=context,
+            options=with_parameters(options, parameters),
+            priority=priority or "",
+            note=note,
         )
         await self._call("set_options", params, w.Empty, timeout)
 

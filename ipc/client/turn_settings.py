@@ -12,11 +12,14 @@ from typing import Any, TypedDict, TypeVar
 from .. import messages as w
 from ..payloads import Prompt, traceparent_of, turn_input
 from ..priorities import Priority
+from .parameters import Options, Parameters
 
 QueueCallback = Callable[[w.QueueEvent], None]
 PromptCallback = Callable[[dict[str, Any]], None]
 """It gets `total`, `cache`, `processed` and `time_ms` of the prompt's progress."""
 StartCallback = Callable[[], None]
+PARAMETERS = frozenset(Parameters.__annotations__) | {"tools"}
+"""The keywords of turns that are parameters of the computation."""
 F = TypeVar("F", bound=Callable[..., object])
 M = TypeVar("M", bound=w.ScheduledParams)
 
@@ -30,22 +33,31 @@ class SchedulingKeywords(TypedDict, total=False):
     traceparent: str | None
 
 
-class TurnKeywords(SchedulingKeywords, total=False):
-    """Keywords of calls that compute a turn from a prompt."""
+class TurnKeywords(SchedulingKeywords, Parameters, total=False):
+    """Keywords of calls that compute a turn from a prompt. The parameters of the computation are
+    keywords, or keys of `options`; a keyword precedes a key.
+    """
 
     raw: bool | None
-    options: dict[str, Any] | None
+    options: Options | dict[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | str
 
 
 def takes(keywords: type) -> Callable[[F], F]:
-    """Make `help` show each of *keywords* in place of a method's last parameter, `**keywords`."""
+    """Make `help` show each of *keywords* in place of a method's last parameter, `**keywords`; the
+    parameters of the computation stay one, `**parameters`.
+    """
 
     def show_keywords(method: F) -> F:
         signature = inspect.signature(method)
         parameters = list(signature.parameters.values())[:-1]
-        for name, kind in keywords.__annotations__.items():
+        kinds = keywords.__annotations__
+        for name in (name for name in kinds if name not in PARAMETERS):
             shown = Parameter(name, Parameter.KEYWORD_ONLY, default=None)
-            parameters.append(shown.replace(annotation=kind.__forward_arg__))
+            parameters.append(shown.replace(annotation=kinds[name].__forward_arg__))
+        if kinds.keys() & PARAMETERS:
+            shown = Parameter("parameters", Parameter.VAR_KEYWORD)
+            parameters.append(shown.replace(annotation="Unpack[Parameters]"))
         method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return method
 
@@ -125,6 +137,34 @@ class TurnSettings:
         return params
 
 
+def with_parameters(
+    options: Options | Mapping[str, Any] | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return *options* with the parameters that were *given* as keywords.
+
+    :raises TypeError: a keyword is not a parameter.
+    """
+    for name in given:
+        if name not in PARAMETERS:
+            raise TypeError(unknown_keyword(name))
+    if not given:
+        return dict(options or {})
+    known = {name.replace("_", "-"): value for name, value in (options or {}).items()}
+    return known | {name.replace("_", "-"): value for name, value in given.items()}
+
+
+def unknown_keyword(name: str) -> str:
+    """Return the message of the error for a keyword that no call takes."""
+    import difflib  # as long to load as half of the client, and rarely needed
+
+    nearest = difflib.get_close_matches(name, TurnKeywords.__annotations__, 1)
+    meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return (
+        f"unexpected keyword argument {name!r}{meant or '.'} Other spellings of parameters are keys"
+        f" of *options*: options={{{name.replace('_', '-')!r}: …}}"
+    )
+
+
 def wire_seconds(timeout_s: float) -> float:
     """Return a timeout in the protocol's form, where 0 means none."""
     return 0.0 if math.isinf(timeout_s) else timeout_s
@@ -141,17 +181,19 @@ def read_settings(
     on_queue: QueueCallback | None = None,
     on_prompt: PromptCallback | None = None,
     on_start: StartCallback | None = None,
+    taken: type = TurnKeywords,
 ) -> TurnSettings:
-    """Return the settings of a call with *keywords*.
+    """Return the settings of a call with *keywords*, which are among those of *taken*.
 
-    :raises TypeError: *keywords* has a name that no call takes.
+    :raises TypeError: *keywords* has a name that the call does not take.
     """
     for name in keywords:
-        if name not in TurnKeywords.__annotations__:
-            raise TypeError(
-                f"unexpected keyword argument {name!r}; a parameter of the computation is a key of"
-                f" *options*: options={{{name.replace('_', '-')!r}: …}}"
-            )
+        if name not in taken.__annotations__:
+            raise TypeError(unknown_keyword(name))
+    given = {name: keywords[name] for name in keywords if name in PARAMETERS}
+    if given:
+        keywords = {name: value for name, value in keywords.items() if name not in given}
+        keywords["options"] = with_parameters(keywords.get("options"), given)
     return TurnSettings(
         default_timeout_s=default_timeout_s,
         on_queue=on_queue,

@@ -175,7 +175,7 @@ class AsyncWasiCalls(AsyncCaller):
 
         *inputs* is a mapping, or a list of pairs, as the result's `outputs` are.
         """
-        settings = read_settings(self._seconds(None), keywords)
+        settings = read_settings(self._seconds(None), keywords, taken=SchedulingKeywords)
         with closing(Payload(self._driver.run_in_thread)) as packed:
             named = None
             if inputs is not None:
@@ -192,7 +192,7 @@ class AsyncWasiCalls(AsyncCaller):
 
         :raises EndOfSequence: the turn has ended; the metadata at index 1 has the reason.
         """
-        settings = read_settings(self._seconds(None), keywords)
+        settings = read_settings(self._seconds(None), keywords, taken=SchedulingKeywords)
         # timeout_s is not sent: the daemon would apply it to the turn, but here it is for a token.
         params = w.ComputeSingleParams(
             context=context,

@@ -14,6 +14,7 @@ from ...priorities import Priority
 from ..caller import as_event
 from ..failures import is_loss, with_progress
 from ..operations import AsyncOperations
+from ..parameters import Options, Parameters
 from ..results import Metadata, ParameterInfo
 from ..streams.async_stream import AsyncStream
 from ..streams.texts import Answer, Reply, answers_of, reply_of
@@ -197,7 +198,7 @@ class AsyncSession(SessionProperties):
         with `tools`, *raw_text* replaces text and reasoning.
         """
         timeout_s = self._client._seconds(None)
-        settings = read_settings(timeout_s, keywords, on_queue)
+        settings = read_settings(timeout_s, keywords, on_queue, taken=SchedulingKeywords)
         context = require_open(self._attachment.context)
         params = settings.resume_params(context, tokens, text, reasoning, raw_text)
         return self._stream(params, settings)
@@ -277,18 +278,19 @@ class AsyncSession(SessionProperties):
 
     async def set_options(
         self,
-        options: dict[str, Any] | None = None,
+        options: Options | dict[str, Any] | None = None,
         *,
         priority: Priority | None = None,
         note: bytes | None = None,
         timeout: float | None = None,
+        **parameters: Unpack[Parameters],
     ) -> None:
         """Set parameters and a priority for the next turns, and the *note* that `history` returns;
         see `AsyncClient.set_options`.
         """
         await self._attachment.ensure_connected()
         await self._client.set_options(
-            self.context, options, priority=priority, note=note, timeout=timeout
+            self.context, options, priority=priority, note=note, timeout=timeout, **parameters
         )
         self._settings.priority = priority or self._settings.priority
 

@@ -28,6 +28,7 @@ from inferd import (
     Client,
     ConnectionLost,
     NotFound,
+    Options,
     Session,
     SessionBusy,
     ShuttingDown,
@@ -86,10 +87,52 @@ def test_help_shows_the_keywords_of_a_turn_with_their_types(
     assert f") -> '{result}'" in text
 
 
-def test_a_parameter_given_as_a_keyword_is_said_to_belong_into_options(session: Session) -> None:
-    keywords: dict[str, Any] = {"n_predict": 4}
-    with pytest.raises(TypeError, match=r"'n_predict'; .* options=\{'n-predict': …\}"):
-        session.chat("hi", **keywords)
+def test_parameters_are_keywords_which_precede_the_options(
+    client: Client, server: FakeServer
+) -> None:
+    options: Options = {"n-predict": 9, "temp": 0.5}
+    with client.session("m", options={"seed": 1}, temp=0.2, n_predict=3) as session:
+        assert server.calls[-1][1]["options"] == {"seed": 1, "temp": 0.2, "n-predict": 3}
+        session.chat("hi", options=options, n_predict=4, lora=None)
+        assert server.calls[-1][1]["options"] == {"n-predict": 4, "temp": 0.5, "lora": None}
+        list(session.stream("hi", options={"n_predict": 9}, n_predict=4))
+        assert server.calls[-1][1]["options"] == {"n-predict": 4}, "one spelling of each"
+        session.set_options(top_k=2)
+        assert server.calls[-1][1]["options"] == {"top-k": 2}
+    client.chat(12, "hi", tools=[{"type": "function"}])
+    assert server.calls[-1][1]["options"] == {"tools": [{"type": "function"}]}
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("n_predikt", r"'n_predikt'; did you mean 'n_predict'\? .* options=\{'n-predikt': …\}"),
+        ("temperature", r"'temperature'.* options=\{'temperature': …\}"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_with_the_nearest_one(
+    client: Client, session: Session, keyword: str, message: str
+) -> None:
+    keywords: dict[str, Any] = {keyword: 4}
+    for refused in (
+        lambda: session.chat("hi", **keywords),
+        lambda: session.stream("hi", **keywords),
+        lambda: session.set_options(**keywords),
+        lambda: client.session("m", **keywords),
+    ):
+        with pytest.raises(TypeError, match=message):
+            refused()
+
+
+def test_calls_that_sample_nothing_take_no_parameters(client: Client, session: Session) -> None:
+    keywords: dict[str, Any] = {"temp": 0}
+    for refused in (
+        lambda: client.embed("m", "text", **keywords),
+        lambda: client.compute(12, **keywords),
+        lambda: session.resume(**keywords),
+    ):
+        with pytest.raises(TypeError, match="'temp'"):
+            refused()
 
 
 def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:
