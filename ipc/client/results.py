@@ -289,7 +289,9 @@ class SessionInfo(TypedDict):
     or without `persist`.
     """
     turns: int
-    """Turns begun so far."""
+    """Turns begun so far; a resumed turn keeps its number."""
+    interrupted: bool
+    """Whether its last turn was interrupted and can be resumed; false during a turn."""
     idle_s: float
     """Time since its last use; 0 during a turn."""
     has_place: bool
