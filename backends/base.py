@@ -16,7 +16,9 @@ from .adapter_keys import AdapterInfo, AdapterSpec
 from .batch import Chunk, Move
 from .embedder import Embedder, EmbedInfo
 from .params import SamplingParams
+from .probes import ProbeRunner
 from .tool_formats import ToolFormat
+from .tuning_choice import ModelTuning
 
 Message = Mapping[str, Any]
 """One chat message: `role` and `content`, both text; an assistant's may have `tool_calls`."""
@@ -147,6 +149,17 @@ class Model(Protocol):
     @property
     def info(self) -> ModelInfo:
         """Facts about the model."""
+
+    @property
+    def tuning(self) -> ModelTuning | None:
+        """The setting with which it computes; None if it has no other."""
+
+    def probe_runner(self) -> ProbeRunner:
+        """Return a runner of probes over the model's weights, which the caller closes before the
+        model. It takes memory only in its first `advance`.
+
+        :raises UnsupportedOperation: no probe can run beside this kind of model.
+        """
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*.

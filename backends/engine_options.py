@@ -66,7 +66,9 @@ class EngineOptions(
 
     @property
     def of_state(self) -> dict[str, Any]:
-        """The options that a KV state depends on; the others do not change it."""
+        """The options that a KV state depends on; the others do not change it. The kind of
+        attention, on which it depends, too, is not among them: `auto` stands for either.
+        """
         fields = msgspec.structs.asdict(self)
         return {name: fields[name] for name in fields if name not in _NOT_OF_STATE}
 
@@ -81,7 +83,7 @@ class EngineOptions(
         return msgspec.structs.replace(self, **plain)
 
 
-_NOT_OF_STATE = frozenset(("mmap", "mlock", "numa", "threads_batch"))
+_NOT_OF_STATE = frozenset(("flash_attn", "mmap", "mlock", "numa", "threads_batch"))
 _OF_MEMORY = ("flash_attn", "cache_type_k", "cache_type_v", "swa_full")
 _PLAIN = EngineOptions()
 _ENCODED = {f.name: f.encode_name for f in msgspec.structs.fields(EngineOptions)}

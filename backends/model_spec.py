@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from .adapter_keys import AdapterSpec
+from .tuning_choice import LoadTuning
 
 LoadProgress = Callable[[float], bool]
 """Called with 0.0 … 1.0 while a model loads; returns False to cancel the load."""
@@ -42,6 +43,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     adapters: tuple[AdapterSpec, ...] = ()
     """Loaded after the model."""
+    tuning: LoadTuning | None = None
+    """Decides on the settings that are not configured; None stands for an unknown CPU."""
 
 
 class Shape(msgspec.Struct, frozen=True):

@@ -60,7 +60,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     head_v: int
     size_bytes: int
     """Bytes of all weights, which tell quantizations apart."""
-    slots: int
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
 
@@ -108,6 +107,30 @@ class CpuFacts(msgspec.Struct, frozen=True):
         return f"{self.vendor} {numbers} {self.name}, {self.cores} cores"
 
 
+UNKNOWN_CPU = CpuFacts("", 0, 0, 0, "", 0)
+
+
+class LoadTuning(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a `ModelSpec` by which a load chooses its setting."""
+
+    cpu: CpuFacts
+    records: tuple[TuningRecord, ...] = ()
+    """Those of this CPU and build."""
+    keeps_threads: bool = False
+    """Whether the threads are configured."""
+
+
+class ModelTuning(msgspec.Struct, frozen=True, kw_only=True):
+    """The setting of a loaded model, and the facts for measuring another one."""
+
+    shape: ModelShape
+    cpu: str
+    chosen: ChosenSetting
+    other_fingerprint: str = ""
+    """The fingerprint of the model with the other kind of attention."""
+    keeps_threads: bool = False
+
+
 def read_cpu(text: str, cores: int) -> CpuFacts:
     """Return the facts in the *text* of /proc/cpuinfo; those that it lacks are empty or 0."""
     fields: dict[str, str] = {}
@@ -145,7 +168,7 @@ def this_cpu(cores: int = 0) -> CpuFacts:
 
 
 def shape_of(
-    values: Mapping[str, object], size_bytes: int, slots: int, options: Mapping[str, Any]
+    values: Mapping[str, object], size_bytes: int, options: Mapping[str, Any]
 ) -> ModelShape:
     """Return the shape of a model by the *values* of its file's header and its engine *options*."""
     architecture = values.get("general.architecture")
@@ -165,7 +188,6 @@ def shape_of(
         head_k=number("attention.key_length") or usual,
         head_v=number("attention.value_length") or usual,
         size_bytes=size_bytes,
-        slots=slots,
         cache_type_k=str(options.get("cache-type-k", "f16")),
         cache_type_v=str(options.get("cache-type-v", "f16")),
     )
@@ -185,7 +207,6 @@ def shape_distance(a: ModelShape, b: ModelShape) -> float | None:
         if factor > math.log(LIKE_FACTOR_MAX):
             return None
         distance += factor
-    distance += 0.1 * abs(math.log(max(a.slots, 1) / max(b.slots, 1)))
     return distance + (0.0 if a.architecture == b.architecture else 0.1)
 
 

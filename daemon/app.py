@@ -29,6 +29,7 @@ from .config.settings import Config
 from .core import Daemon
 from .logs.setup import logs
 from .metrics.pages import MetricsPages
+from .models.tuner import TuningPace
 from .models.worker_launcher import LoadListener
 from .printable import escape_controls
 from .residency.machine import MachineMemory
@@ -55,11 +56,13 @@ def serve(
     pace: Pace | None = None,
     read: Callable[[], Config] | None = None,
     report: ReadinessReport | None = None,
+    tuning_pace: TuningPace | None = None,
 ) -> int:
     """Run a daemon until it is ordered to stop; return the process's exit status.
 
     Free memory is read from *machine*, at the intervals of *pace*. *read* returns the configuration
-    for a reload. *report* gets readiness, or the error that ended the start.
+    for a reload. *report* gets readiness, or the error that ended the start. Settings are measured
+    at *tuning_pace*.
     """
     report = report or ReadinessReport()
     components, state = Components(), StateDirectory(config.state_dir)
@@ -80,7 +83,13 @@ def serve(
         return_large_blocks(MMAP_BYTES)
         start_spawner()
         daemon = partial(
-            Daemon, config, instance=instance, components=components, machine=machine, pace=pace
+            Daemon,
+            config,
+            instance=instance,
+            components=components,
+            machine=machine,
+            pace=pace,
+            tuning_pace=tuning_pace,
         )
         main = partial(_main, daemon, listener, read or (lambda: config), report)
         return anyio.run(main, backend_options=_loop_options(components))
@@ -170,6 +179,7 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     watch_external_load = registry.launcher.cores.watch_external_load
     services.start_soon(components.run_component, "cores", watch_external_load)
     services.start_soon(components.run_component, "memory", daemon.memory.run)
+    services.start_soon(components.run_component, "tuning", registry.tuner.run)
     await registry.kv_index.load()
     services.start_soon(registry.kv_index.run)
     await daemon.restore()

@@ -67,6 +67,7 @@ from .models.specs import engine_settings
 from .models.swap import Swaps
 from .models.transfers.exports import ModelExports
 from .models.transfers.imports import ModelImports, remove_unfinished
+from .models.tuner import TuningPace
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
 from .state_clock import StateClock
@@ -93,6 +94,7 @@ class Daemon:
         components: Components | None = None,
         machine: MachineMemory | None = None,
         pace: Pace | None = None,
+        tuning_pace: TuningPace | None = None,
     ):
         self.components = components or Components()
         self.instance = instance
@@ -119,6 +121,7 @@ class Daemon:
             request_bytes=self.request_bytes,
             machine=machine,
             components=self.components,
+            tuning_pace=tuning_pace,
         )
         self.registry.launcher.listeners.append(self.counters)
         self.one_turn_sessions: set[Session] = set()

@@ -38,6 +38,7 @@ class EchoMemoryEstimator:
             context=max(0, self._options.token_bytes) * tokens,
             devices=self._spread(on_devices, layer_bytes) if on_devices else {},
             embedding=max(0, self._options.embedding_bytes),
+            measuring=max(0, self._options.probe_bytes),
         )
 
     def _spread(self, layers: int, layer_bytes: int) -> dict[str, int]:

@@ -23,15 +23,19 @@ from ..base import (
 )
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
-from ..errors import BackendError, load_cancelled
+from ..errors import BackendError, UnsupportedOperation, load_cancelled
 from ..grammars.checking import GrammarCheck
+from ..library.engine_build import LLAMA_COMMIT
 from ..memory.memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import FORMATS, SamplingParams
+from ..probes import ProbeRunner
+from ..tuning_choice import ModelShape, ModelTuning, choose_setting
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
 from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
+from .probe_runner import EchoProbeRunner
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
 LOGITS_MAX = 32
@@ -81,7 +85,8 @@ class EchoModel(EchoContext):
 
     def __init__(self, spec: ModelSpec, options: EchoOptions | None = None):
         self.options = options or msgspec.convert(spec.options, EchoOptions)
-        super().__init__(_echo_info(spec, self.options), self.options)
+        self.tuning = _tuning(spec, self.options)
+        super().__init__(_echo_info(spec, self.options, self.tuning), self.options)
         self.threads = 0
         self.adapters = EchoAdapters()
         self._grammars = GrammarCheck()
@@ -172,6 +177,12 @@ class EchoModel(EchoContext):
             self._embedder = EchoEmbedder(self.faults, self.info.embedding)
         return self._embedder
 
+    def probe_runner(self) -> ProbeRunner:
+        """Return a runner of probes, whose times the options state."""
+        if self.tuning is None:
+            raise UnsupportedOperation("the echo model has no other setting")
+        return EchoProbeRunner(self.options, self.info.slots)
+
     def set_threads(self, threads: int) -> None:
         """Store the number for tests."""
         self.threads = threads
@@ -181,11 +192,35 @@ class EchoModel(EchoContext):
         self._grammars.close()
 
 
-def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
+def _tuning(spec: ModelSpec, options: EchoOptions) -> ModelTuning | None:
+    """Return the setting with which the model claims to compute, if it has another one."""
+    if options.probe_ms < 0 or spec.tuning is None:
+        return None
+    shape = ModelShape(
+        architecture="echo", layers=1, embedding=1, heads=1, kv_heads=1, head_k=1, head_v=1,
+        size_bytes=1 + options.vocabulary,
+    )  # fmt: skip
+    tuning = spec.tuning
+    chosen = choose_setting(None, shape, tuning.cpu, LLAMA_COMMIT, tuning.records)
+    return ModelTuning(
+        shape=shape,
+        cpu=tuning.cpu.key,
+        chosen=chosen,
+        other_fingerprint=_fingerprint(options, flash_attn=not chosen.setting.flash_attn),
+        keeps_threads=tuning.keeps_threads,
+    )
+
+
+def _fingerprint(options: EchoOptions, *, flash_attn: bool) -> str:
+    return f"echo-{1 + options.vocabulary}{options.variant}" + ("-flash" if flash_attn else "")
+
+
+def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None) -> ModelInfo:
     vocabulary = f"echo-{1 + options.vocabulary}"
+    flash_attn = tuning is not None and tuning.chosen.setting.flash_attn
     return ModelInfo(
         description="echo: repeats its input",
-        fingerprint=f"{vocabulary}{options.variant}",
+        fingerprint=_fingerprint(options, flash_attn=flash_attn),
         vocab_size=VOCAB_SIZE,
         vocab_hash=vocabulary,
         ctx_size=spec.ctx_size or ECHO_CTX_SIZE,

@@ -9,7 +9,10 @@
 - Memory: `memory` sets its kind, `window` its attention window in tokens, and `kv_cells` the cells
   that all slots share. The model claims to need `weight_bytes`, `token_bytes` for each token of a
   slot's context, `layer_bytes` for each of `layers`, which run on devices with `device_bytes` free,
-  and `embedding_bytes` once it makes embeddings. It allocates nothing.
+  `embedding_bytes` once it makes embeddings, and `probe_bytes` while its settings are measured. It
+  allocates nothing.
+- Settings: a probe takes `probe_ms`, and `probe_share` of it with flash attention, of which the
+  model has only the name. If `probe_ms` is negative, there is no other setting.
 - Tokens: the characters of `surprising` have a surprisal of ten nats, all others zero. In a turn
   with a grammar, the end and the characters of `forced`, which adapters must not change, are
   forced; without `forced`, nothing is.
@@ -60,6 +63,9 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weight_bytes: Bytes = 0
     token_bytes: Bytes = 0
     embedding_bytes: Bytes = 0
+    probe_bytes: Bytes = 0
+    probe_ms: Milliseconds = -1
+    probe_share: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     layers: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     layer_bytes: Bytes = 0
     device_bytes: tuple[int, ...] = ()

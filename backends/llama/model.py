@@ -24,6 +24,7 @@ from ..errors import BackendError, UnsupportedOperation
 from ..grammars.compiler import GrammarCompiler
 from ..grammars.state import GrammarState
 from ..params import SamplingParams
+from ..tuning_choice import ModelTuning
 from .kv.context import LlamaContext
 from .kv.embedding_context import LlamaEmbedder
 from .lora import LlamaAdapters
@@ -53,12 +54,13 @@ class LlamaModel:
         make_probe_runner: Callable[[], LlamaProbeRunner],
         adapters: LlamaAdapters,
         matching: MatchingVocab,
+        tuning: ModelTuning | None = None,
     ):
         self._pointer = pointer
         self._context = context
         self._vocab = vocab
         self._template = template
-        self.info = info
+        self.info, self.tuning = info, tuning
         self._adapters = adapters
         self._make_embedder = make_embedder
         self._make_probe_runner = make_probe_runner

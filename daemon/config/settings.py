@@ -86,6 +86,7 @@ class Config:
     step_ms_target: int = setting(150, "target duration of a decoding step, which bounds the prompt tokens added to it", 1, 10_000, NEXT_LOAD)
     quantum_tokens: int = setting(256, "tokens that a task computes before another task of the same priority may take its slot", 1, 1_000_000, NEXT_LOAD)
     ageing_tokens: int = setting(20_000, "tokens computed for others after which a waiting task's priority rises by one class", 1, 1_000_000_000, NEXT_LOAD)
+    tuning: bool = setting(True, "whether flash attention and numbers of threads that are not configured are measured while no model has work", applies=AT_ONCE)
     priority_strict: bool = setting(False, "whether a higher priority precedes a lower one of another user; if not, it gives its user a larger share", applies=NEXT_LOAD)
     reader_lag_ms: int = setting(200, "time that the reader of a stream may lag before its task yields its slot to waiting tasks, and its session its place", 1, 3_600_000, NEXT_LOAD)
     reader_timeout_s: float = setting(300.0, "time after which a task that nobody reads ends", 0.1, 86_400)

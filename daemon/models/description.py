@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 from ...backends.engine_options import cache_share_max
 from ...backends.gguf.facts import NUMBER_MAX, FileFacts
 from ...backends.memory.memory_need import MemoryNeed
+from ...backends.tuning_choice import ChosenSetting
 from ..residency.budget import MemoryBudget
 from ..residency.machine import has_gpus
 from ..residency.model_files import files_in_use, modified_at, signature_of, size_bytes
@@ -45,6 +46,7 @@ def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
         "adapters": _describe_adapters(model),
         "error": model.error.to_wire() if model.error is not None else None,
         "info": asdict(loaded.info) if loaded is not None else None,
+        "setting": _setting(model),
     }
 
 
@@ -98,6 +100,19 @@ def need_bytes(
 
 def _memory(need: MemoryNeed) -> dict[str, Any]:
     return asdict(need) | {"total": need.total}
+
+
+def _setting(model: ManagedModel) -> dict[str, Any] | None:
+    """Return the setting of a loaded model, and that of its next load, with their reasons."""
+    worker = model.loaded
+    if worker is None or worker.tuning is None:
+        return None
+    next_choice = model.registry.tuner.next_choice(worker.tuning)
+    return _choice(worker.tuning.chosen) | {"next_load": _choice(next_choice)}
+
+
+def _choice(choice: ChosenSetting) -> dict[str, Any]:
+    return asdict(choice.setting) | {"source": choice.source, "reason": choice.reason}
 
 
 def _expires_s(model: ManagedModel) -> float | None:

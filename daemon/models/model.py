@@ -11,6 +11,7 @@ import anyio
 
 from ...backends.errors import InferdError, WorkerCrashed
 from ...backends.params import REQUESTABLE, overflow_beside
+from ...backends.tuning_choice import LoadTuning
 from ...scheduler.priority import Priority
 from ...sessions.turns.sentence_comparison import Comparison, Similarity
 from ...sessions.worker_client import TaskReader
@@ -24,6 +25,7 @@ from ..workers.failures.recovery import Recovery
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
 from .files.persisted_settings import PersistedSettings, SwappedName
+from .tuner import Tuner
 
 SLOTS_DEFAULT = 4
 SentenceComparer = Callable[["ManagedModel", Comparison, Callable[[Similarity], None]], None]
@@ -56,6 +58,7 @@ class ModelHost(Protocol):
     seconds: Callable[[], float]
     gate: ResidencyGate[ManagedModel]
     compare_sentence: SentenceComparer
+    tuner: Tuner
     start_worker: Callable[[ManagedModel], Worker]
     """Starts a worker for a model that is not loaded."""
     persist_settings: Callable[[ManagedModel], None]
@@ -101,6 +104,8 @@ class ManagedModel:
         """Parameters below their defaults because memory is short."""
         self.requested: Mapping[str, Any] = {}
         """Parameters set by the client whose call has caused the load."""
+        self.kept_tuning: LoadTuning | None = None
+        """By which the next load chooses its setting, if its worker replaces one that has died."""
         self.used_at = registry.seconds()
         self.predecessors: dict[str, ManagedModel] = {}
         """Models that had the name before a swap and still have turns, by vocabulary hash."""

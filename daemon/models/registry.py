@@ -33,8 +33,10 @@ from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .files.file_facts import FileFactsCache
 from .files.kv_index import KvFilePlace, KvIndex
+from .files.tuning_records import TuningRecords
 from .lease import Lease
 from .model import ManagedModel, PassedFile, SentenceComparer
+from .tuner import Tuner, TuningPace
 from .worker_launcher import WorkerLauncher
 
 log = structlog.get_logger()
@@ -56,6 +58,7 @@ class Registry:
         machine: MachineMemory | None = None,
         components: Components | None = None,
         request_bytes: RequestBytes | None = None,
+        tuning_pace: TuningPace | None = None,
     ):
         components = components or Components()
         self.seconds = seconds
@@ -78,6 +81,14 @@ class Registry:
             self.budget, self.catalog.known, config.residency_s, seconds, self.start_soon
         )
         self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
+        self.tuner = Tuner(
+            TuningRecords(config.state_dir),
+            self.catalog.all_workers,
+            self.budget,
+            config.cores,
+            is_on=lambda: self.config.tuning,
+            pace=tuning_pace,
+        )
         self.launcher = WorkerLauncher(
             self,
             self.catalog,
@@ -103,6 +114,7 @@ class Registry:
         the names of all changed models; those in use keep the old one until their next load.
         """
         outdated = self.catalog.reconfigure(config)
+        self.tuner.note_change()
         for model in outdated:
             if not model.busy and model.worker is not None:
                 model.worker.quit()

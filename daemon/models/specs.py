@@ -27,6 +27,7 @@ def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
     ctx_size = max(options.get("ctx-size", 0), 0)
     if not ctx_size and requested.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
         ctx_size = requested["ctx-size"]
+    keeps_threads = bool(options.get("threads", 0) or options.get("threads-batch", 0))
     return ModelSpec(
         name=model.name,
         backend=model.config.backend,
@@ -42,6 +43,7 @@ def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
         **_template(model, config),
         options=_engine_options(model),
         adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
+        tuning=model.kept_tuning or model.registry.tuner.load_tuning(keeps_threads=keeps_threads),
     )
 
 

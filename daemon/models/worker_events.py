@@ -76,6 +76,11 @@ class WorkerEvents(WorkerListener):
         """Assign the cores again, and start loads that waited for turns of other users."""
         self._launcher.cores.assign_cores()
         self._launcher.load_queue.grant_places()
+        self._launcher.registry.tuner.note_change()
+
+    def settings_measured(self, report: m.Measured) -> None:
+        """Store the result of a measurement for the next load."""
+        self._launcher.registry.tuner.note_result(self.worker, report)
 
     def load_progressed(self, fraction: float) -> None:
         """Report the progress to the callers that wait for the load."""
@@ -161,7 +166,10 @@ class WorkerEvents(WorkerListener):
         )
 
     def worker_died(self, death: Death, *, needed: bool) -> None:
-        """Note a death for the model's next start."""
+        """Note a death for the model's next start, which keeps the setting, because the states on
+        disk fit only that.
+        """
+        self.model.kept_tuning = self.worker.spec.tuning if death.loaded else None
         self.model.recovery.note_death(death, needed=needed)
 
     def load_error(self, death: Death, status: str) -> InferdError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import anyio
 import anyio.abc
 import structlog
+from msgspec.structs import asdict
 
 from ...backends.errors import Cancelled, ModelNotFound
+from ...backends.tuning_choice import ModelTuning
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Priority
 from ..residency.budget import MemoryBudget
@@ -39,6 +41,32 @@ class LoadListener:
 
     def worker_exited(self, model: ManagedModel, worker: Worker) -> None:
         """Note that a worker has exited."""
+
+
+def setting_fields(tuning: ModelTuning | None) -> dict[str, object]:
+    """Return the fields of a log event about a load's setting."""
+    if tuning is None:
+        return {}
+    chosen = tuning.chosen
+    return asdict(chosen.setting) | {"setting_by": chosen.source, "reason": chosen.reason}
+
+
+def uses_other_setting(
+    tuning: ModelTuning, model: ManagedModel, entries: Iterable[ManagedModel]
+) -> bool:
+    """Return whether another of *entries* computes the file of *model* with the kind of attention
+    that *tuning* has not chosen.
+    """
+    other = "off" if tuning.chosen.setting.flash_attn else "on"
+    for entry in entries:
+        if entry is model or entry.config.file is None or entry.config.file != model.config.file:
+            continue
+        loaded = entry.loaded
+        if loaded is not None and loaded.info.fingerprint == tuning.other_fingerprint:
+            return True
+        if entry.options().get("flash-attn", "auto") == other:
+            return True
+    return False
 
 
 class WorkerLauncher:
@@ -93,7 +121,7 @@ class WorkerLauncher:
             hang_s=config.worker_hang_timeout_s,
             known_estimates=self.estimates.estimates_of(without_adapters(spec), signature),
         )
-        events.worker = worker
+        events.worker, model.kept_tuning = worker, None
         self._events[worker] = events
         self._bind_worker(model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
@@ -151,8 +179,22 @@ class WorkerLauncher:
         for listener in self.listeners:
             listener.worker_exited(model, worker)
         self.budget.note_exited(worker)
+        self.registry.tuner.note_exited(worker)
         self.registry.gate.note_worker_exited(model)
         self.registry.note_use_ended(model)
+
+    def _delete_states_of_other_setting(self, model: ManagedModel, worker: Worker) -> None:
+        """Delete the KV files that a model wrote with another setting than the measured one, unless
+        another entry still uses it.
+        """
+        tuning = worker.tuning
+        if tuning is None or tuning.chosen.source != "measured":
+            return
+        if uses_other_setting(tuning, model, self._catalog.known()):
+            return
+        files, size = self.kv_index.delete_fingerprint(tuning.other_fingerprint)
+        if files:
+            log.info("kv.other_setting_deleted", model=model.name, files=files, bytes=size)
 
     async def _wait_for_remains(self, worker: Worker, process: SpawnedProcess) -> None:
         """Wait for a process that could not be ended."""
@@ -181,7 +223,9 @@ class WorkerLauncher:
             model.residency.loaded_at = self._seconds()
             self.budget.reservations.note_loaded(worker)
             self._failures.forget_load(model.name)
-            log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
+            facts = setting_fields(worker.tuning)
+            log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took, **facts)
+            self._delete_states_of_other_setting(model, worker)
         else:
             # Without a process the file is not to blame. A descriptor's name is not loaded again.
             if worker.pid and worker.spec.fd < 0:
@@ -191,5 +235,6 @@ class WorkerLauncher:
             listener.load_ended(model, took if error is None else None)
 
     def _notify_loads_changed(self) -> None:
+        self.registry.tuner.note_change()
         for listener in self.listeners:
             listener.loads_changed()

@@ -69,6 +69,9 @@ class WorkerListener(Protocol):
     def embedding_context_created(self) -> None:
         """Note that the embedding context now uses its reserved memory."""
 
+    def settings_measured(self, report: m.Measured) -> None:
+        """Store the result of a measurement."""
+
     def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record that a KV file was written or deleted, or could not be written."""
 

@@ -18,6 +18,7 @@ from structlog.contextvars import clear_contextvars
 from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import InferdError, LoadFailed, error_from_wire, load_cancelled
 from ...backends.memory.process_memory import resident_bytes
+from ...backends.tuning_choice import ModelTuning
 from ...scheduler import messages as m
 from ...scheduler.process.build import EXIT_OTHER_BUILD
 from ...scheduler.recording.engine_metrics import MetricsPage
@@ -75,6 +76,8 @@ class Worker:
         """The process has exited after its load, without an order to quit."""
         self.remains: SpawnedProcess | None = None
         """The process, if it could not be ended."""
+        self.tuning: ModelTuning | None = None
+        """The setting of the loaded model, if it has another one."""
         self.has_no_room_for_embeddings = False
         """The load has left out the memory for embeddings, because it fits in no shape."""
         self._settings, self._kv_dir, self._hang_s = settings or {}, kv_dir, hang_s
@@ -270,8 +273,10 @@ class Worker:
             case m.Progress(fraction):
                 self.progress = fraction
                 self._listener.load_progressed(fraction)
-            case m.Loaded(info, adapters):
-                client.model_info = info
+            case m.Measured():
+                self._listener.settings_measured(report)
+            case m.Loaded(info, adapters, tuning):
+                client.model_info, self.tuning = info, tuning
                 client.adapters = {report.spec.name: report for report in adapters}
                 self.loaded.set()
                 self.update_logging()

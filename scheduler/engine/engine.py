@@ -19,6 +19,7 @@ from ..policy.cost import StepCost
 from ..recording.recorder import ActivityKind
 from ..settings import EngineSettings
 from .commands import CommandHandler
+from .idle_measuring import SLICE_S, IdleMeasuring
 from .metrics_publisher import MetricsPublisher
 from .steps import Steps
 from .task_table import EngineClock, TaskTable
@@ -37,6 +38,7 @@ class Engine:
         seconds: Callable[[], float] = time.monotonic,
         files: KvFiles | None = None,
         record: int = -1,
+        cores: int = 1,
     ):
         settings = settings or EngineSettings()
         cost = StepCost()
@@ -51,6 +53,7 @@ class Engine:
         self.assignment, self._answers = self._steps.assignment, self._steps.answers
         self._commands = CommandHandler(model, self.tasks, self._steps, self.metrics)
         self.tokenizing = self._commands.tokenizing
+        self.measuring = IdleMeasuring(model, self._steps.mix.counts, cores)
         self.quit = False
         self._tasks_expected_at: float | None = None
         """The time at which an iteration first expected the task of a tokenized prompt, since the
@@ -66,6 +69,8 @@ class Engine:
             clock.busy_at = clock.now
             if isinstance(command, m.Quit):
                 self.quit = True
+            elif isinstance(command, m.SetMeasuring):
+                self.measuring.switch(on=command.on)
             elif isinstance(command, m.Stats):
                 reporter.send(m.CommandResult(command.id, self.statistics()))
             else:
@@ -99,6 +104,16 @@ class Engine:
             self.kv.idle.save_ahead()
         self.kv.spill()
         self.metrics.recorder.record_activity(ActivityKind.IDLE)
+
+    @property
+    def may_measure(self) -> bool:
+        """Whether a slice of the measurement may run now: no task waits, runs or is parked, and
+        nothing is due before the slice ends.
+        """
+        if not self.measuring.is_on or self.tokenizing or any(True for _ in self.tasks):
+            return False
+        wait_s = self.wait_s_max()
+        return wait_s is None or wait_s >= SLICE_S
 
     def wait_s_max(self) -> float | None:
         """Return how many seconds the next iteration may wait for commands; None: no limit."""

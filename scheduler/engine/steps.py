@@ -15,6 +15,7 @@ from ..policy.embeddings_plan import embeds_next
 from ..policy.held_back import held_back
 from ..policy.slot_plan import awaits_reader
 from ..policy.step_budget import step_s_max
+from ..policy.tuning import StepMix
 from ..recording.engine_metrics import StepKind
 from ..recording.recorder import ActivityKind
 from ..task import Task
@@ -64,6 +65,7 @@ class Steps:
         """The last step was one of embeddings."""
         self._tried = False
         """The last step of generations computed a task on trial."""
+        self.mix = StepMix()
         self._unlearned: _ComputedStep | None = None
         """The last step of generations, while its cost is not learned."""
 
@@ -185,6 +187,7 @@ class Steps:
         step, self._unlearned = self._unlearned, None
         load = load_of(step.batch)
         self._cost.learn_step(load, step.seconds)
+        self.mix.add_step(load)
         self._quantum = self._quantum.with_tokens(load.tokens)
         self._metrics.page.count_step(step.kind, load.tokens, len(step.batch), step.seconds)
         self._age_others(step.batch, step.candidates)

@@ -248,6 +248,14 @@ class SetThreads(Message):
     threads: int
 
 
+class SetMeasuring(Message):
+    """Measure the model's settings while it has no work, or stop and free the memory for that. The
+    result is reported once, with `Measured`.
+    """
+
+    on: bool
+
+
 class SetLowMemory(RequestMessage):
     """While *on*, hold no KV states in memory except those of parked tasks; states that may be
     persisted are written to disk. Answered with the number of bytes that are freed.
@@ -293,6 +301,7 @@ Command = (
     | ExchangeServed
     | Logging
     | SetThreads
+    | SetMeasuring
     | SetLowMemory
     | Stats
     | Quit

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ...backends import AdapterInfo, AdapterSpec, Device, MemoryNeed, ModelInfo, Shape
+from ...backends.tuning_choice import ModelTuning, TuningRecord
 from ..priority import Priority
 from .base import Message, RequestMessage, TaskMessage
 
@@ -74,6 +75,18 @@ class Loaded(Message):
 
     info: ModelInfo
     adapters: list[AdapterReport] = []
+    tuning: ModelTuning | None = None
+
+
+class Measured(Message):
+    """The settings have been measured in *slices* that took *seconds* in all. Without a *record*,
+    the *cause* prevented it.
+    """
+
+    slices: int
+    seconds: float
+    record: TuningRecord | None = None
+    cause: str = ""
 
 
 class ModelNotLoaded(Message):
@@ -236,6 +249,7 @@ Report = (
     MemoryEstimate
     | Progress
     | Loaded
+    | Measured
     | ModelNotLoaded
     | Tokens
     | PromptLogprobs

@@ -206,30 +206,16 @@ def _median(values: Sequence[float]) -> float:
 
 
 def next_run(
-    present: Setting,
-    candidate: Setting,
-    samples: Iterable[Sample],
-    probes: Sequence[Probe],
+    present: Setting, candidate: Setting, samples: Sequence[Sample], probes: Sequence[Probe]
 ) -> tuple[Probe, Setting]:
-    """Return the probe and the setting to run next.
+    """Return the probe and the setting to run after *samples*, all of which were such runs.
 
     Both settings run a probe one after the other, and the order alternates by probe and by round.
     """
-    counts: dict[tuple[str, Setting], int] = {}
-    for sample in samples:
-        key = (sample.probe, sample.setting)
-        counts[key] = counts.get(key, 0) + 1
-    runs = [
-        (counts.get((probe.name, present), 0), counts.get((probe.name, candidate), 0))
-        for probe in probes
-    ]
-    done = [min(pair) for pair in runs]
-    place = done.index(min(done))
-    with_present, with_candidate = runs[place]
-    if with_present != with_candidate:
-        return probes[place], present if with_present < with_candidate else candidate
-    first = (with_present + place) % 2 == 0
-    return probes[place], present if first else candidate
+    rounds, run = divmod(len(samples), 2 * len(probes))
+    place, is_second = divmod(run, 2)
+    with_present = (rounds + place + is_second) % 2 == 0
+    return probes[place], present if with_present else candidate
 
 
 def useful_probes(

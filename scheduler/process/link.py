@@ -32,6 +32,8 @@ class SocketLink:
         self._sock = sock
         self._poll = select.poll()  # `select` rejects descriptors from 1024 on
         self._poll.register(sock, select.POLLIN)
+        self.filenos = [sock.fileno()]
+        """The descriptors at which `receive_commands` returns."""
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
         self._frames = FrameReader(ANY_LENGTH)
         self._unsent = bytearray()
@@ -78,6 +80,7 @@ class SocketLink:
     def wake_on(self, fileno: int) -> None:
         """Have `receive_commands` also return when the descriptor *fileno* is readable."""
         self._poll.register(fileno, select.POLLIN)
+        self.filenos.append(fileno)
 
     def _wait(self, timeout_s: float | None) -> None:
         timeout_ms = None if timeout_s is None else 1000 * timeout_s

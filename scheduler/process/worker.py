@@ -43,6 +43,7 @@ from ..recording.reporter import set_library_level, write_library_line
 from ..settings import EngineSettings
 from .build import EXIT_OTHER_BUILD, build_id
 from .link import LinkClosed, SocketLink
+from .work_watch import WorkWatch
 
 OOM_SCORE_ADJ = 500
 LARGE_BLOCK_BYTES = 2 << 20
@@ -167,13 +168,15 @@ def _start_engine(
     kv_dir = Path(command.kv_dir) if command.kv_dir else None
     try:
         files = None if kv_dir is None else KvFiles(kv_dir, model.info.fingerprint)
-        engine = Engine(model, EngineSettings(**command.settings), files=files, record=record)
+        settings, cores = EngineSettings(**command.settings), command.spec.threads
+        engine = Engine(model, settings, files=files, record=record, cores=cores)
         for lane in engine.tokenizing.lanes:
             lane.thread.start()  # now: a failure at the first text would end the tasks
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return None
-    link.send_reports([m.Loaded(model.info, load_adapters(model, command.spec.adapters))])
+    adapters = load_adapters(model, command.spec.adapters)
+    link.send_reports([m.Loaded(model.info, adapters, model.tuning)])
     engine.reporter.configure_log(command.logging)
     return engine
 
@@ -248,13 +251,19 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
         link.wake_on(lane.thread.fileno())
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
+    watch = WorkWatch(link.filenos)
     link.send_reports(engine.begin_iteration(commands))
     while not engine.quit:
         waits = engine.wait_s_max(), engine.metrics.publish()
         wait_s = min((seconds for seconds in waits if seconds is not None), default=None)
-        link.send_reports(engine.begin_iteration(link.receive_commands(wait_s)))
+        received = link.receive_commands(0 if engine.may_measure else wait_s)
+        link.send_reports(engine.begin_iteration(received))
         link.send_reports(engine.compute_step())
         engine.end_iteration()
+        if not received and engine.may_measure:
+            link.send_reports(engine.measuring.run_slice(watch))
+    engine.measuring.close()
+    watch.close()
     engine.metrics.publish(at_once=True)
     link.send_reports(engine.kv.close())
     engine.tokenizing.close()

@@ -79,9 +79,9 @@ def test_the_share_of_a_cache_is_its_size_in_f16() -> None:
 
 def test_only_options_of_a_state_are_in_its_fingerprint() -> None:
     plain = EngineOptions()
-    for name in ("mmap", "mlock", "numa", "threads_batch"):
+    for name in ("flash_attn", "mmap", "mlock", "numa", "threads_batch"):
         assert name not in plain.of_state
-    assert {"flash_attn", "cache_type_k", "rope_freq_base", "override_kv"} <= set(plain.of_state)
+    assert {"cache_type_k", "rope_freq_base", "override_kv"} <= set(plain.of_state)
     assert plain.is_plain and EngineOptions(rope_freq_base=1e6).is_plain
     quantized = EngineOptions(cache_type_k="q8_0", rope_freq_base=1e6)
     assert not quantized.is_plain

@@ -22,7 +22,7 @@ from inferd.backends.tuning_choice import (
 OFF, ON = Setting(False), Setting(True)
 SHAPE = ModelShape(
     architecture="llama", layers=30, embedding=576, heads=9, kv_heads=3, head_k=64, head_v=64,
-    size_bytes=145_000_000, slots=4,
+    size_bytes=145_000_000,
 )  # fmt: skip
 ZEN4 = CpuFacts("AuthenticAMD", 25, 17, 1, "AMD EPYC", 2)
 UNKNOWN = CpuFacts("Unknown", 1, 1, 1, "a CPU", 2)
@@ -87,9 +87,9 @@ def test_the_shape_is_read_from_a_header() -> None:
         "general.architecture": "llama", "llama.block_count": 30, "llama.embedding_length": 576,
         "llama.attention.head_count": 9, "llama.attention.head_count_kv": 3,
     }  # fmt: skip
-    assert shape_of(values, 145_000_000, 4, {}) == SHAPE
+    assert shape_of(values, 145_000_000, {}) == SHAPE
     garbage = {"general.architecture": 7, "7.block_count": "x", "7.embedding_length": -1}
-    assert shape_of(garbage, 1, 1, {}).layers == 0
+    assert shape_of(garbage, 1, {}).layers == 0
 
 
 def test_the_cpu_is_read_from_its_description() -> None:

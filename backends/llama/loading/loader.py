@@ -20,6 +20,7 @@ from ...library.engine_build import LLAMA_COMMIT
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
 from ...tool_formats import ToolFormat
+from ...tuning_choice import ModelTuning
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
 from ..kv.encoder_only import EncoderContext
@@ -33,7 +34,9 @@ from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fal
 from ..text.vocab import Vocab
 from .devices import layers_of
 from .gguf_check import GgufFile
+from .load_tuning import chosen_setting, model_shape
 from .opening import (
+    FLASH_ATTENTION,
     context_params,
     load_failed,
     name_of,
@@ -87,6 +90,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         embedding = embed_info(spec, model, pointer, file.values)
         vocab = Vocab(lib.llama_model_get_vocab(model))
         fingerprint = _fingerprint(spec, options, file, int(params.flash_attn_type))
+        tuning = _tuning(spec, options, model, file)
         context: LlamaContext
         if lib.llama_get_memory(pointer):
             context = LlamaContext(
@@ -112,8 +116,11 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         )
         adapters = LlamaAdapters(model, context.pointer, file)
         probe_runner = partial(LlamaProbeRunner, model, spec, options, log)
+        if not generates or context.kv_kind == "recurrent":
+            tuning = None  # its steps have little or no attention
         loaded = LlamaModel(
-            model, context, vocab, template, info, embedder, probe_runner, adapters, matching
+            *(model, context, vocab, template, info, embedder, probe_runner, adapters, matching),
+            tuning,
         )
         undo.pop_all()
     return loaded
@@ -164,6 +171,23 @@ def _fingerprint(
     """Hash the file and all that a saved state's layout depends on, except the context's size."""
     layout = (spec.slots, options.of_state, flash_attention, lib.llama_version(), LLAMA_COMMIT)
     return hashlib.sha256(f"{file.content_hash} {layout}".encode()).hexdigest()[:32]
+
+
+def _tuning(
+    spec: ModelSpec, options: EngineOptions, model: Any, file: GgufFile
+) -> ModelTuning | None:
+    """Return the setting of a load, unless llama.cpp decides."""
+    chosen = chosen_setting(spec, options, model)
+    if chosen is None or spec.tuning is None:
+        return None
+    other = FLASH_ATTENTION["off" if chosen.setting.flash_attn else "on"]
+    return ModelTuning(
+        shape=model_shape(options, model),
+        cpu=spec.tuning.cpu.key,
+        chosen=chosen,
+        other_fingerprint=_fingerprint(spec, options, file, other),
+        keeps_threads=spec.tuning.keeps_threads,
+    )
 
 
 def _model_info(

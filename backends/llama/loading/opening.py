@@ -19,20 +19,22 @@ from ...engine_options import (
     EngineOptions,
     check_heads,
     head_sizes,
-    is_quantized,
     read_engine_options,
     read_overrides,
 )
 from ...errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
 from ...memory.memory_need import check_devices
 from ...model_spec import ModelSpec
+from ...probes import Setting
 from ...split_gguf import parts_of
+from ...tuning_choice import ChosenSetting
 from ..llama_log import LogRing
 from ..text.vocab import Vocab
 from .amx import has_broken_amx
-from .devices import devices, layers_of, place_layers
+from .devices import devices, place_layers
 from .field_check import BadField, bad_value
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts, unusable
+from .load_tuning import chosen_setting
 
 CTX_SIZE_DEFAULT_MAX = 4096
 CTX_SIZE_STEP = 256
@@ -322,20 +324,18 @@ def _override_values(options: EngineOptions, params: Any) -> None:
     params.kv_overrides = entries
 
 
-def _set_attention(spec: ModelSpec, options: EngineOptions, model: Any, params: Any) -> None:
-    """Write the kind of attention into llama.cpp's *params*.
-
-    On the CPU, `auto` turns flash attention off. In steps of up to 63 tokens of a sequence,
-    llama.cpp computes it there without tiles, so that SmolLM2 takes 2 to 5 times as long behind
-    2048 tokens. With flash attention, a long prompt would take 0.8 of the time.
-    """
+def _set_attention(
+    spec: ModelSpec, options: EngineOptions, chosen: ChosenSetting | None, params: Any
+) -> None:
+    """Write the kind of attention and the size of micro-batches into llama.cpp's *params*."""
     params.flash_attn_type = FLASH_ATTENTION[options.flash_attn]
     params.n_ubatch = min(spec.batch_size, UBATCH_SIZE_MAX)
-    if layers_of(spec, model):
+    if chosen is None:
         return
-    if options.flash_attn == "auto" and not is_quantized(options.cache_type_v):
-        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    if params.flash_attn_type == lib.LLAMA_FLASH_ATTN_TYPE_DISABLED:
+    params.flash_attn_type = FLASH_ATTENTION["on" if chosen.setting.flash_attn else "off"]
+    if chosen.setting.ubatch:
+        params.n_ubatch = min(spec.batch_size, chosen.setting.ubatch)
+    elif not chosen.setting.flash_attn:
         params.n_ubatch = min(spec.batch_size, WEIGHTS_UBATCH_SIZE_MAX)
 
 
@@ -349,15 +349,21 @@ def logits_max_of(slots: int, batch_size: int, model: Any) -> int:
     return max(slots, min(batch_size, LOGITS_MAX, LOGITS_BYTES_MAX // (LOGIT_BYTES * tokens)))
 
 
+def _keeps_threads(spec: ModelSpec) -> bool:
+    return spec.tuning is not None and spec.tuning.keeps_threads
+
+
 def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
     """Return llama.cpp's parameters of the first context."""
     params = lib.llama_context_default_params()
     params.n_ctx = ctx_size_of(spec, model) * spec.slots
     params.n_seq_max, params.n_batch = spec.slots, spec.batch_size
     params.n_outputs_max = logits_max_of(spec.slots, spec.batch_size, model)
-    _set_attention(spec, options, model, params)
-    params.n_threads = spec.threads or len(os.sched_getaffinity(0))
-    params.n_threads_batch = options.threads_batch or params.n_threads
+    chosen = chosen_setting(spec, options, model)
+    _set_attention(spec, options, chosen, params)
+    measured = Setting(False) if chosen is None or _keeps_threads(spec) else chosen.setting
+    params.n_threads = measured.threads or spec.threads or len(os.sched_getaffinity(0))
+    params.n_threads_batch = options.threads_batch or measured.threads_batch or params.n_threads
     params.type_k = _CACHE_TYPES[options.cache_type_k]
     params.type_v = _CACHE_TYPES[options.cache_type_v]
     params.swa_full = options.swa_full

@@ -28,6 +28,15 @@ Entry = tuple[str, object]
 """A name and its value; an entry whose value is None is not shown."""
 Section = tuple[str, list[Entry]]
 
+SETTING_SOURCES = {
+    "configured": "as configured",
+    "measured": "measured here",
+    "like": "as for a similar model",
+    "rule": "by a rule for this CPU",
+    "default": "by default",
+}
+"""By the source of a model's setting, words for people."""
+
 
 def show(
     name: ModelName,
@@ -161,9 +170,28 @@ def _entries_of_state(found: Mapping[str, Any]) -> list[Entry]:
         ("until", until_text(found)),
         ("context", sessions),
         ("processor", processor_text(found)),
+        *_entries_of_setting(found.get("setting")),
         ("process", f"{found['pid']}, {memory_text(found) or '-'} in use"),
         ("fingerprint", info["fingerprint"]),
     ]
+
+
+def _entries_of_setting(setting: Mapping[str, Any] | None) -> list[Entry]:
+    """Return the setting with which the model computes, and that of its next load if it differs."""
+    if setting is None:
+        return []
+    entries = [("flash attention", _setting_text(setting))]
+    later = setting["next_load"]
+    if any(later[key] != setting[key] for key in ("flash_attn", "threads", "threads_batch")):
+        entries.append(("from its next load on", _setting_text(later)))
+    return [*entries]
+
+
+def _setting_text(setting: Mapping[str, Any]) -> str:
+    parts = ["on" if setting["flash_attn"] else "off"]
+    if setting["threads"]:
+        parts.append(f"{setting['threads']} threads for single tokens")
+    return f"{', '.join(parts)}, {SETTING_SOURCES[setting['source']]}: {setting['reason']}"
 
 
 def _entries_of_memory(found: Mapping[str, Any]) -> list[Entry]:

@@ -171,6 +171,13 @@ class KvIndex:
         if cause:
             self._note_state(cause)
 
+    def delete_fingerprint(self, fingerprint: str) -> tuple[int, int]:
+        """Delete all files of a fingerprint; return their number and bytes."""
+        doomed = {p: e.size for p, e in self._entries.items() if p.fingerprint == fingerprint}
+        for place in doomed:
+            self._doom(place)
+        return len(doomed), sum(doomed.values())
+
     async def delete_session_files(self, owner: int, session: str) -> int:
         """Delete the files of a session in every fingerprint; return their number.
 

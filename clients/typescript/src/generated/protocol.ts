@@ -271,6 +271,8 @@ export interface ModelInfo {
   error: Fields | null;
   /** nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`, `special_tokens`, … */
   info: Fields | null;
+  /** nil, or the setting with which the loaded model computes on the CPU: `flash_attn`, `threads` and `threads_batch` (0: as configured), `ubatch` (tokens of a micro-batch; 0: the default), `source` (`configured`, `measured` on this machine, `like` a model of similar shape, by a `rule` for the CPU's family, or `default`) and `reason`; `next_load` is the one that its next load will have */
+  setting: Fields | null;
   /** the memory of the host, in bytes, that its next load needs with all slots and full contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it, it is known from the file's header, and only where no GPU may hold a part */
   need_bytes: number | null;
 }

@@ -21,7 +21,7 @@ from inferd.daemon.state_files import TUNING_FILE
 
 SHAPE = ModelShape(
     architecture="llama", layers=30, embedding=576, heads=9, kv_heads=3, head_k=64, head_v=64,
-    size_bytes=145_000_000, slots=4,
+    size_bytes=145_000_000,
 )  # fmt: skip
 RECORD = TuningRecord(shape=SHAPE, cpu="c", build="b", chosen=Setting(True, 1, 2), reason="r")
 

@@ -405,6 +405,9 @@ class Listener(WorkerListener):
     def embedding_context_created(self) -> None:
         return None
 
+    def settings_measured(self, report: m.Measured) -> None:
+        return None
+
     def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         return None
 
