@@ -46,7 +46,7 @@ MMAP_BYTES = 128 << 10
 """Freed blocks of this size or more return to the system. Without that, unfinished frames of 1 MiB
 left up to 30 MB in the heap.
 """
-_HARD_STOP = 1
+_HARD_STOP, _INTERRUPTED = 1, 130
 Listener = UnixListener | InheritedListener
 
 
@@ -161,7 +161,7 @@ async def _main(
                 services.cancel_scope.cancel()
         group.cancel_scope.cancel()
     log.info("daemon.stopped")
-    return 0
+    return daemon.exit_status
 
 
 def _report_ready(daemon: Daemon, report: ReadinessReport) -> None:
@@ -254,6 +254,7 @@ async def _watch_signals(
         if number is signal.SIGHUP:
             reload.request_reload()
         elif not daemon.stopping.is_set():
+            daemon.exit_status = _INTERRUPTED if number is signal.SIGINT else 0
             daemon.stopping.set()
         else:
             log.warning("daemon.stopped_immediately")

@@ -104,6 +104,8 @@ class Daemon:
         self.socket_activated = False
         """Whether systemd owns the socket, and keeps it when this daemon has stopped."""
         self.stopping = anyio.Event()
+        self.exit_status = 0
+        """The exit status of the process after it has stopped."""
         """Set to stop the daemon after a drain."""
         self.metrics_at: Callable[[], str | None] = lambda: None
         """Returns the address at which metrics are served, if they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -18,6 +19,12 @@ EXIT_NO_DAEMON = 3
 EXIT_BUSY = 4
 EXIT_INTERRUPTED = 130
 EXIT_READER_CLOSED = 141
+
+
+def exit_after(ended_by: signal.Signals | None) -> None:
+    """Exit as an interrupted command if Ctrl-C has stopped a server, which has ended in order."""
+    if ended_by is signal.SIGINT:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _want_json(ctx: typer.Context, value: bool) -> bool:

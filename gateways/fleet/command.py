@@ -13,7 +13,7 @@ import typer
 from ...backends.errors import InvalidArgument
 from ...daemon.cli.commands import optional_import
 from ...daemon.cli.one_shot import OneShotClient
-from ...daemon.cli.options import JsonOutput, ModelName, SocketPath
+from ...daemon.cli.options import JsonOutput, ModelName, SocketPath, exit_after
 from ...daemon.cli.output import Columns, note, table_of, write, write_json, write_result
 
 DAYS = 365
@@ -194,7 +194,7 @@ def node(
         check_ray()
         from .node.ray_node import run_ray_node
 
-        run_ray_node(
+        ended_by = run_ray_node(
             name,
             ray=ray,
             listen=listen,
@@ -204,13 +204,14 @@ def node(
             serve=serve_arguments or (),
             note=note,
         )
+        exit_after(ended_by)
         return
     if serve_arguments or state_dir:
         raise InvalidArgument(
             "arguments of the daemon need --ray",
             hint="without --ray, the daemon is started apart from its relay",
         )
-    run_node(
+    ended_by = run_node(
         name,
         listen=listen,
         folder=certificates_folder(certificates),
@@ -219,6 +220,7 @@ def node(
         on_ready=partial(note_ready, name),
         on_expiry=note,
     )
+    exit_after(ended_by)
 
 
 @fleet.command()
@@ -237,7 +239,7 @@ def serve(config: FleetFile, socket: SocketPath = None) -> None:
     settings = read_config(config, socket)
     if settings.settings.ray:
         check_ray()
-    run_entry(settings, on_ready=note_entry, note=note)
+    exit_after(run_entry(settings, on_ready=note_entry, note=note))
 
 
 @fleet.command()

@@ -12,7 +12,7 @@ import typer
 from ...backends.errors import InferdError, InvalidArgument
 from ...daemon.cli.client import RETRIES
 from ...daemon.cli.commands import optional_import
-from ...daemon.cli.options import Label, PriorityOption, SocketPath
+from ...daemon.cli.options import Label, PriorityOption, SocketPath, exit_after
 from ...daemon.cli.output import note
 from ..guests.options import Allowed, Preloads, models_of
 from .limits import Limits
@@ -87,9 +87,10 @@ def nnrpc(
         )
         note_ready = partial(note, f"serving WasmEdge's RPC on unix:{listener.path}")
         note_stop = partial(note, "calls under way may end; a second signal ends them")
-        anyio.run(server.run, note_ready, note_stop)
+        ended_by = anyio.run(server.run, note_ready, note_stop)
     finally:
         listener.close()
+    exit_after(ended_by)
 
 
 def open_listener(listen: str | None, mode: str) -> UnixListener | InheritedListener:

@@ -45,19 +45,22 @@ class Server:
         self._preloads, self._priority, self._limits = preloads, priority, limits
         self._connections: set[RpcConnection] = set()
 
-    async def run(self, on_ready: Callable[[], object], on_stop: Callable[[], object]) -> None:
-        """Serve clients until SIGTERM or SIGINT. Calls under way then have time to end: up to
-        `STOP_S_MAX`, or until a second signal.
+    async def run(
+        self, on_ready: Callable[[], object], on_stop: Callable[[], object]
+    ) -> signal.Signals:
+        """Serve clients until SIGTERM or SIGINT, and return that signal. Calls under way then have
+        time to end: up to `STOP_S_MAX`, or until a second signal.
         """
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with anyio.create_task_group() as clients:
                 async with anyio.create_task_group() as accepting:
                     accepting.start_soon(self._accept_clients, clients)
                     on_ready()
-                    await anext(signals)
+                    ended_by = await anext(signals)
                     accepting.cancel_scope.cancel()
                 on_stop()
                 await self._stop_clients(signals)
+        return ended_by
 
     async def _accept_clients(self, clients: anyio.abc.TaskGroup) -> None:
         self._listener.setblocking(False)

@@ -90,8 +90,9 @@ class Entry:
         self._clients: set[FleetClient] = set()
         self._software = f"inferd/{version('inferd')} fleet"
 
-    async def run(self, on_ready: Callable[[str], object]) -> None:
-        """Serve clients until SIGTERM or SIGINT.
+    async def run(self, on_ready: Callable[[str], object]) -> signal.Signals | None:
+        """Serve clients until SIGTERM or SIGINT, and return that signal, or None if an operator has
+        stopped the entry.
 
         :raises InvalidArgument: the state directory or the socket cannot be used.
         :raises Busy: another program listens on the socket.
@@ -119,14 +120,18 @@ class Entry:
                         address = self._config.metrics
                         pages = MetricsListener(self, self.metrics, address, self._note)
                         group.start_soon(pages.run)
-                    await self._until_stopped(signals)
+                    ended_by = await self._until_stopped(signals)
                     group.cancel_scope.cancel()
         finally:
             self._descriptors.end_lingering()
             listener.close()
+        return ended_by
 
-    async def _until_stopped(self, signals: AsyncIterator[signal.Signals]) -> None:
-        """Wait for a signal, or until an operator has stopped the entry and its requests ended."""
+    async def _until_stopped(self, signals: AsyncIterator[signal.Signals]) -> signal.Signals | None:
+        """Wait for a signal and return it, or until an operator has stopped the entry and its
+        requests have ended.
+        """
+        ended_by = None
         async with anyio.create_task_group() as waiting:
 
             async def wait_for_requests() -> None:
@@ -137,8 +142,9 @@ class Entry:
                 waiting.cancel_scope.cancel()
 
             waiting.start_soon(wait_for_requests)
-            await anext(signals)
+            ended_by = await anext(signals)
             waiting.cancel_scope.cancel()
+        return ended_by
 
     def _check_idle(self) -> None:
         """Note the end of the last request of an entry that stops."""
@@ -365,7 +371,7 @@ def _refusal(group: ExceptionGroup[Any]) -> InferdError:
 
 def run_entry(
     config: EntryConfig, *, on_ready: Callable[[str], object], note: Callable[[str], object]
-) -> None:
+) -> signal.Signals | None:
     """Serve a fleet until SIGTERM or SIGINT; see `Entry.run`."""
     entry = Entry(config, note)
-    anyio.run(entry.run, on_ready)
+    return anyio.run(entry.run, on_ready)

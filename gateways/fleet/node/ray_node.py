@@ -111,15 +111,15 @@ class RayNode:
         self._is_running = False
         self._cause = ""
 
-    async def run(self) -> None:
-        """Keep the node deployed until SIGTERM or SIGINT.
+    async def run(self) -> signal.Signals:
+        """Keep the node deployed until SIGTERM or SIGINT, and return that signal.
 
         A member that this process has made leaves the cluster then, and its relay and daemon end.
         """
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._child.follow, self._accept, self._fail)
-                await anext(signals)
+                ended_by = await anext(signals)
                 group.cancel_scope.cancel()
         if self._raylet is not None:
             # A replica outlives its member for a moment; without the plan, it restarts nothing.
@@ -127,6 +127,7 @@ class RayNode:
             await self._leave()
             for member in reversed(members_of(self._plan, self._folder).values()):
                 await anyio.to_thread.run_sync(member.end)
+        return ended_by
 
     async def _accept(self, report: NodeReport) -> bool:
         if report.running and not self._is_running:
@@ -192,8 +193,8 @@ def run_ray_node(
     folder: Path,
     serve: Sequence[str],
     note: Callable[[str], object],
-) -> None:
-    """Keep a node in the Ray cluster at *ray* until SIGTERM or SIGINT.
+) -> signal.Signals:
+    """Keep a node in the Ray cluster at *ray* until SIGTERM or SIGINT, and return that signal.
 
     *folder* is the node's state directory, *serve* has the arguments of its daemon.
 
@@ -217,7 +218,7 @@ def run_ray_node(
         serve=serve,
     )
     plan.write(folder)
-    anyio.run(RayNode(name, ray, plan, folder, note, environment).run)
+    return anyio.run(RayNode(name, ray, plan, folder, note, environment).run)
 
 
 def remove_ray_node(name: str, ray: str, certificates: Path) -> None:

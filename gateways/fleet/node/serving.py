@@ -29,9 +29,9 @@ def run_node(
     descriptors: str = "",
     on_ready: Callable[[str], object],
     on_expiry: Callable[[str], object],
-) -> None:
-    """Serve entries until SIGTERM or SIGINT. *path* is the daemon's socket, and *descriptors* the
-    one at which an entry on this machine passes files, if there is one.
+) -> signal.Signals:
+    """Serve entries until SIGTERM or SIGINT, and return that signal. *path* is the daemon's socket,
+    and *descriptors* the one at which an entry on this machine passes files, if there is one.
 
     :raises InvalidArgument: the address or the certificate cannot be used.
     :raises PermissionDenied: the daemon does not let this user relay.
@@ -42,7 +42,7 @@ def run_node(
         on_expiry(f"the certificate of {name} expires in {left:.0f} days: {RENEW}")
     listener = listen_at(parse_node_address(listen))
 
-    async def serve() -> None:
+    async def serve() -> signal.Signals:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             await check_rights(path)
             relay = Relay(path, LoadReporter(lambda: AsyncClient(path, software=SOFTWARE)))
@@ -50,11 +50,12 @@ def run_node(
                 await group.start(relay.serve, listener, context, descriptors)
                 host, port = listener.getsockname()[:2]
                 on_ready(str(NodeAddress(host, port)))
-                await anext(signals)
+                ended_by = await anext(signals)
                 group.cancel_scope.cancel()
+        return ended_by
 
     try:
-        anyio.run(serve)
+        return anyio.run(serve)
     finally:
         listener.close()
 
