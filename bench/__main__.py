@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tools.build_engine import CACHE_DIR, ROOT
 
-from . import llama_server, report, result_files
+from . import llama_server, own_setting, report, result_files
 from .compare import EXTERNAL_CORES_MAX, compare, warm_up
 from .machine import machine
 from .runs import Run, over_rounds, reached
@@ -42,7 +42,7 @@ async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Cons
         if not arguments.small:
             await warm_up(scenario, sides)
         runs = await compare(scenario, sides, works, partial(print_run, scenario, console))
-    facts = {**machine(), **started.facts}
+    facts = {**machine(), **started.facts, "inferd's own setting": own_setting.in_force()}
     console.print(table(scenario, runs))
     print_targets(scenario, runs, console)
     console.print(f"raw figures: {result_files.save(scenario, facts, runs).relative_to(ROOT)}")
@@ -113,6 +113,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--small", action="store_true", help="run little work, as a check; no report"
     )
+    parser.add_argument(
+        "--keep-setting", action="store_true", help="use the setting that the last run has chosen"
+    )
     parser.add_argument("--no-report", dest="report", action="store_false")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
@@ -131,6 +134,9 @@ def main() -> None:
         return
     with alone():
         llama_server.binary()
+        if not (arguments.small or arguments.keep_setting):
+            print("inferd chooses its setting, 2 minutes", flush=True)
+            print(asyncio.run(own_setting.measure()), flush=True)
         for name in arguments.scenario:
             asyncio.run(bench(SCENARIOS[name], arguments, Console()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -19,12 +20,16 @@ import psutil
 
 from inferd import AsyncClient, AsyncSession, InferdError
 from inferd.backends.errors import EndOfSequence
+from inferd.daemon.state_files import TUNING_FILE
+from tools.build_engine import ROOT
 
 from .clients import Request
 from .machine import MODEL, THREADS
 from .streams import Stream
 
 START_S_MAX = 30
+TUNING_RECORDS = ROOT / "bench" / "out" / TUNING_FILE
+"""The records of `own_setting.measure`, with which daemons begin."""
 ECHO_BATCH_SIZE = 8192
 """With the default of 512, a step would hold the prompts of only a few of many streams."""
 
@@ -181,6 +186,8 @@ async def running(text: str, home: Path | None = None) -> AsyncIterator[Inferd]:
     with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
         home = home or Path(folder)
         (home / "config.toml").write_text(text)
+        if TUNING_RECORDS.exists() and not (home / TUNING_FILE).exists():
+            shutil.copy(TUNING_RECORDS, home / TUNING_FILE)
         env = {**os.environ, "INFERD_SOCKET": str(home / "inferd.sock")}
         env |= {"INFERD_CONFIG": str(home / "config.toml"), "INFERD_STATE_DIR": str(home)}
         env |= {"INFERD_METRICS": str(home / "metrics.sock")}

@@ -35,7 +35,9 @@ all do the same work.
   its cheapest greedy sampling, and its default caches (`--cache-prompt`, 8 GiB of `--cache-ram`)
   except where a scenario says otherwise. A conversation's later turns send its answers back as the
   generated token ids, so that llama-server finds them in its cache.
-- **inferd** is a daemon with its defaults except slots, context and threads.
+- **inferd** is a daemon with its defaults except slots, context and threads. It has chosen its
+  setting by itself: `make bench` first uses a daemon with a fresh state for two minutes, in which
+  it measures while it is idle. Each table names the setting.
 
 The clients are the same: one asyncio connection per program, all in one process. The texts contain
 a number that is new in each run, so that no run finds another run's text in a cache. A run is
@@ -128,7 +130,7 @@ def section(scenario: Scenario, result: Result) -> str:
     parts += [text for text in (pictures(scenario),) if text]
     parts += ["Every run:\n", raw_table(scenario, result.runs)]
     if others:
-        parts.append(rows(["at rest", "value"], [[name, str(v)] for name, v in others.items()]))
+        parts.append(rows(["fact", "value"], [[name, str(v)] for name, v in others.items()]))
     parts.append(facts_line(result.facts, result.runs) + "\n")
     return "\n".join(parts)
 
