@@ -187,6 +187,7 @@ class Daemon:
         bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
         bounds.sessions_owner_max = config.sessions_user_max
         bounds.session_bytes_owner_max = config.session_bytes_user_max
+        bounds.kept_sessions_owner_max = config.kept_sessions_user_max
         self.request_bytes.user_max = config.request_bytes_user_max
         self.request_bytes.total_max = config.request_bytes_max
         self.connections.apply_config(config)

@@ -22,8 +22,10 @@ from .session.dormant import DAY_S, DormantLimits
 from .session.manager import SessionManager, check_id
 from .session.places import PlaceBounds, PlaceWait
 from .session.session import Session
+from .session.titles import check_search, checked_title, matches
 from .states.named_state import NamedState, StateFacts
 from .states.named_states import NamedStates, StateLimits
+from .table import SessionState
 from .turn import Turn
 from .turns.turn_options import Parameters, TurnNotes, TurnOptions
 from .worker_client import ModelSource, TaskReader, WorkerClient
@@ -55,6 +57,7 @@ __all__ = (
     "ChangeSender",
     "SessionManager",
     "SessionSettings",
+    "SessionState",
     "StoredSession",
     "TaskReader",
     "Transfer",
@@ -66,7 +69,10 @@ __all__ = (
     "check_connections",
     "check_id",
     "check_priority",
+    "check_search",
+    "checked_title",
     "decode_change",
     "encode_change",
+    "matches",
     "name_of_id",
 )

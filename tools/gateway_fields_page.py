@@ -9,7 +9,7 @@ import msgspec
 
 from inferd.backends.params import BY_SPELLING
 from inferd.gateways.http.apis import APIS
-from inferd.gateways.http.fields import OTHER_SERVERS, Field, FieldTable
+from inferd.gateways.http.fields import IN_QUERY, OTHER_SERVERS, Field, FieldTable
 from inferd.gateways.http.limits import BODY_BYTES_MAX, BODY_BYTES_MAX_BY_PATH
 
 __all__ = ("page",)
@@ -66,7 +66,8 @@ def page() -> str:
 def _section(table: FieldTable[Any]) -> str:
     rest = "| others | honoured | parameters of [parameters.md](parameters.md) |\n"
     path = table.path.replace(":path}", "}")
-    title = f"`GET {path}`, in the query" if table.method == "GET" else f"`{path}`"
+    title = f"`{path}`" if table.method == "POST" else f"`{table.method} {path}`"
+    title += ", in the query" if table.method in IN_QUERY else ""
     return f"\n### {title}\n\n{_rows(table.fields)}" + (rest if table.parameters else "")
 
 

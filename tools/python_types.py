@@ -30,6 +30,7 @@ RESULTS = {
     "session": ("SessionInfo", "A session, as `sessions` describes it."),
     "task": ("TaskInfo", "A waiting or running turn, as `queue` describes it."),
     "parameter": ("ParameterInfo", "A parameter in force, as `parameters` describes it."),
+    "deletion": ("DeletionInfo", "A session that the daemon has deleted by itself."),
     "state": ("StateInfo", "A named state, as `list_states` describes it."),
     "stats": ("Stats", "The daemon's statistics."),
 }
@@ -55,6 +56,7 @@ FLEET = {
     ),
     "SessionInfo": NODE,
     "TaskInfo": NODE,
+    "DeletionInfo": NODE,
     "StateInfo": NODE,
     "Stats": (
         "    nodes: NotRequired[dict[str, dict[str, Any]]]",

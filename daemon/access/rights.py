@@ -35,6 +35,7 @@ _USE = (
     *("set_input", "compute", "compute_single", "get_output", "get_output_single"),
     *("prompt_compute", "run_inference", "stream", "chat", "answers", "resume", "embed"),
     *("reset", "rewind", "fork_session", "save_state", "set_options", "parameters"),
+    *("update_session", "restore_session"),
     *("tokenize", "detokenize", "apply_template"),
 )
 _MANAGE = (
@@ -46,7 +47,7 @@ _MANAGE = (
 _FREE = (
     *("models", "show", "sessions", "queue", "stats", "metrics"),
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
-    *("history", "delete_session", "list_states", "delete_state"),
+    *("history", "delete_session", "list_deletions", "list_states", "delete_state"),
     *("unload", "init_backend", "deinit_backend"),
 )
 """Calls that read public state or the caller's own, or release the caller's resources.

@@ -83,6 +83,7 @@ def _apply_rule(base: Rights, rule: Rule) -> Rights:
         connections_max=rule.connections_max,
         sessions_max=rule.sessions_max,
         session_bytes_max=rule.session_bytes_max,
+        kept_sessions_max=rule.kept_sessions_max,
         descriptor_models_max=rule.descriptor_models_max,
         tasks_waiting_max=rule.tasks_waiting_max,
         tokens_per_minute=rule.tokens_per_minute,

@@ -16,7 +16,14 @@ from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...scheduler import Owner, Priority
 from ...scheduler.messages import QueueEntry
-from ...sessions import CopiedSession, DepartedSession, Session, Transfer
+from ...sessions import (
+    CopiedSession,
+    DepartedSession,
+    Session,
+    Transfer,
+    check_search,
+    matches,
+)
 from ..config.forms import parse_log_levels
 from ..core import Daemon
 from ..logs.setup import logs
@@ -37,10 +44,23 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
     visible = [s for s in found if p.all or request.owner.includes(s.owner)]
     named = [s for s in visible if p.session_id in (None, s.session_id)]
-    listed = [describe_session(daemon, s) for s in named]
-    if p.all and p.dormant:
+    if p.search:
+        check_search(p.search)
+        own = [s for s in named if request.owner.includes(s.owner)]
+        named = [s for s in own if matches(p.search, s.settings.title, s.opening)]
+    listed = [
+        describe_session(daemon, s) | ({} if request.owner.includes(s.owner) else {"title": ""})
+        for s in named
+    ]
+    if p.all and p.dormant and not p.search:
         listed += _describe_moving(daemon) + _describe_copies(daemon)
-    return w.SessionsResult(sessions=listed)
+    dormant = daemon.sessions.dormant
+    return w.SessionsResult(
+        sessions=listed,
+        dormant_sessions=dormant.bounded,
+        dormant_sessions_max=dormant.limits.sessions_max,
+        dormant_s_max=dormant.limits.seconds_max,
+    )
 
 
 def _describe_moving(daemon: Daemon) -> list[dict[str, Any]]:
@@ -71,6 +91,9 @@ def _describe_stored(
         "persisted": True,
         "turns": found.facts.turns,
         "interrupted": False,
+        "title": "",
+        "kept": found.facts.kept,
+        "expires_s": None,
         "idle_s": 0.0,
         "on_behalf_of": found.facts.on_behalf_of,
         "transfer": _describe_transfer(found.facts.transfer),
@@ -105,6 +128,9 @@ def describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
         "persisted": session.recording.durable,
         "turns": session.turns_begun,
         "interrupted": session.conversation.history_state.interrupted,
+        "title": session.title,
+        "kept": session.settings.kept,
+        "expires_s": daemon.sessions.dormant.expiry_of(session, time.monotonic()),
         "idle_s": 0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
         "on_behalf_of": session.settings.on_behalf_of,
         "transfer": _describe_transfer(session.transfer),

@@ -10,12 +10,14 @@ import structlog
 from ...backends.errors import Cancelled, InvalidArgument, NotFound
 from ...ipc import messages as w
 from ...ipc.server.request import Request
-from ...sessions import PlaceWait, Session
+from ...sessions import PlaceWait, Session, SessionState, checked_title
 from ..core import Daemon
 from .arguments import priority_of, seconds_of
 from .monitoring import describe_session
 
 log = structlog.get_logger()
+UNDO_S_MAX = 3600.0
+"""The longest time for which a deleted session can be restored."""
 
 
 async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
@@ -159,6 +161,7 @@ async def history(daemon: Daemon, request: Request) -> w.HistoryResult:
         turns=[mark.messages for mark in found.marks],
         session=describe_session(daemon, session),
         note=session.settings.note,
+        options=session.settings.parameters.options,
     )
 
 
@@ -172,12 +175,64 @@ def _named_session(daemon: Daemon, request: Request) -> Session:
         raise InvalidArgument("history takes a context or a session id, and not both")
     if p.session_id is None:
         return daemon.session(request)
-    session = daemon.sessions.find_session(request.owner, p.session_id)
+    return _session_by_id(daemon, request, p.session_id)
+
+
+def _session_by_id(daemon: Daemon, request: Request, session_id: str) -> Session:
+    """Return a session of the caller, open or dormant.
+
+    :raises NotFound: the caller has no session with this id.
+    """
+    session = daemon.sessions.find_session(request.owner, session_id)
     if session is None:
         raise NotFound(
-            f"there is no session {p.session_id!r}", hint="`sessions` lists them: check the id"
+            f"there is no session {session_id!r}", hint="`sessions` lists them: check the id"
         )
     return session
+
+
+async def update_session(daemon: Daemon, request: Request) -> w.SessionResult:
+    """Change a session's title, parameters and priority, and whether it is kept: all, or none."""
+    p: w.UpdateSessionParams = request.params
+    session, priority = _session_by_id(daemon, request, p.session_id), priority_of(p.priority)
+    if session.state is SessionState.DORMANT:
+        daemon.sessions.moving.check_free(session.owner, p.session_id)
+    title = None if p.title is None else checked_title(p.title)
+    if p.kept is not None:
+        daemon.sessions.check_kept(session, p.kept)
+    if p.options or p.unset:
+        session.change_options(p.options, p.unset)
+    if p.kept is not None:
+        daemon.sessions.set_kept(session, p.kept)
+    if title is not None:
+        session.set_title(title)
+    if priority is not None:
+        session.settings.priority = priority
+        session.recording.facts_changed()
+    daemon.sessions.note_change(session)
+    await session.wait_recorded()
+    return w.SessionResult(session=describe_session(daemon, session))
+
+
+async def restore_session(daemon: Daemon, request: Request) -> w.SessionResult:
+    """Restore a session that was deleted with `undo_s`."""
+    p: w.SessionIdParams = request.params
+    session = await daemon.sessions.restore_deleted(request.owner, p.session_id)
+    if session is None:
+        raise NotFound(
+            f"there is no deleted session {p.session_id!r} that can be restored",
+            hint="the time for it is over, or the session was not deleted: check the id",
+        )
+    return w.SessionResult(session=describe_session(daemon, session))
+
+
+async def list_deletions(daemon: Daemon, request: Request) -> w.ListDeletionsResult:
+    """Return the notes on the caller's sessions that the daemon has deleted by itself."""
+    p: w.ListDeletionsParams = request.params
+    notes = daemon.sessions.deletions.of(request.owner)
+    if p.clear:
+        daemon.sessions.deletions.clear(request.owner)
+    return w.ListDeletionsResult(deletions=[msgspec.structs.asdict(note) for note in notes])
 
 
 async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionResult:
@@ -185,9 +240,20 @@ async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionRes
     p: w.DeleteSessionParams = request.params
     if (p.context is None) == (p.session_id is None):
         raise InvalidArgument("delete_session takes a context or a session id, and not both")
+    if not 0 <= p.undo_s <= UNDO_S_MAX:
+        raise InvalidArgument(
+            f"undo_s of {p.undo_s:g} s is out of range", hint=f"use 0 to {UNDO_S_MAX:g} seconds"
+        )
+    if p.session_id is not None and p.undo_s:
+        deleted = await daemon.sessions.delete_restorably(request.owner, p.session_id, p.undo_s)
+        return w.DeleteSessionResult(deleted=deleted)
     if p.session_id is not None:
         deleted = await daemon.sessions.delete_session_by_id(request.owner, p.session_id)
         return w.DeleteSessionResult(deleted=deleted)
+    if p.undo_s:
+        raise InvalidArgument(
+            "only a session that is named by its id can be restored", hint="give its session_id"
+        )
     await daemon.sessions.delete_session(daemon.session(request))
     return w.DeleteSessionResult(deleted=True)
 
@@ -195,4 +261,5 @@ async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionRes
 CALLS = (
     *(cancel, park, reset, set_options, parameters),
     *(fork_session, rewind, history, delete_session),
+    *(update_session, restore_session, list_deletions),
 )

@@ -37,7 +37,10 @@ COMMANDS = {
     "inference.parameter_options": ("parameters",),
     "monitoring.status_commands": ("ps", "sessions", "queue", "status"),
     "operations.logs_command": ("logs", "log-level"),
-    "operations.turn_commands": ("cancel", "park", "rm-session"),
+    "operations.turn_commands": (
+        *("cancel", "park"),
+        *("edit-session", "rm-session", "restore-session"),
+    ),
     "operations.state_commands": ("states",),
     "operations.end_commands": ("drain", "stop"),
     "operations.backup_commands": ("backup", "restore"),

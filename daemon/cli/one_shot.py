@@ -129,10 +129,16 @@ class OneShotClient:
         """Return all models, and with *all_files* the files that are not offered as models."""
         return self.call("models", w.ModelsParams(all_files=all_files), w.ModelsResult)
 
-    def sessions(self, *, dormant: bool = False, all_users: bool = False) -> list[dict[str, Any]]:
+    def sessions(
+        self, *, dormant: bool = False, all_users: bool = False, search: str = ""
+    ) -> list[dict[str, Any]]:
         """Return the user's sessions, with *dormant* also dormant sessions."""
-        params = w.SessionsParams(dormant=dormant, all=all_users)
+        params = w.SessionsParams(dormant=dormant, all=all_users, search=search)
         return self.call("sessions", params, w.SessionsResult).sessions
+
+    def list_deletions(self) -> list[dict[str, Any]]:
+        """Return the notes on sessions that the daemon has deleted by itself."""
+        return self.call("list_deletions", w.ListDeletionsParams(), w.ListDeletionsResult).deletions
 
     def list_states(self) -> list[dict[str, Any]]:
         """Return the user's named states."""

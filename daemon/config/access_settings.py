@@ -218,6 +218,9 @@ class Rule:
     session_bytes_max: int | None = setting(
         None, "maximum memory of the sessions and graphs of each user, in bytes", 1, BYTES_MAX
     )
+    kept_sessions_max: int | None = setting(
+        None, "maximum number of sessions that each user keeps", 0, 100_000
+    )
     descriptor_models_max: int | None = setting(
         None, "maximum number of models of each user that are loaded from descriptors", 0, 1000
     )

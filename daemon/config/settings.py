@@ -69,6 +69,7 @@ class Config:
     prompt_tokens_waiting_max: int = setting(4_000_000, "maximum number of prompt tokens of all waiting tasks, over all models", 1, 1_000_000_000, AT_ONCE)
     prompt_tokens_waiting_user_max: int = setting(2_000_000, "maximum number of prompt tokens of the waiting tasks of one user", 1, 1_000_000_000, AT_ONCE)
     session_bytes_user_max: int = setting(128 << 20, "maximum memory of the sessions, open and dormant, and graphs of one user, in bytes", 1, BYTES_MAX, AT_ONCE)
+    kept_sessions_user_max: int = setting(100, "maximum number of sessions that one user keeps, which are not deleted while they are dormant", 0, 100_000, AT_ONCE)
     descriptor_models_user_max: int = setting(8, "maximum number of models of one user that are loaded from descriptors", 0, 1000, AT_ONCE)
     labels_user_max: int = setting(64, "maximum number of labels of one user's connections", 1, 100_000, AT_ONCE)
     dormant_sessions_max: int = setting(1000, "maximum number of dormant sessions", 0, 1_000_000, AT_ONCE)

@@ -168,7 +168,7 @@ class Gateway:
                 await exchange.send_error(error)
 
     async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        if exchange.method == "POST":
+        if exchange.method in ("POST", "PATCH"):
             check_content(exchange.headers)
         await exchange.read_body()
         exchange.end_when_disconnected()

@@ -11,7 +11,7 @@ import msgspec
 from ...backends.params import BY_SPELLING
 from ...backends.params.parameters_schema import json_schema
 from .exchange import Api, Endpoint, Exchange
-from .fields import Field, FieldTable, Use
+from .fields import IN_QUERY, Field, FieldTable, Use
 
 PATH = "/openapi.json"
 Table = FieldTable[Any]
@@ -66,7 +66,7 @@ def _operation(api: Api, endpoint: Endpoint) -> dict[str, Any]:
     for table in api.tables:
         if (table.path, table.method) != (endpoint.path, endpoint.method):
             continue
-        if table.method == "GET":
+        if table.method in IN_QUERY:
             operation["parameters"] = [*operation.get("parameters", ()), *_query(table)]
         else:
             schema = {"$ref": _COMPONENTS + _name(api, table)}
@@ -104,7 +104,7 @@ def _schemas(apis: Sequence[Api]) -> dict[str, Any]:
         for api in apis
         for table in api.tables
         if (table.path, table.method) in {(e.path, e.method) for e in api.endpoints}
-        and table.method != "GET"
+        and table.method not in IN_QUERY
     }
     kinds = [table.kind for table in bodies]
     refs, schemas = msgspec.json.schema_components(kinds, ref_template=_COMPONENTS + "{name}")

@@ -32,6 +32,7 @@ from .client import AsyncClient
 from .embeddings import Embeddings
 from .parameters import Options, Parameters
 from .results import (
+    DeletionInfo,
     ErrorFields,
     FileInfo,
     Metadata,
@@ -65,6 +66,7 @@ __all__ = (
     "CopyModelResult",
     "daemon_socket_path",
     "DrainResult",
+    "DeletionInfo",
     "Embeddings",
     "ErrorFields",
     "ExportModelResult",

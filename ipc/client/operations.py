@@ -11,7 +11,16 @@ from ..payloads import Message, open_file
 from ..priorities import Priority
 from .caller import as_event
 from .parameters import Options, Parameters
-from .results import ModelInfo, ParameterInfo, SessionInfo, ShownModel, StateInfo, Stats, TaskInfo
+from .results import (
+    DeletionInfo,
+    ModelInfo,
+    ParameterInfo,
+    SessionInfo,
+    ShownModel,
+    StateInfo,
+    Stats,
+    TaskInfo,
+)
 from .streams.texts import Rendered
 from .turn_settings import with_parameters
 from .wasi_calls import AsyncWasiCalls, ProgressCallback
@@ -105,14 +114,61 @@ class AsyncOperations(AsyncWasiCalls):
         context: int | None = None,
         *,
         session_id: str | None = None,
+        undo_s: float = 0.0,
         timeout: float | None = None,
     ) -> bool:
         """Delete a session and its stored data; return whether there was one.
 
-        The session is named by its context or, wherever it is open, by its id.
+        The session is named by its context or, wherever it is open, by its id. Within *undo_s*
+        seconds, `restore_session` restores one that was named by its id.
         """
-        params = w.DeleteSessionParams(context=context, session_id=session_id)
+        params = w.DeleteSessionParams(context=context, session_id=session_id, undo_s=undo_s)
         return (await self._call("delete_session", params, w.DeleteSessionResult, timeout)).deleted
+
+    async def restore_session(
+        self, session_id: str, *, timeout: float | None = None
+    ) -> SessionInfo:
+        """Restore a session that was deleted with *undo_s*, and return it as `sessions` does."""
+        params = w.SessionIdParams(session_id=session_id)
+        result = await self._call("restore_session", params, w.SessionResult, timeout)
+        return cast("SessionInfo", result.session)
+
+    async def update_session(
+        self,
+        session_id: str,
+        *,
+        title: str | None = None,
+        kept: bool | None = None,
+        priority: Priority | None = None,
+        options: Mapping[str, Any] | None = None,
+        unset: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> SessionInfo:
+        """Change a session, open or dormant, and return it as `sessions` does.
+
+        An empty *title* is replaced by the first words of the first message. A *kept* session is
+        not deleted while it is dormant. The parameters *unset* lose the session's own value.
+        """
+        params = w.UpdateSessionParams(
+            session_id=session_id,
+            title=title,
+            kept=kept,
+            priority=priority or "",
+            options=dict(options or {}),
+            unset=list(unset),
+        )
+        result = await self._call("update_session", params, w.SessionResult, timeout)
+        return cast("SessionInfo", result.session)
+
+    async def list_deletions(
+        self, *, clear: bool = False, timeout: float | None = None
+    ) -> list[DeletionInfo]:
+        """Return notes on the user's sessions that the daemon has deleted by itself, the latest
+        first. With *clear* the notes are deleted.
+        """
+        params = w.ListDeletionsParams(clear=clear)
+        result = await self._call("list_deletions", params, w.ListDeletionsResult, timeout)
+        return cast("list[DeletionInfo]", result.deletions)
 
     async def save_state(
         self, context: int, name: str, *, replace: bool = False, timeout: float | None = None
@@ -467,16 +523,28 @@ class AsyncOperations(AsyncWasiCalls):
         dormant: bool = False,
         all_users: bool = False,
         session_id: str | None = None,
+        search: str = "",
         timeout: float | None = None,
     ) -> list[SessionInfo]:
         """Return the user's sessions, with *dormant* also those that are not open.
 
         With *all_users* (right `see-all`) return those of all users; with *session_id* only those
-        with this id.
+        with this id, and with *search* those whose title or first message has this text.
         """
-        params = w.SessionsParams(dormant=dormant, all=all_users, session_id=session_id)
+        params = w.SessionsParams(
+            dormant=dormant, all=all_users, session_id=session_id, search=search
+        )
         result = await self._call("sessions", params, w.SessionsResult, timeout)
         return cast("list[SessionInfo]", result.sessions)
+
+    async def list_sessions(
+        self, *, search: str = "", timeout: float | None = None
+    ) -> w.SessionsResult:
+        """Return all sessions of the user as `sessions` does, and the bounds past which dormant
+        ones are deleted.
+        """
+        params = w.SessionsParams(dormant=True, search=search)
+        return await self._call("sessions", params, w.SessionsResult, timeout)
 
     async def queue(
         self, *, all_users: bool = False, timeout: float | None = None

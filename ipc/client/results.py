@@ -297,6 +297,16 @@ class SessionInfo(TypedDict):
     """
     turns: int
     """Turns begun so far; a resumed turn keeps its number."""
+    title: str
+    """Its title: the one that `update_session` has set, or else the first words of its first
+    message; empty for other users' sessions.
+    """
+    kept: bool
+    """Whether it is kept."""
+    expires_s: float | None
+    """Of a dormant session: seconds until it is deleted because of its age; nil if it is open or
+    kept.
+    """
     interrupted: bool
     """Whether its last turn was interrupted and can be resumed; false during a turn."""
     idle_s: float
@@ -369,6 +379,26 @@ class ParameterInfo(TypedDict):
     """
     adjusted: str
     """The reason why the value differs from the requested one, else empty."""
+
+
+class DeletionInfo(TypedDict):
+    """A session that the daemon has deleted by itself."""
+
+    session_id: str
+    """The session's id."""
+    title: str
+    """Its title."""
+    model: str
+    """Its model."""
+    at: float
+    """Unix time of the deletion."""
+    reason: str
+    """`age`: it was not used for `dormant-days-max`; `sessions`: there were more than
+    `dormant-sessions-max`; `memory`: the sessions of its user, or of all users, took too much
+    memory.
+    """
+    node: NotRequired[str]
+    """In a fleet, its node."""
 
 
 class StateInfo(TypedDict):

@@ -70,6 +70,13 @@ CALLS: dict[str, Call] = {
     "delete_session": Call(
         session_operations.DeleteSessionParams, session_operations.DeleteSessionResult
     ),
+    "update_session": Call(
+        session_operations.UpdateSessionParams, session_operations.SessionResult
+    ),
+    "restore_session": Call(session_operations.SessionIdParams, session_operations.SessionResult),
+    "list_deletions": Call(
+        session_operations.ListDeletionsParams, session_operations.ListDeletionsResult
+    ),
     "save_state": Call(states.SaveStateParams, states.SaveStateResult),
     "list_states": Call(Empty, states.ListStatesResult),
     "delete_state": Call(states.DeleteStateParams, states.DeleteStateResult),

@@ -16,18 +16,25 @@ class QueueParams(Map):
 class SessionsParams(Map):
     """`sessions`; `dormant` adds dormant sessions, `all` (right `see-all`) those of all users.
 
-    With a `session_id`, only sessions with this id are listed.
+    With a `session_id`, only sessions with this id are listed, and with `search` those whose title
+    or first message has this text.
     """
 
     dormant: bool = False
     all: bool = False
     session_id: str | None = None
+    search: str = ""
 
 
 class SessionsResult(Map):
-    """A map for each session."""
+    """A map for each session; the number of dormant sessions of all users, without kept ones, and
+    the number and the age past which they are deleted.
+    """
 
     sessions: list[dict[str, Any]]
+    dormant_sessions: int = 0
+    dormant_sessions_max: int = 0
+    dormant_s_max: float = 0.0
 
 
 class QueueResult(Map):

@@ -82,27 +82,69 @@ class HistoryParams(Map):
 
 class HistoryResult(Map):
     """The chat's `messages` with the answer so far, and the `session` as `sessions` describes it.
-    `turns` has the number of messages before each turn that can be rewound, and `note` the bytes
-    that `set_options` has stored with the session.
+    `turns` has the number of messages before each turn that can be rewound, `note` the bytes that
+    `set_options` has stored with the session, and `options` the session's own parameters.
     """
 
     messages: list[dict[str, Any]]
     turns: list[int]
     session: dict[str, Any]
     note: bytes = b""
+    options: dict[str, Any] = {}
 
 
 class DeleteSessionParams(Map):
-    """`delete_session` of a context of this connection, or of a session by its id; not both."""
+    """`delete_session` of a context of this connection, or of a session by its id; not both.
+
+    A session that is deleted by its id can be restored for `undo_s` seconds.
+    """
 
     context: int | None = None
     session_id: str | None = None
+    undo_s: float = 0.0
 
 
 class DeleteSessionResult(Map):
     """Whether there was such a session."""
 
     deleted: bool
+
+
+class SessionIdParams(Map):
+    """A session by its id."""
+
+    session_id: str
+
+
+class SessionResult(Map):
+    """A session, as `sessions` describes it."""
+
+    session: dict[str, Any]
+
+
+class UpdateSessionParams(Map):
+    """`update_session`, open or dormant, by its id: its title, whether it is kept, the priority of
+    its turns, and its own parameters, of which `unset` are removed. Nil leaves a value as it is.
+    """
+
+    session_id: str
+    title: str | None = None
+    kept: bool | None = None
+    priority: str = ""
+    options: dict[str, Any] = {}
+    unset: list[str] = []
+
+
+class ListDeletionsParams(Map):
+    """`list_deletions`; with `clear` the notes are deleted."""
+
+    clear: bool = False
+
+
+class ListDeletionsResult(Map):
+    """The sessions that the daemon has deleted by itself, the latest first."""
+
+    deletions: list[dict[str, Any]]
 
 
 class OptionsParams(ContextParams):

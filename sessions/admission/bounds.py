@@ -77,6 +77,7 @@ class AdmissionBounds:
     sessions_owner_max: int = 0
     """0 means no bound besides that of all users together."""
     session_bytes_owner_max: int = 128 << 20
+    kept_sessions_owner_max: int = 100
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
     gateway_of: Callable[[int], int] = lambda _: -1
 
@@ -95,6 +96,13 @@ class AdmissionBounds:
         if quota.session_bytes_max is not None:
             return Bound(quota.bound("session-bytes-max"), quota.session_bytes_max)
         return Bound("session-bytes-user-max", self.session_bytes_owner_max)
+
+    def kept_sessions_bound(self, user: int) -> Bound:
+        """Return the bound on the number of a user's kept sessions."""
+        quota = self.quota_of(user)
+        if quota.kept_sessions_max is not None:
+            return Bound(quota.bound("kept-sessions-max"), quota.kept_sessions_max)
+        return Bound("kept-sessions-user-max", self.kept_sessions_owner_max)
 
     def refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
         """Return why a turn is refused while *waiting* turns wait, or None if it is admitted."""

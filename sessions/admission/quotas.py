@@ -28,6 +28,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: int | None = None
     sessions_max: int | None = None
     session_bytes_max: int | None = None
+    kept_sessions_max: int | None = None
     descriptor_models_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None

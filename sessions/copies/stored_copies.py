@@ -215,7 +215,8 @@ class StoredCopies:
         if self._journal is None or self._journal.is_refused:
             raise write_error(self._journal)
         _, live = self._live.find_id(*key)
-        if live or self._dormant.find_session(*key) or self._deletion.under_way(*key):
+        found = live or self._dormant.find_session(*key) or self._dormant.find_deleted(*key)
+        if found or self._deletion.under_way(*key):
             raise SessionBusy(f"the session {key[1]!r} itself is here")
         self._check_bounds(before, len(change.past) + len(change.piece or b""))
         if before is None:

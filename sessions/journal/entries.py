@@ -47,7 +47,10 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     """Settings and counts of a session between its turns. *vocabulary* is the hash of its model's
     vocabulary; *tokens* is the length of its history, with the output of an interrupted turn.
     *out_of_range* has the reasons why *options* differ from what was requested. *on_behalf_of* is
-    the user's name, if a gateway opened the session. *note* is the client's own.
+    the user's name, if a gateway opened the session. *note* is the client's own, and so is *title*.
+    *opening* is the beginning of the first message; versions that lack it do not store it. A *kept*
+    session is not deleted by itself. One with *undo_s* was deleted when it was last written, and
+    can be restored for that many seconds.
     """
 
     model: str
@@ -60,6 +63,10 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     tokens: int = 0
     on_behalf_of: str = ""
     note: bytes = b""
+    title: str = ""
+    opening: str | None = None
+    kept: bool = False
+    undo_s: float = 0.0
     transfer: Transfer | None = None
 
 

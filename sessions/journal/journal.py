@@ -23,7 +23,7 @@ from ...backends.errors import BackendError
 from ...scheduler.owner import Owner
 from .entries import Dates, SessionFacts, StoredSession
 from .file_version import NewerJournal
-from .journal_file import Change, Erase, Found, JournalFile, damaged
+from .journal_file import Change, Erase, Found, JournalFile, SaveDeletions, damaged
 from .recording import RecordedSession, Recording, SessionKey
 
 GROUP_S = 0.05
@@ -66,6 +66,11 @@ class Journal:
         self._writing_at: float | None = None
         """The time at which the oldest change that is being written was noted."""
         self._erasing: dict[SessionKey, None] = {}
+        self._deletions: dict[Owner, Callable[[], bytes]] = {}
+        """Owners whose notes on deleted sessions are to be written, with functions that pack them.
+        """
+        self.found_deletions: dict[Owner, bytes] = {}
+        """The packed notes that were in the file when it was opened."""
         self._present: set[SessionKey] = set()
         """Sessions that are in the file, or may be."""
         self._tokens = 0
@@ -87,8 +92,21 @@ class Journal:
             self._failed([], exc)
             return []
         self._note_found(found)
+        self.found_deletions = found.deletions
         self._dates.not_before(max((s.at for s in found.sessions), default=0.0))
         return found.sessions
+
+    def date(self) -> float:
+        """Return the present date, in seconds since 1970."""
+        return self._dates.now()
+
+    def store_deletions(self, owner: Owner, pack: Callable[[], bytes]) -> None:
+        """Write the notes on an owner's deleted sessions, which *pack* returns, before a session is
+        erased from now on.
+        """
+        if not self._refused:
+            self._deletions[owner] = pack
+            self._wake.set()
 
     def age_s(self, stored: StoredSession) -> float:
         """Return the seconds since a session was written."""
@@ -232,13 +250,18 @@ class Journal:
             self._wake, self._urgent, self._tokens = anyio.Event(), anyio.Event(), 0
             self._writing_at, self._noted_at = self._noted_at, None
             recordings, erasing = list(self._changed), list(self._erasing)
+            deletions, self._deletions = self._deletions, {}
             self._changed.clear()
             try:
-                changes = self._changes(recordings, erasing)
+                changes: list[Change] = [
+                    SaveDeletions(owner=owner, data=pack()) for owner, pack in deletions.items()
+                ]
+                changes += self._changes(recordings, erasing)
                 if changes and not self._closed:
                     with anyio.CancelScope(shield=True):  # its result must be noted
                         await self._in_thread(partial(self._write, changes))
             except Exception as exc:  # sessions go on without a journal after any error
+                self._deletions = deletions | self._deletions
                 self._failed(recordings, exc)
             else:
                 self._wrote(erasing, bool(changes))

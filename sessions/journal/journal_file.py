@@ -42,6 +42,13 @@ CREATE TABLE piece (
     PRIMARY KEY (user, label, id, number)
 );
 """
+_LATER_TABLES = """
+CREATE TABLE IF NOT EXISTS deletions (
+    user INTEGER NOT NULL, label TEXT NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL,
+    PRIMARY KEY (user, label)
+);
+"""
+"""Tables that earlier versions lack. They read and write the file all the same."""
 _WHERE = "WHERE user = ? AND label = ? AND id = ?"
 
 
@@ -78,12 +85,21 @@ class Erase(Change, frozen=True, kw_only=True):
     """Delete a session from the file and its log."""
 
 
+class SaveDeletions(Change, frozen=True, kw_only=True):
+    """Replace the notes on the deleted sessions of *owner*; without *data* there are none."""
+
+    data: bytes
+    session_id: str = ""
+
+
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The sessions read from the file, least recently written first. An unreadable file was set
     aside as *set_aside*, for *cause*; *sessions* are then the readable ones, and the file is new.
+    *deletions* are the packed notes on deleted sessions.
     """
 
     sessions: list[StoredSession]
+    deletions: dict[Owner, bytes] = {}
     set_aside: Path | None = None
     cause: str = ""
 
@@ -127,7 +143,8 @@ class JournalFile:
         except BaseException:
             self.close()
             raise
-        return Found(sessions=sessions)
+        assert self._db is not None
+        return Found(sessions=sessions, deletions=_read_deletions(self._db))
 
     def _open(self, sessions: list[StoredSession]) -> None:
         """Open the file and append its readable sessions; raise `Unreadable` if it is damaged."""
@@ -166,6 +183,7 @@ class JournalFile:
             db.executescript(f"BEGIN IMMEDIATE;{_TABLES}{marks}COMMIT")
             # Other versions look for the number in the file, not in its log.
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.executescript(_LATER_TABLES)
         return defect
 
     def _set_aside(self) -> Path:
@@ -236,6 +254,12 @@ def _apply(db: sqlite3.Connection, change: Change) -> None:
                 "INSERT OR REPLACE INTO piece VALUES (?, ?, ?, ?, ?, ?)",
                 (*key, number, data, zlib.crc32(data)),
             )
+        case SaveDeletions(owner=owner, data=data):
+            if data:
+                row = (*owner, data, zlib.crc32(data))
+                db.execute("INSERT OR REPLACE INTO deletions VALUES (?, ?, ?, ?)", row)
+            else:
+                db.execute("DELETE FROM deletions WHERE user = ? AND label = ?", tuple(owner))
         case Erase():
             db.execute(f"DELETE FROM piece {_WHERE}", key)
             db.execute(f"DELETE FROM session {_WHERE}", key)
@@ -262,6 +286,12 @@ def _read(
                 damaged_sessions += 1
     if damaged_sessions:
         raise Unreadable(f"{damaged_sessions} sessions cannot be read")
+
+
+def _read_deletions(db: sqlite3.Connection) -> dict[Owner, bytes]:
+    """Return the notes on deleted sessions; damaged ones are left out."""
+    rows = db.execute("SELECT user, label, data, crc FROM deletions")
+    return {Owner(user, label): data for user, label, data, crc in rows if zlib.crc32(data) == crc}
 
 
 def _checked(data: bytes, crc: int) -> bytes:

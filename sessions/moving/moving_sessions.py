@@ -280,7 +280,8 @@ class MovingSessions:
         """
         key = stored.owner, stored.session_id
         _, live = self._live.find_id(*key)
-        if live or self._dormant.find_session(*key) or self._deletion.under_way(*key):
+        found = live or self._dormant.find_session(*key) or self._dormant.find_deleted(*key)
+        if found or self._deletion.under_way(*key):
             raise SessionBusy(f"there is a session {stored.session_id!r} already")
         session = Session.from_stored(stored, model, self._ledger)
         self._check_bounds(session, key)
@@ -309,7 +310,7 @@ class MovingSessions:
         others = [other for k, other in self._arriving.items() if k != key]
         own = sum(s.kept_bytes for s in others if s.owner.user == session.owner.user)
         limits, size = self._dormant.limits, session.kept_bytes
-        count = len(self._dormant) + self._dormant.yielded + len(others)
+        count = self._dormant.bounded + len(others)
         left = self._ledger.kept_bytes.left_for_dormant(session.owner.user)
         for bound, wanted, limit in (
             ("dormant-sessions-max", count + 1, limits.sessions_max),

@@ -25,6 +25,8 @@ from ..turn import Turn
 from ..turns.turn_options import Parameters, TurnParameters
 from ..worker_client import ModelSource
 
+TITLE_BYTES = 4
+"""The most memory of a character."""
 TURN_SPARE_BYTES = 16 << 10
 """Memory left for a turn's options and answer, where dropped messages would take it."""
 
@@ -50,10 +52,26 @@ class SessionSettings:
     """The owner's name, if a gateway opened the session."""
     note: bytes = b""
     """Bytes that a client has stored with the session, and reads itself."""
+    title: str = ""
+    """The title that a client has set; empty: the beginning of the first message."""
+    opening: str = ""
+    """The beginning of the first message of a dormant session, whose history is packed."""
+    kept: bool = False
+    """Whether it is not deleted while it is dormant."""
+    undo_s: float = 0.0
+    """The time for which it can be restored after its deletion; 0: it is not deleted."""
 
     def copy(self) -> SessionSettings:
-        """Return the same settings, for another session, which has no note."""
-        return replace(self, parameters=self.parameters.copy(), lora=dict(self.lora), note=b"")
+        """Return the same settings, for another session, without those of this one alone."""
+        return replace(
+            self,
+            parameters=self.parameters.copy(),
+            lora=dict(self.lora),
+            note=b"",
+            title="",
+            opening="",
+            kept=False,
+        )
 
 
 class Overlong(NamedTuple):
@@ -260,7 +278,8 @@ class SessionCore:
         """The memory that the session takes in the daemon."""
         settings = self.settings
         options = settings.parameters.kept_bytes + memory_bytes(settings.adapters, settings.lora)
-        return SESSION_BYTES + options + len(settings.note) + self.conversation.kept_bytes
+        texts = len(settings.note) + TITLE_BYTES * len(settings.title + settings.opening)
+        return SESSION_BYTES + options + texts + self.conversation.kept_bytes
 
     @property
     def branch_bytes(self) -> int:

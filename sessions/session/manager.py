@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
 import structlog
 
-from ...backends.errors import InferdError, InvalidArgument, QuotaExceeded, SessionBusy
+from ...backends.errors import Busy, InferdError, InvalidArgument, QuotaExceeded, SessionBusy
 from ...scheduler.owner import Owner
 from ..admission.kept_bytes import SESSION_BYTES, memory_bytes
 from ..admission.ledger import Ledger
@@ -17,12 +18,13 @@ from ..journal.entries import StoredSession
 from ..journal.journal import Journal
 from ..journal.recording import ChangeSender, Recording
 from ..moving.moving_sessions import MovingSessions
-from ..table import SessionCall, step
+from ..table import SessionCall, SessionState, step
 from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
 from .core import SessionSettings
 from .deletion import Delete, SessionDeletion, nothing
-from .dormant import DAY_S, DormantLimits, DormantSessions
+from .deletions import DeletionNotes
+from .dormant import DAY_S, DormantLimits, DormantSessions, ExcessReason
 from .live import LiveSessions
 from .places import PlaceBounds, PlaceQueue, PlaceWait
 from .session import Session, SessionOrigin
@@ -60,6 +62,7 @@ class SessionManager:
         self.deletion = SessionDeletion(
             delete_files, nothing if journal is None else journal.erase_session
         )
+        self.deletions = DeletionNotes(journal)
         self.expired = self.forked = 0
         """The numbers of sessions that were idle for too long, and of branches."""
         self.copies = StoredCopies(self.live, self.dormant, self.deletion, ledger, journal)
@@ -179,6 +182,11 @@ class SessionManager:
         if self.deletion.under_way(owner, session_id):
             raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
         self.moving.check_free(owner, session_id)
+        if self.dormant.find_deleted(owner, session_id) is not None:
+            raise SessionBusy(
+                f"session {session_id!r} was deleted, and can still be restored",
+                hint="restore it; or delete it again, which is final, and then open a new one",
+            )
         holder, live = self.live.find_id(owner, session_id)
         if live is not None:
             if holder is connection:
@@ -216,6 +224,7 @@ class SessionManager:
         model of a session.
         """
         assert self._journal is not None, "stored sessions come from a journal"
+        self.deletions.restore(self._journal.found_deletions)
         for stored in found:
             if stored.facts.transfer is not None and stored.facts.transfer.copy:
                 self.copies.restore_copy(stored, model(stored))
@@ -291,6 +300,7 @@ class SessionManager:
             self.moving.check_free(owner, session_id)
             _, found = self.live.find_id(owner, session_id)
             found = found or self.dormant.find_session(owner, session_id)
+            found = found or self.dormant.find_deleted(owner, session_id)
             if found is not None or self.deletion.under_way(owner, session_id):
                 raise SessionBusy(
                     f"there is a session {session_id!r} already",
@@ -321,9 +331,109 @@ class SessionManager:
         _, live = self.live.find_id(owner, session_id)
         return live or self.dormant.find_session(owner, session_id)
 
+    async def delete_restorably(self, owner: Owner, session_id: str, undo_s: float) -> bool:
+        """Delete a session that `restore_deleted` brings back for *undo_s* seconds. Return whether
+        there was such a session.
+
+        :raises SessionBusy: the session is being moved to another daemon.
+        """
+        check_id(session_id)
+        _, live = self.live.find_id(owner, session_id)
+        if live is not None:
+            if not live.can_be_dormant:
+                await self.delete_session(live)
+                return True
+            self.detach_session(live)
+        session = self.dormant.find_session(owner, session_id)
+        if session is None:  # or it was past a bound at once
+            return live is not None
+        self.moving.check_free(owner, session_id)
+        self._set_undo(session, undo_s)
+        await session.wait_recorded()
+        return True
+
+    def _set_undo(self, session: Session, undo_s: float) -> None:
+        self.dormant.remove_session(session)
+        session.settings.undo_s, session.used_at = undo_s, self.ledger.seconds()
+        session.recording.facts_changed()
+        self.dormant.add_session(session)
+        self._delete_excess()
+        self._changed.set()
+
+    async def restore_deleted(self, owner: Owner, session_id: str) -> Session | None:
+        """Restore a session that was deleted; return None if there is none."""
+        check_id(session_id)
+        session = self.dormant.find_deleted(owner, session_id)
+        if session is None:
+            return None
+        self._set_undo(session, 0.0)
+        await session.wait_recorded()
+        return session
+
+    def set_kept(self, session: Session, kept: bool) -> None:
+        """Keep a session, so that it is not deleted while it is dormant, or no longer.
+
+        :raises QuotaExceeded: its user would keep too many sessions, or too much memory.
+        :raises Busy: all users together would.
+        """
+        self.check_kept(session, kept)
+        if kept != session.settings.kept:
+            with self._moved(session):
+                session.settings.kept = kept
+            session.recording.facts_changed()
+            self._delete_excess()
+            self._changed.set()
+
+    def note_change(self, session: Session) -> None:
+        """Count the size of a session whose settings were changed; the change is a use of it."""
+        with self._moved(session):
+            pass
+        self._delete_excess()
+        self._changed.set()
+
+    def check_kept(self, session: Session, kept: bool) -> None:
+        """Check that a session may be kept, if it is to be; see `set_kept`."""
+        if not kept or session.settings.kept:
+            return
+        user, limits = session.owner.user, self.dormant.limits
+        everything = (*self.live, *self.dormant, *self.dormant.deleted)
+        found = [s for s in everything if s.settings.kept]
+        own = sum(s.owner.user == user for s in found)
+        bound = self.ledger.bounds.kept_sessions_bound(user)
+        if own >= bound.limit:
+            raise QuotaExceeded(
+                f"you keep {own} sessions; the limit is {bound.limit}",
+                hint="stop keeping one that is no longer needed, or delete it",
+                data={"bound": bound.name, "sessions": own, "sessions_max": bound.limit},
+            )
+        size = sum(s.kept_bytes for s in found) + session.kept_bytes
+        if len(found) >= limits.sessions_max or size > limits.bytes_max:
+            raise Busy(
+                f"all users keep {len(found)} sessions, which is as many as this machine keeps",
+                hint="try again when others have been deleted, or ask the operator for a larger"
+                " dormant-sessions-max or dormant-bytes-max",
+                data={"bound": "dormant-sessions-max", "sessions": len(found)},
+            )
+        if session not in self.live:
+            session.check_growth(session.kept_bytes)
+
+    @contextmanager
+    def _moved(self, session: Session) -> Iterator[None]:
+        """Count a session anew after a change of its settings; a dormant one is used by that."""
+        dormant = session.state is SessionState.DORMANT
+        counted = dormant or self.live.has_yielded(session)
+        if counted:
+            self.dormant.remove_session(session)
+        yield
+        if dormant:
+            session.used_at = self.ledger.seconds()
+            self.dormant.add_session(session)
+        elif counted:
+            self.dormant.add_yielded(session)
+
     async def delete_session_by_id(self, owner: Owner, session_id: str) -> bool:
-        """Delete a session by its id, live or dormant; return whether there was one. Its files and
-        rows on disk are deleted in any case.
+        """Delete a session by its id, live or dormant, or deleted but not for good; return whether
+        there was one. Its files and rows on disk are deleted in any case.
         """
         check_id(session_id)
         _, live = self.live.find_id(owner, session_id)
@@ -331,6 +441,7 @@ class SessionManager:
             await self.delete_session(live)
             return True
         session = self.dormant.find_session(owner, session_id)
+        session = session or self.dormant.find_deleted(owner, session_id)
         if session is None:
             found = self.moving.forget_session(owner, session_id)
             found |= self.copies.forget_copy(owner, session_id)
@@ -426,8 +537,16 @@ class SessionManager:
         now, ages_s = self.ledger.seconds(), []
         while (excess := self.dormant.take_excess(now)) is not None:
             oldest = excess.session
-            if excess.by_age:
+            if excess.reason is ExcessReason.AGE:
                 ages_s.append(now - oldest.used_at)
+            if oldest.session_id is not None and excess.reason is not ExcessReason.DELETED:
+                self.deletions.add(
+                    oldest.owner,
+                    oldest.session_id,
+                    title=oldest.title,
+                    model=oldest.model.name,
+                    reason=excess.reason,
+                )
             why = "the session was deleted to stay within the bounds of dormant sessions"
             oldest.runner.end_turn(QuotaExceeded(why, hint=DELETED_HINT))
             oldest.end(SessionCall.EXPIRE, why)

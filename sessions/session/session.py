@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from ...backends.errors import Cancelled, InvalidArgument, TooLarge
-from ...backends.params import Options, read_options
+from ...backends.params import BY_SPELLING, Options, nearest, read_options
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Owner
 from ...scheduler.priority import PRIORITIES
@@ -23,9 +27,11 @@ from .core import SessionCore, SessionSettings
 from .input import SessionInput
 from .model_link import ModelLink
 from .outputs import SessionOutputs
+from .titles import checked_title, first_words, opening_of
 from .turn_runner import TurnRunner
 
 NOTE_BYTES_MAX = 256 << 10
+_NAME_SHOWN_MAX = 100
 
 
 class SessionOrigin(Protocol):
@@ -73,11 +79,17 @@ class Session(SessionCore):
         parameters.out_of_range = dict(facts.out_of_range)
         settings = SessionSettings(parameters, PRIORITIES[facts.priority])
         settings.on_behalf_of, settings.note = facts.on_behalf_of, facts.note
+        settings.title, settings.kept, settings.undo_s = facts.title, facts.kept, facts.undo_s
         new = cls(0, stored.owner, model, ledger, settings, stored.session_id)
         new.conversation.state = SessionState.DORMANT
         new.conversation.history_state = HistoryState.from_stored(stored)
         new.conversation.vocabulary = HistoryVocabulary(facts.fingerprint, facts.vocabulary)
         new.transfer = facts.transfer
+        opening = facts.opening
+        if opening is None:  # an earlier version wrote it
+            with suppress(msgspec.MsgspecError):  # attaching the session reports it
+                opening = opening_of(new.conversation.history_state.unpacked_history().messages)
+        settings.opening = opening or ""
         begun = [piece.begin.turns for piece in stored.pieces if piece.begin is not None]
         new.turns_begun = max(facts.turns, *begun, 0)
         return new
@@ -99,6 +111,10 @@ class Session(SessionCore):
             tokens=len(conversation.prompt) if dormant_tokens is None else dormant_tokens,
             on_behalf_of=self.settings.on_behalf_of,
             note=self.settings.note,
+            title=self.settings.title,
+            opening=self.opening,
+            kept=self.settings.kept,
+            undo_s=self.settings.undo_s,
             transfer=self.transfer,
         )
 
@@ -113,6 +129,18 @@ class Session(SessionCore):
         if self.state is SessionState.DORMANT:
             return self.conversation.history_state.unpacked_history()
         return self.conversation.current_history()
+
+    @property
+    def opening(self) -> str:
+        """The beginning of the first message, also of a dormant session."""
+        if self.state is SessionState.DORMANT:
+            return self.settings.opening
+        return opening_of(self.conversation.messages)
+
+    @property
+    def title(self) -> str:
+        """The title that a client has set, or else the first words of the first message."""
+        return self.settings.title or first_words(self.opening)
 
     @property
     def leaves_state(self) -> bool:
@@ -135,6 +163,22 @@ class Session(SessionCore):
         :raises QuotaExceeded: its owner's sessions would become too large.
         """
         self.apply_options(read_options(values, strict=True))
+
+    def change_options(self, values: dict[str, Any], unset: Sequence[str]) -> None:
+        """Set parameters of the session, and remove its own values of those in *unset*.
+
+        :raises InvalidArgument: a key is unknown, or a value out of its range.
+        :raises QuotaExceeded: its owner's sessions would become too large.
+        """
+        options, removed = read_options(values, strict=True), _parameter_names(unset)
+        parameters = self.settings.parameters
+        before = parameters.options
+        parameters.options = {n: v for n, v in before.items() if n not in removed}
+        try:
+            self.apply_options(options)
+        except BaseException:
+            parameters.options = before
+            raise
 
     def apply_options(self, options: Options) -> None:
         """Set parameters that were read; note those that do not apply."""
@@ -168,6 +212,15 @@ class Session(SessionCore):
         """
         self.check_note(note)
         self.settings.note = note
+        self.count_kept_bytes()
+        self.recording.facts_changed()
+
+    def set_title(self, title: str) -> None:
+        """Set the title; an empty one is replaced by the first words of the first message.
+
+        :raises InvalidArgument: it is too long.
+        """
+        self.settings.title = checked_title(title)
         self.count_kept_bytes()
         self.recording.facts_changed()
 
@@ -228,6 +281,7 @@ class Session(SessionCore):
         session persists, its KV state is written to disk.
         """
         self.conversation.last.reader_left |= self.active
+        self.settings.opening = self.opening
         self.runner.end_turn(Cancelled("the session was detached"))
         piece = self.runner.resumable_piece()
         history_state = self.conversation.history_state
@@ -260,8 +314,25 @@ class Session(SessionCore):
         if entry.tokens and not entry.messages:
             whose, instead = f"session {self.session_id!r}", "use another session id"
             self.conversation.vocabulary.check_model(model, whose, instead)
-        self.check_growth(self.kept_bytes + TOKEN_BYTES * self.conversation.size)
+        counted = self.ledger.kept_bytes.bytes_of(self)  # of a kept session
+        self.check_growth(self.kept_bytes + TOKEN_BYTES * self.conversation.size - counted)
         self.move_state(SessionCall.ATTACH)
         self.handle, self.model = handle, model
         self.conversation.history_state.activate()
         self.recording.history_changed()
+
+
+def _parameter_names(spellings: Sequence[str]) -> set[str]:
+    """Return the names of parameters in any spelling.
+
+    :raises InvalidArgument: one is unknown.
+    """
+    names = set()
+    for spelling in spellings:
+        found = BY_SPELLING.get(spelling.lower().replace("_", "-"))
+        if found is None:
+            shown = spelling[:_NAME_SHOWN_MAX]
+            close = nearest(spelling, BY_SPELLING) if len(spellings) == 1 else ""
+            raise InvalidArgument(f"unknown key {shown!r}; {close}".rstrip("; "))
+        names.add(found.name)
+    return names

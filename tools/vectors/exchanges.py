@@ -185,8 +185,14 @@ def branched() -> dict[str, Any]:
         w.RewindResult(tokens=3, turns=1, cached_tokens=3),
     )
     x.call(
+        "delete_session",
+        w.DeleteSessionParams(session_id="b", undo_s=60.0),
+        w.DeleteSessionResult(deleted=True),
+    )
+    x.call(
         "delete_session", w.DeleteSessionParams(session_id="b"), w.DeleteSessionResult(deleted=True)
     )
+    x.call("list_deletions", w.ListDeletionsParams(clear=True), w.ListDeletionsResult(deletions=[]))
     x.call(
         "delete_session", w.DeleteSessionParams(context=one), w.DeleteSessionResult(deleted=True)
     )

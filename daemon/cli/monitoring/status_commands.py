@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ...residency.sizes import size_text
 from ..client import socket_of
@@ -14,6 +17,15 @@ from ..options import AllUsers, JsonOutput, Label, SocketPath
 from ..output import Columns, table_of, time_text, write, write_json, write_list
 
 ID_DIGITS = 12
+TITLE_WIDTH = 40
+Search = Annotated[
+    str,
+    typer.Option("--search", metavar="TEXT", help="Only sessions with TEXT in title or beginning."),
+]
+Deleted = Annotated[
+    bool,
+    typer.Option("--deleted", help="List sessions that the daemon has deleted by itself, and why."),
+]
 METRIC_KEYS = ("metrics", "models", "retry_after_ratio")
 """The part of the daemon's statistics that `inferd stats` shows; `inferd status` shows the rest."""
 
@@ -54,6 +66,19 @@ def file_text(model: Mapping[str, Any]) -> str | None:
     file = PurePath(model["file"]).name or ("echo" if model["backend"] == "echo" else None)
     swapped_to = model.get("swapped_to")
     return f"{file or '-'}, swapped to {swapped_to}" if swapped_to else file
+
+
+def expiry_text(session: Mapping[str, Any]) -> str | None:
+    """Return when a dormant session is deleted because of its age."""
+    if session.get("kept"):
+        return "kept"
+    expires_s = session.get("expires_s")
+    return None if expires_s is None else time_text(expires_s)
+
+
+def shortened(title: str) -> str:
+    """Return a title that fits into a table."""
+    return title if len(title) <= TITLE_WIDTH else f"{title[: TITLE_WIDTH - 1]}…"
 
 
 def user_text(entry: Mapping[str, Any]) -> str:
@@ -129,6 +154,21 @@ SESSIONS: Columns = {
     "TURNS": "turns",
     "IDLE": lambda s: time_text(s["idle_s"]),
     "ON DISK": lambda s: {True: "yes", False: "cannot be written", None: "no"}[s["persisted"]],
+    "DELETED IN": lambda s: expiry_text(s),
+    "TITLE": lambda s: shortened(s.get("title") or ""),
+}
+DELETION_REASONS: dict[str, str] = {
+    "age": "not used for dormant-days-max",
+    "sessions": "more than dormant-sessions-max",
+    "memory": "the sessions took too much memory",
+}
+DELETIONS: Columns = {
+    **NODE_COLUMN,
+    "ID": "session_id",
+    "MODEL": "model",
+    "DELETED": lambda note: f"{time_text(max(0.0, time.time() - note['at']))} ago",
+    "REASON": lambda note: DELETION_REASONS.get(note["reason"], note["reason"]),
+    "TITLE": lambda note: shortened(note["title"]),
 }
 TASKS: Columns = {
     **NODE_COLUMN,
@@ -173,6 +213,8 @@ def _is_of_model(session: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def sessions(
+    search: Search = "",
+    deleted: Deleted = False,
     all_users: AllUsers = False,
     label: Label = "",
     node: Node = None,
@@ -182,8 +224,15 @@ def sessions(
     """List your sessions, open and dormant; with --label, only those of that label."""
     with OneShotClient(socket, label=label) as client:
         check_node(client, node)
-        found = on_nodes(client.sessions(dormant=True, all_users=all_users), node)
-    write_list(as_json, "sessions", found, columns_for(found, SESSIONS))
+        if deleted:
+            notes = on_nodes(client.list_deletions(), node)
+        else:
+            listed = client.sessions(dormant=True, all_users=all_users, search=search)
+            found = on_nodes(listed, node)
+    if deleted:
+        write_list(as_json, "deletions", notes, columns_for(notes, DELETIONS))
+    else:
+        write_list(as_json, "sessions", found, columns_for(found, SESSIONS))
 
 
 def queue(

@@ -1,4 +1,4 @@
-"""Commands on turns and sessions: cancel, park, rm-session."""
+"""Commands on turns and sessions: cancel, park, edit-session, rm-session, restore-session."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ Turn = Annotated[
         help="A session's number or id, as `inferd ps`, `queue` and `top` show it.",
         autocompletion=completion.sessions,
     ),
+]
+
+
+SessionId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="A session's id.", autocompletion=completion.sessions),
 ]
 
 
@@ -83,17 +89,52 @@ def _contexts(client: Client, wanted: str, *, all_users: bool) -> set[int]:
     return set()
 
 
+def edit_session(
+    session: SessionId,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help='Its title; "" is its first words.')
+    ] = None,
+    keep: Annotated[
+        bool | None,
+        typer.Option("--keep/--no-keep", help="Never delete it by itself while it is dormant."),
+    ] = None,
+    label: Label = "",
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Change a session's title, or keep it."""
+    with client_of(socket, label=label) as client:
+        found = client.update_session(session, title=title, kept=keep)
+    text = f"{found['title'] or session}, {'kept' if found['kept'] else 'not kept'}"
+    write_result(as_json, {"session": found}, text)
+
+
+def restore_session(
+    session: SessionId,
+    label: Label = "",
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Restore a session that was deleted with `rm-session --undo`."""
+    with client_of(socket, label=label) as client:
+        found = client.restore_session(session)
+    write_result(as_json, {"session": found}, "restored")
+
+
 def rm_session(
-    session: Annotated[
-        str,
-        typer.Argument(metavar="ID", help="A session's id.", autocompletion=completion.sessions),
-    ],
+    session: SessionId,
+    undo: Annotated[
+        float,
+        typer.Option(metavar="S", min=0, max=3600, help="Seconds in which it can be restored."),
+    ] = 0.0,
     label: Label = "",
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Delete a session: its history and KV states, in memory and on disk."""
     with client_of(socket, label=label) as client:
-        deleted = client.delete_session(session_id=session)
+        deleted = client.delete_session(session_id=session, undo_s=undo)
     text = "deleted" if deleted else f"there was no session {session!r}"
+    if deleted and undo:
+        text = f"deleted; `inferd restore-session {session}` restores it within {undo:g} s"
     write_result(as_json, {"deleted": deleted}, text)

@@ -73,6 +73,24 @@ def a_session_is_deleted_before_the_reply(server: Server) -> None:
         check(not connection.call(WITH_ID, **params).get("attached", False), "its history is back")
 
 
+@case("`update_session`")
+def a_session_is_changed_and_restored_by_its_id(server: Server) -> None:
+    """`update_session` sets the title; a session deleted with `undo_s` is restored."""
+    with session(server, "titled") as (connection, params):
+        context = connection.call(WITH_ID, **params)["context"]
+        name = params["session_id"]
+        connection.call("finalize_execution_context", context=context, keep=True)
+        found = connection.call("update_session", session_id=name, title="Title")["session"]
+        check(found["title"] == "Title", f"the title is {found['title']!r}")
+        connection.call("delete_session", session_id=name, undo_s=60.0)
+        expect(connection.refusal("update_session", session_id=name, title="x"), "NotFound")
+        found = connection.call("restore_session", session_id=name)["session"]
+        check(found["title"] == "Title", "the title was lost")
+        expect(connection.refusal("restore_session", session_id=name), "NotFound")
+        notes = connection.call("list_deletions")["deletions"]
+        check(all(note["session_id"] != name for note in notes), "a note on a deletion by a call")
+
+
 @case("`reset`")
 def reset_clears_the_history(server: Server) -> None:
     """`reset` clears the history."""

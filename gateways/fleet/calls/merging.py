@@ -52,7 +52,9 @@ def _joined(key: str, results: Results, map_context: ContextMap) -> Result:
             entry["context"] = map_context(entry["node"], entry["context"])
     if key == "tasks":
         entries.sort(key=lambda task: (task["model"], task["node"]))  # each node's order stays
-    return {key: entries}
+    if key == "deletions":
+        entries.sort(key=lambda note: -note["at"])
+    return {key: entries, **(_sessions(results) if key == "sessions" else {})}
 
 
 def _models(results: Results) -> Result:
@@ -113,7 +115,21 @@ def _any(key: str) -> Callable[[Results], Result]:
     return lambda results: {key: any(result[key] for result in results.values())}
 
 
-_LISTS = {"sessions": "sessions", "queue": "tasks", "list_states": "states"}
+def _sessions(results: Results) -> Result:
+    """Return the numbers of dormant sessions of all nodes, and the shortest of their ages."""
+    parts = results.values()
+    summed = ("dormant_sessions", "dormant_sessions_max")
+    counts = {name: sum(part.get(name, 0) for part in parts) for name in summed}
+    ages_s = [part["dormant_s_max"] for part in parts if "dormant_s_max" in part]
+    return {**counts, "dormant_s_max": min(ages_s, default=0.0)}
+
+
+_LISTS = {
+    "sessions": "sessions",
+    "queue": "tasks",
+    "list_states": "states",
+    "list_deletions": "deletions",
+}
 _MERGES: Mapping[str, Callable[[Results], Result]] = {
     "models": _models,
     "show": _models,

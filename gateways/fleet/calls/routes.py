@@ -68,8 +68,8 @@ class CallRoute(NamedTuple):
 _BY_NAME = {
     "unload": Route.LEASES,
     "cancel": Route.CANCEL,
-    "delete_session": Route.SESSION,
-    "history": Route.SESSION,
+    **dict.fromkeys(("delete_session", "history"), Route.SESSION),
+    **dict.fromkeys(("update_session", "restore_session"), Route.SESSION),
     "init_backend": Route.CONNECTED,
     "deinit_backend": Route.CONNECTED,
     **dict.fromkeys(
@@ -78,6 +78,7 @@ _BY_NAME = {
     **dict.fromkeys(
         ("models", "show", "sessions", "queue", "stats", "list_states", "delete_state"), Route.ALL
     ),
+    "list_deletions": Route.ALL,
     **dict.fromkeys(("log_level", "drain"), Route.ALL),
     "metrics": Route.ENTRY,
     **dict.fromkeys(("export_session", "import_session", "end_transfer"), Route.NONE),

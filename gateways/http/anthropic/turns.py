@@ -30,6 +30,7 @@ async def answer_messages(exchange: Exchange) -> None:
                 "reasoning-format": "deepseek",
             },
             priority=exchange.caller.class_of(fields.priority),
+            keeps_priority=fields.priority is None,
             session_id=fields.session_id,
         )
         if fields.stream:

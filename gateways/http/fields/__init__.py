@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from .other_servers import OTHER_SERVERS
-from .table import PRIORITY_FIELD, Field, FieldTable, Use, honoured, ignored, parameter, refused
+from .table import (
+    IN_QUERY,
+    PRIORITY_FIELD,
+    Field,
+    FieldTable,
+    Use,
+    honoured,
+    ignored,
+    parameter,
+    refused,
+)
 
 __all__ = (
+    "IN_QUERY",
     "OTHER_SERVERS",
     "PRIORITY_FIELD",
     "Field",

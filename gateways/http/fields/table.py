@@ -30,6 +30,8 @@ _SHOWN_CHARACTERS, _SHOWN_NAME = 200, 100
 _OF_A_TURN = ("ctx-size",)
 """The parameters of a model that a turn may set, too."""
 QUERY_FIELDS_MAX = 16
+IN_QUERY = frozenset(("GET", "DELETE"))
+"""The methods whose fields are in the query."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`")
 
 
@@ -108,7 +110,7 @@ class FieldTable(Generic[S]):
     that has its name. *others* are fields of other servers' requests that are known, too. Any
     other field is ignored or refused, as the operator chooses; with *own_path* it is always
     refused, because such a path has no programs of other servers. *kind* has the types of the
-    honoured fields. The fields of a table for the *method* GET are those of the query.
+    honoured fields. The fields of a table for a *method* in `IN_QUERY` are those of the query.
     """
 
     def __init__(
@@ -148,6 +150,14 @@ class FieldTable(Generic[S]):
         fitting = Fitting(nulls_absent=True)
         read = _convert(fitting.fit(own, self.kind), self.kind)
         return ReadFields(read, options, [place + name for name in (*ignored, *fitting.unknown)])
+
+    def null_parameters(self, body: bytes) -> list[str]:
+        """Return the parameters that a request sets to null, which another request has set."""
+        nulls = [name for name, value in _decode_object(body).items() if value is None]
+        return [name for name in nulls if self._unlisted_parameter(name)]
+
+    def _unlisted_parameter(self, name: str) -> bool:
+        return name not in self._by_name and self._is_parameter(name.lower().replace("_", "-"))
 
     def read_query(self, query: str) -> S:
         """Return the fields of a request in its query, such as ``limit=10&after=a``.

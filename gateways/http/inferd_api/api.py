@@ -11,20 +11,32 @@ from .events import answer_events
 from .fields import (
     CANCEL,
     CREATE,
+    DELETE,
     EVENTS,
     FORK,
     LIST,
     LOAD,
+    RESTORE,
     REWIND,
     SWAP,
     TURN_EVENTS,
     UNLOAD,
+    UPDATE,
 )
 from .models import answer_models, load_model, swap_model, unload_model
 from .queue import answer_queue
 from .rights import answer_caller
 from .session_changes import cancel_session, fork_session, rewind_session
-from .sessions import answer_session, answer_sessions, create_session, delete_session
+from .sessions import (
+    answer_deletions,
+    answer_session,
+    answer_sessions,
+    clear_deletions,
+    create_session,
+    delete_session,
+    restore_session,
+    update_session,
+)
 from .statistics import answer_statistics
 from .turn_events import answer_turn_events
 
@@ -38,17 +50,35 @@ class InferdApi:
 
     title = "inferd"
     prefixes = (f"{_PATH}/",)
-    tables = (LIST, CREATE, FORK, REWIND, CANCEL, TURN_EVENTS, LOAD, UNLOAD, SWAP, EVENTS)
+    tables = (
+        LIST,
+        CREATE,
+        UPDATE,
+        DELETE,
+        RESTORE,
+        FORK,
+        REWIND,
+        CANCEL,
+        TURN_EVENTS,
+        LOAD,
+        UNLOAD,
+        SWAP,
+        EVENTS,
+    )
     endpoints = (
         _read(method="GET", path=f"{_PATH}/caller", answer=answer_caller),
         _read(method="GET", path=f"{_PATH}/sessions", answer=answer_sessions),
         Endpoint(method="POST", path=f"{_PATH}/sessions", answer=create_session),
         Endpoint(method="POST", path=f"{_SESSION}/fork", answer=fork_session),
         Endpoint(method="POST", path=f"{_SESSION}/rewind", answer=rewind_session),
+        _read(method="POST", path=f"{_SESSION}/restore", answer=restore_session),
         _read(method="POST", path=f"{_SESSION}/cancel", answer=cancel_session),
         Endpoint(method="GET", path=f"{_SESSION}/events", answer=answer_turn_events),
         _read(method="GET", path=_SESSION, answer=answer_session),
         _read(method="DELETE", path=_SESSION, answer=delete_session),
+        _read(method="PATCH", path=_SESSION, answer=update_session),
+        _read(method="GET", path=f"{_PATH}/deletions", answer=answer_deletions),
+        _read(method="DELETE", path=f"{_PATH}/deletions", answer=clear_deletions),
         _read(method="GET", path=f"{_PATH}/models", answer=answer_models),
         Endpoint(method="POST", path=f"{_PATH}/models/load", answer=load_model),
         Endpoint(method="POST", path=f"{_PATH}/models/unload", answer=unload_model),

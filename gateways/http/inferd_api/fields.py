@@ -10,6 +10,7 @@ from ....ipc.priorities import Priority
 from ..fields import FieldTable, honoured
 
 SESSIONS_MAX = 1000
+UNDO_S_MAX = 3600
 SessionId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -18,12 +19,29 @@ class ListQuery(Struct, kw_only=True):
 
     limit: Annotated[int, Meta(ge=1, le=SESSIONS_MAX)] = 100
     after: SessionId | None = None
+    search: str = ""
+    prefix: str = ""
+
+
+class DeleteQuery(Struct, kw_only=True):
+    """The seconds in which a session can be restored after its deletion."""
+
+    undo: Annotated[float, Meta(ge=0, le=UNDO_S_MAX)] = 0.0
+
+
+class Update(Struct, kw_only=True):
+    """A change of a session."""
+
+    title: str | None = None
+    kept: bool | None = None
+    priority: Priority | None = None
 
 
 class NewSession(Struct, kw_only=True):
     """A session to create."""
 
     model: str
+    title: str | None = None
     id: SessionId | None = None
     system: str | None = None
     priority: Priority | None = None
@@ -91,16 +109,39 @@ LIST = FieldTable(
     [
         honoured("limit", f"1 to {SESSIONS_MAX}, the default is 100"),
         honoured("after", "the id of the last session on the previous page"),
+        honoured("search", "a part of the title or the first message, in any case"),
+        honoured("prefix", "the beginning of the ids"),
     ],
     kind=ListQuery,
     own_path=True,
     method="GET",
 )
+UPDATE = FieldTable(
+    f"{_SESSIONS}/{{session:path}}",
+    [
+        honoured("title", "up to 200 characters; an empty one is the first words of the chat"),
+        honoured("kept", "true: the session is not deleted by itself"),
+        honoured("priority", "the class of its turns that name none"),
+    ],
+    kind=Update,
+    own_path=True,
+    parameters=True,
+    method="PATCH",
+)
+DELETE = FieldTable(
+    f"{_SESSIONS}/{{session:path}}",
+    [honoured("undo", f"seconds in which it can be restored, 0 to {UNDO_S_MAX}; the default is 0")],
+    kind=DeleteQuery,
+    own_path=True,
+    method="DELETE",
+)
+RESTORE = FieldTable(f"{_SESSIONS}/{{session:path}}/restore", [], kind=Nothing, own_path=True)
 CREATE = FieldTable(
     _SESSIONS,
     [
         honoured("model"),
         honoured("id", "1 to 128 characters; the default is a random one"),
+        honoured("title", "up to 200 characters; the default is the first words of the chat"),
         honoured("system", "the system prompt, the first message of the history"),
         honoured("priority", "the class of its turns that name none; the default is `normal`"),
     ],

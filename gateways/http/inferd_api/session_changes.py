@@ -86,7 +86,10 @@ async def _opened(exchange: Exchange, client: AsyncClient) -> AsyncIterator[Asyn
     session_id = exchange.params["session"]
     entry = await find_session(client, exchange.caller, session_id)
     async with client.session(
-        entry["model"], session_id=session_id, queue_timeout=exchange.limits.queue_s_max
+        entry["model"],
+        session_id=session_id,
+        priority=entry["priority"],
+        queue_timeout=exchange.limits.queue_s_max,
     ) as session:
         if not session.attached:  # it was deleted meanwhile, and opening has created a new one
             await session.delete()

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
 from ....backends.errors import InferdError, NotFound, SessionBusy
-from ....ipc.client import AsyncClient, SessionInfo
+from ....ipc.client import AsyncClient, DeletionInfo, SessionInfo
 from ..callers.caller import Caller
 from ..exchange import Exchange
 from ..limits import CLOSE_S_MAX
 from .boundaries import boundaries_of
-from .fields import CREATE, LIST, ListQuery, NewSession
+from .fields import CREATE, DELETE, LIST, RESTORE, UPDATE, ListQuery, NewSession
 from .ownership import is_own
 
 _ACTIVE = frozenset({"waiting", "running", "parked"})
-_SHOWN = ("model", "state", "priority", "tokens", "turns", "interrupted", "idle_s")
+_SHOWN = (
+    *("title", "model", "state", "interrupted", "priority", "tokens", "turns", "kept", "idle_s"),
+)
 
 
 async def answer_sessions(exchange: Exchange) -> None:
     """Answer with the caller's sessions, the latest used first."""
     query = LIST.read_query(exchange.query)
     async with exchange.turns.pool.lease(exchange.caller) as client:
-        entries = own_sessions(exchange.caller, await client.sessions(dormant=True))
+        found = await client.list_sessions(search=query.search)
+        entries = own_sessions(exchange.caller, cast("list[SessionInfo]", found.sessions))
+        entries = [
+            entry for entry in entries if (entry["session_id"] or "").startswith(query.prefix)
+        ]
         entries.sort(key=lambda entry: float(entry["idle_s"]))
         page, more = _page(entries, query)
         data = await show_sessions(client, exchange.caller, page)
-    await exchange.send_json({"object": "list", "data": data, "has_more": more})
+    dormant = {
+        "sessions": found.dormant_sessions,
+        "sessions_max": found.dormant_sessions_max,
+        "seconds_max": found.dormant_s_max,
+    }
+    await exchange.send_json({"object": "list", "data": data, "has_more": more, "dormant": dormant})
 
 
 def _page(entries: list[SessionInfo], query: ListQuery) -> tuple[Sequence[SessionInfo], bool]:
@@ -60,6 +72,8 @@ async def create_session(exchange: Exchange) -> None:
                 raise _id_in_use(session_id)
             try:
                 await _open_new(exchange, client, session_id, fields, options)
+                if fields.title:
+                    await client.update_session(session_id, title=fields.title)
             except SessionBusy:
                 raise
             except BaseException as exc:
@@ -118,19 +132,86 @@ async def answer_session(exchange: Exchange) -> None:
         if not caller.may_use(history.session["model"]):
             raise no_session(session_id)
         [shown] = await show_sessions(client, caller, [history.session])
-    more = {"messages": history.messages, "boundaries": boundaries_of(history)}
+    more = {
+        "messages": history.messages,
+        "boundaries": boundaries_of(history),
+        "options": history.options,
+    }
     await exchange.send_json({**shown, **more})
 
 
 async def delete_session(exchange: Exchange) -> None:
     """Delete a session, which ends its turn."""
-    session_id = exchange.params["session"]
+    session_id, undo_s = exchange.params["session"], DELETE.read_query(exchange.query).undo
     async with exchange.turns.pool.lease(exchange.caller) as client:
         await find_session(client, exchange.caller, session_id)
-        deleted = await client.delete_session(session_id=session_id)
+        deleted = await client.delete_session(session_id=session_id, undo_s=undo_s)
     if not deleted:
         raise no_session(session_id)
-    await exchange.send_json({"id": session_id, "object": "session", "deleted": True})
+    more = {"restorable_s": undo_s} if undo_s else {}
+    await exchange.send_json({"id": session_id, "object": "session", "deleted": True, **more})
+
+
+async def restore_session(exchange: Exchange) -> None:
+    """Restore a session that was deleted a moment ago."""
+    exchange.read_fields(RESTORE)
+    session_id, caller = exchange.params["session"], exchange.caller
+    async with exchange.turns.pool.lease(caller) as client:
+        try:
+            await client.restore_session(session_id)
+        except NotFound:
+            raise no_session(session_id) from None
+        shown = await show_session(client, caller, session_id)
+    await exchange.send_json(shown)
+
+
+async def update_session(exchange: Exchange) -> None:
+    """Change a session's title, settings, and whether it is kept."""
+    fields, options = exchange.read_fields(UPDATE)
+    session_id, caller = exchange.params["session"], exchange.caller
+    if fields.priority is not None:
+        caller.check_priority(fields.priority)
+    async with exchange.turns.pool.lease(caller) as client:
+        await find_session(client, caller, session_id)
+        try:
+            await client.update_session(
+                session_id,
+                title=fields.title,
+                kept=fields.kept,
+                priority=fields.priority,
+                options=options,
+                unset=UPDATE.null_parameters(exchange.body),
+            )
+        except InferdError as exc:
+            raise UPDATE.name_field(exc) from None
+        shown = await show_session(client, caller, session_id)
+    await exchange.send_json(shown)
+
+
+async def answer_deletions(exchange: Exchange) -> None:
+    """Answer with the caller's sessions that the daemon has deleted by itself."""
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        notes = await client.list_deletions()
+    data = [_shown_deletion(note) for note in notes if exchange.caller.may_use(note["model"])]
+    await exchange.send_json({"object": "list", "data": data})
+
+
+async def clear_deletions(exchange: Exchange) -> None:
+    """Delete the notes on deleted sessions."""
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        await client.list_deletions(clear=True)
+    await exchange.send_json({"object": "list", "deleted": True})
+
+
+def _shown_deletion(note: DeletionInfo) -> dict[str, Any]:
+    return {
+        "object": "session.deletion",
+        "id": note["session_id"],
+        "title": note["title"],
+        "model": note["model"],
+        "deleted_at": round(note["at"], 3),
+        "reason": note["reason"],
+    }
 
 
 def own_sessions(caller: Caller, entries: list[SessionInfo]) -> list[SessionInfo]:
@@ -182,10 +263,12 @@ async def show_sessions(
 
 
 def _shown(entry: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+    expires_s = entry["expires_s"]
     return {
         "object": "session",
         "id": entry["session_id"],
         **{name: entry[name] for name in _SHOWN},
+        "delete_at": None if expires_s is None else round(time.time() + expires_s),
         "position": task.get("position"),
         "starts_in_s": task.get("starts_in_s"),
     }

@@ -93,6 +93,7 @@ def _turn_of(
         raw=raw,
         options=options,
         priority=exchange.caller.class_of(fields.priority),
+        keeps_priority=fields.priority is None,
         session_id=fields.session_id,
     )
 

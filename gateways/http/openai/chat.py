@@ -95,6 +95,7 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
         options=options,
         answers=chat.n,
         priority=priority_of(chat.priority, chat.service_tier, caller),
+        keeps_priority=chat.priority is None and chat.service_tier in ("auto", "default"),
         session_id=chat.session_id,
         progress=chat.stream and (chat.return_progress or chat.timings_per_token),
     )

@@ -28,6 +28,8 @@ class TurnRequest:
     options: dict[str, Any] = field(default_factory=dict)
     answers: int = 1
     priority: Priority = "normal"
+    keeps_priority: bool = False
+    """Whether a session that exists has its own class instead of *priority*."""
     session_id: str | None = None
     branch_of: str | None = None
     note: Callable[[Answer], bytes] | None = None

@@ -76,7 +76,7 @@ class TurnRunner:
         """
         began = time.monotonic()
         deadline = began + self._limits.turn_s_max
-        async with self._open(caller, request, requests=1) as session:
+        async with self._open(caller, request, requests=1) as (session, request):
             load_s = time.monotonic() - began
             keywords = self._turn_keywords(request, deadline)
             if request.answers == 1:
@@ -101,7 +101,7 @@ class TurnRunner:
         began = time.monotonic()
         deadline = began + self._limits.turn_s_max
         end_of_session: Answer | None = None
-        async with self._open(caller, request, requests=request.answers) as session:
+        async with self._open(caller, request, requests=request.answers) as (session, request):
             load_s = time.monotonic() - began
             reader.note_opened()
             live = await self._begin_live(caller, request, session)
@@ -314,8 +314,9 @@ class TurnRunner:
     @asynccontextmanager
     async def _open(
         self, caller: Caller, request: TurnRequest, requests: int
-    ) -> AsyncIterator[AsyncSession]:
-        """Open the session of a request, on a connection for its caller.
+    ) -> AsyncIterator[tuple[AsyncSession, TurnRequest]]:
+        """Open the session of a request, on a connection for its caller. Return with it the request
+        as it is served.
 
         :raises InferdError: the session cannot be opened.
         """
@@ -323,17 +324,26 @@ class TurnRunner:
         caller.check_priority(request.priority)
         if request.session_id is None:  # without a reservation, which takes memory
             async with self._lease_session(caller, request, requests) as session:
-                yield session
+                yield session, request
             return
         live = None if request.on_turn is None else LiveTurn()
         with self.reservations.reserve(caller, request.session_id, live) as reservation:
             with reservation.scope:
                 if request.branch_of is not None:
                     await self._branch(caller, request)
+                elif request.keeps_priority:
+                    request = await self._with_own_priority(caller, request)
                 async with self._lease_session(caller, request, requests) as session:
-                    yield session
+                    yield session, request
             if reservation.scope.cancelled_caught:
                 raise turn_cancelled()
+
+    async def _with_own_priority(self, caller: Caller, request: TurnRequest) -> TurnRequest:
+        """Return a request with the class of its session, lowered to the caller's highest."""
+        async with self.pool.lease(caller) as client:
+            entries = await client.sessions(dormant=True, session_id=request.session_id)
+        own = next((e["priority"] for e in entries if e["label"] == caller.user.label), None)
+        return request if own is None else replace(request, priority=caller.class_of(None, own))
 
     @asynccontextmanager
     async def _lease_session(

@@ -93,7 +93,7 @@ def test_a_rule_allows_what_it_says_and_nothing_else(right: str) -> None:
                 assert isinstance(error, PermissionDenied)
                 assert error.data == {"right": needs} and f"allow = ['{needs}']" in error.hint
         assert client.call("models")["models"] and client.call("stats")["stats"]
-        assert client.call("sessions") == {"sessions": []} and client.call("queue") == {"tasks": []}
+        assert client.call("sessions")["sessions"] == client.call("queue")["tasks"] == []
         refused = isinstance(refusal_of(client, "drain", stop=True), PermissionDenied)
         assert refused is (right != "drain")
 

@@ -96,6 +96,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         "connections-max": "1",
         "sessions-max": "1",
         "session-bytes-max": "1",
+        "kept-sessions-max": "0",
         "descriptor-models-max": "0",
         "tasks-waiting-max": "1",
         "tokens-per-minute": "1",

@@ -384,7 +384,8 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         compatibility.unknown_parameters_are_refused_if_the_json_is_strict
         contexts.a_copy_becomes_the_session contexts.an_imported_file_needs_its_hash
         contexts.a_query_without_a_descriptor_adds_nothing
-        contexts.a_session_is_deleted_before_the_reply contexts.reset_clears_the_history
+        contexts.a_session_is_deleted_before_the_reply
+        contexts.a_session_is_changed_and_restored_by_its_id contexts.reset_clears_the_history
         contexts.a_session_is_open_on_one_connection contexts.rewind_removes_turns
         errors.ContextFull errors.EndOfSequence errors.InvalidArgument errors.InvalidEncoding
         errors.KvFull errors.LoadFailed errors.MissingMemory errors.ModelNotFound errors.NotFound

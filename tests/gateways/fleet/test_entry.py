@@ -14,6 +14,7 @@ from inferd.backends.errors import (
     InferdError,
     InvalidArgument,
     ModelNotFound,
+    NotFound,
     SessionBusy,
     UnsupportedOperation,
 )
@@ -62,6 +63,32 @@ def test_contexts_of_one_graph_are_on_all_nodes(client: Client, fleet: RunningFl
     for name in fleet.daemons:
         with Client(fleet.daemons[name].socket) as direct:
             wait_until(lambda d=direct: all(m["leases"] == 0 for m in d.models()))  # type: ignore[misc]
+
+
+def test_chats_are_titled_kept_searched_deleted_and_restored_on_their_nodes(
+    client: Client, fleet: RunningFleet
+) -> None:
+    fleet.load("echo")
+    names = [f"chat-{number}" for number in range(4)]
+    for name in names:
+        with client.session("echo", session_id=name) as session:
+            session.chat(f"question about {name}")
+    updated = [client.update_session(name, title=name.upper(), kept=True) for name in names]
+    assert {session["node"] for session in updated} <= {"a", "b"}
+    assert {s["title"] for s in client.sessions(dormant=True, search="chat-")} == {
+        name.upper() for name in names
+    }
+    assert client.list_sessions().dormant_sessions_max == 2 * 1000
+    for name in names:
+        assert client.delete_session(session_id=name, undo_s=60)
+        assert client.sessions(dormant=True, session_id=name) == []
+        assert client.restore_session(name)["title"] == name.upper()
+        with client.session("echo", session_id=name) as session:
+            assert session.attached, "it is still on its node"
+        assert client.delete_session(session_id=name)
+    assert client.list_deletions() == []
+    with pytest.raises(NotFound):
+        client.update_session("chat-0", title="x")
 
 
 def test_each_load_is_a_graph_of_its_own(client: Client, fleet: RunningFleet) -> None:

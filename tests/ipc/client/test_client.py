@@ -193,6 +193,21 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ("delete_session", (12,), {}, {"context": 12}, True),
     ("delete_session", (), {"session_id": "known"}, {"session_id": "known"}, True),
     (
+        "update_session",
+        ("known",),
+        {"title": "Diary", "kept": True, "options": {"temp": 0}, "unset": ["seed"]},
+        {
+            "session_id": "known",
+            "title": "Diary",
+            "kept": True,
+            "options": {"temp": 0},
+            "unset": ["seed"],
+        },
+        {"context": 12},
+    ),
+    ("restore_session", ("known",), {}, {"session_id": "known"}, {"context": 12}),
+    ("list_deletions", (), {"clear": True}, {"clear": True}, [{"session_id": "old"}]),
+    (
         "save_state",
         (12, "story"),
         {"replace": True},
@@ -379,7 +394,7 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
 async def test_only_what_users_need_is_public(kind: type, names: str) -> None:
     public = {name for name in dir(kind) if not name.startswith("_")}
     calls = {name for name, *_ in CALLS} | {"compute", "stream", "resume", "embed", "parameters"}
-    calls |= {"files_not_offered"}
+    calls |= {"files_not_offered", "list_sessions"}
     assert public - (calls if kind is AsyncClient else set()) == set(names.split())
 
 

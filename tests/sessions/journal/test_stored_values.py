@@ -143,11 +143,16 @@ def test_a_session_stores_and_restores_each_of_its_facts() -> None:
         tokens=2,
         on_behalf_of="@ada",
         note=b"mine",
+        title="Diary",
+        opening="Dear diary",
+        kept=True,
+        undo_s=60.0,
         transfer=Transfer("t", "there", departed=True),
     )
     defaults = msgspec.structs.asdict(SessionFacts(model=""))
     assert all(value != defaults[name] for name, value in msgspec.structs.asdict(facts).items())
-    past = encode(HistoryEntry(tokens=b"\1\0\0\0\2\0\0\0"))
+    message = {"role": "user", "content": "Dear diary"}
+    past = encode(HistoryEntry(tokens=b"\1\0\0\0\2\0\0\0", messages=[message]))
 
     stored = StoredSession(Owner(1000), "diary", 1.0, facts, past)
     session = Session.from_stored(stored, harness.source, harness.ledger)
@@ -168,6 +173,10 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
         "shared_kv": SharedKv(1, "state:/story", 3, b"digest"),
         "on_behalf_of": "@ada",
         "note": b"mine",
+        "title": "Diary",
+        "opening": "Dear diary",
+        "kept": True,
+        "undo_s": 0.0,
     }
     assert set(values) == {field.name for field in dataclasses.fields(SessionSettings)}
     origin = Session(1, Owner(1000), harness.source, harness.ledger, SessionSettings(**values))
@@ -176,9 +185,11 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
 
     assert settings.parameters.defaults == {"top-k": 3}
     assert settings.parameters is not values["parameters"]
-    for name in set(values) - {"parameters", "note"}:
+    own = {"note": b"", "title": "", "opening": "", "kept": False}
+    for name in set(values) - {"parameters", *own}:
         assert getattr(settings, name) == values[name]
-    assert (origin.settings.note, settings.note) == (b"mine", b"")
+    assert {name: getattr(settings, name) for name in own} == own
+    assert (origin.settings.note, origin.settings.title) == (b"mine", "Diary")
 
 
 def test_a_copy_of_a_conversation_has_all_its_state_and_keeps_it() -> None:

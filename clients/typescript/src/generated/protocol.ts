@@ -49,6 +49,13 @@ export const LIMITS = {
   MESSAGES_MAX: 1000,
   MESSAGES_BYTES_MAX: 8388608,
   NOTE_BYTES_MAX: 262144,
+  TITLE_CHARACTERS_MAX: 200,
+  SEARCH_CHARACTERS_MAX: 200,
+  OPENING_CHARACTERS_MAX: 300,
+  WORDS_CHARACTERS_MAX: 80,
+  UNDO_S_MAX: 3600,
+  DELETION_NOTES_MAX: 100,
+  DELETION_OWNERS_MAX: 1000,
   DROPPED_BYTES_MAX: 1048576,
   RAW_BYTES_MAX: 65536,
   TOOL_CALLS_MAX: 128,
@@ -338,6 +345,12 @@ export interface SessionInfo {
   persisted: boolean | null;
   /** turns begun so far; a resumed turn keeps its number */
   turns: number;
+  /** its title: the one that `update_session` has set, or else the first words of its first message; empty for other users' sessions */
+  title: string;
+  /** whether it is kept */
+  kept: boolean;
+  /** of a dormant session: seconds until it is deleted because of its age; nil if it is open or kept */
+  expires_s: number | null;
   /** whether its last turn was interrupted and can be resumed; false during a turn */
   interrupted: boolean;
   /** time since its last use; 0 during a turn */
@@ -1030,10 +1043,12 @@ export interface HistoryResult {
   session: Fields;
   /** the note that `set_options` has stored */
   note: Uint8Array;
+  /** the session's own parameters, as `set_options` and `update_session` have set them */
+  options: ModelParameters;
 }
 
 export function readHistoryResult(fields: Fields): HistoryResult {
-  return { note: new Uint8Array(), ...fields } as unknown as HistoryResult;
+  return { note: new Uint8Array(), options: {}, ...fields } as unknown as HistoryResult;
 }
 
 export interface DeleteSessionParams {
@@ -1041,6 +1056,8 @@ export interface DeleteSessionParams {
   context?: Context | null | undefined;
   /** a session of this user and label */
   session_id?: string | null | undefined;
+  /** with a `session_id`: seconds in which `restore_session` restores it, up to 3600 */
+  undo_s?: number | undefined;
 }
 
 export interface DeleteSessionResult {
@@ -1050,6 +1067,58 @@ export interface DeleteSessionResult {
 
 export function readDeleteSessionResult(fields: Fields): DeleteSessionResult {
   return { ...fields } as unknown as DeleteSessionResult;
+}
+
+export interface RestoreSessionParams {
+  /** the session */
+  session_id: string;
+}
+
+export interface RestoreSessionResult {
+  /** the session, as `sessions` describes it */
+  session: Fields;
+}
+
+export function readRestoreSessionResult(fields: Fields): RestoreSessionResult {
+  return { ...fields } as unknown as RestoreSessionResult;
+}
+
+export interface UpdateSessionParams {
+  /** the session */
+  session_id: string;
+  /** its title, up to 200 characters; empty: the first words of its first message; nil: unchanged */
+  title?: string | null | undefined;
+  /** whether it is kept: it is then not deleted while it is dormant; nil: unchanged */
+  kept?: boolean | null | undefined;
+  /** of its turns from now on; empty: unchanged */
+  priority?: Priority | "" | undefined;
+  /** parameters, as in `set_options` */
+  options?: ModelParameters | undefined;
+  /** parameters that lose the session's own value */
+  unset?: string[] | undefined;
+}
+
+export interface UpdateSessionResult {
+  /** the session, as `sessions` describes it */
+  session: Fields;
+}
+
+export function readUpdateSessionResult(fields: Fields): UpdateSessionResult {
+  return { ...fields } as unknown as UpdateSessionResult;
+}
+
+export interface ListDeletionsParams {
+  /** delete the notes that are returned */
+  clear?: boolean | undefined;
+}
+
+export interface ListDeletionsResult {
+  /** one note each */
+  deletions: Fields[];
+}
+
+export function readListDeletionsResult(fields: Fields): ListDeletionsResult {
+  return { ...fields } as unknown as ListDeletionsResult;
 }
 
 export interface SaveStateParams {
@@ -1481,15 +1550,23 @@ export interface SessionsParams {
   all?: boolean | undefined;
   /** only the sessions with this id */
   session_id?: string | null | undefined;
+  /** only the sessions whose title or first message has this text, in any case; up to 200 characters. Of a first message, the first 300 characters count. Other users' sessions are not searched */
+  search?: string | undefined;
 }
 
 export interface SessionsResult {
   /** one session each */
   sessions: SessionInfo[];
+  /** the number of all users' dormant sessions that are not kept, and of open ones without a place */
+  dormant_sessions: number;
+  /** the number past which the longest dormant sessions are deleted */
+  dormant_sessions_max: number;
+  /** the age past which they are deleted */
+  dormant_s_max: number;
 }
 
 export function readSessionsResult(fields: Fields): SessionsResult {
-  return { ...fields, sessions: list(fields.sessions).map((item) => readSessionInfo(item as Fields)) } as unknown as SessionsResult;
+  return { dormant_sessions: 0, dormant_sessions_max: 0, dormant_s_max: 0.0, ...fields, sessions: list(fields.sessions).map((item) => readSessionInfo(item as Fields)) } as unknown as SessionsResult;
 }
 
 export interface QueueParams {
@@ -1642,6 +1719,9 @@ export interface Calls {
   fork_session: { params: ForkSessionParams; result: ForkSessionResult; event: never };
   history: { params: HistoryParams; result: HistoryResult; event: never };
   delete_session: { params: DeleteSessionParams; result: DeleteSessionResult; event: never };
+  restore_session: { params: RestoreSessionParams; result: RestoreSessionResult; event: never };
+  update_session: { params: UpdateSessionParams; result: UpdateSessionResult; event: never };
+  list_deletions: { params: ListDeletionsParams; result: ListDeletionsResult; event: never };
   save_state: { params: SaveStateParams; result: SaveStateResult; event: never };
   list_states: { params: Empty; result: ListStatesResult; event: never };
   delete_state: { params: DeleteStateParams; result: DeleteStateResult; event: never };
@@ -1719,6 +1799,9 @@ export const READERS: Readers = {
   fork_session: { result: readForkSessionResult, event: null },
   history: { result: readHistoryResult, event: null },
   delete_session: { result: readDeleteSessionResult, event: null },
+  restore_session: { result: readRestoreSessionResult, event: null },
+  update_session: { result: readUpdateSessionResult, event: null },
+  list_deletions: { result: readListDeletionsResult, event: null },
   save_state: { result: readSaveStateResult, event: null },
   list_states: { result: readListStatesResult, event: null },
   delete_state: { result: readDeleteStateResult, event: null },

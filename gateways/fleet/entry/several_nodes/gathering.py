@@ -10,7 +10,7 @@ import anyio
 
 from .....backends.errors import Busy, InferdError, TooLarge
 from .....wire.frames import REPLY_BYTES_MAX
-from ...calls.frames import Fields, raw_of, text_in, values_of
+from ...calls.frames import Fields, is_given, raw_of, text_in, values_of
 from ...calls.merging import merge_results
 from ...routing.choice import RETRY_HINT, RETRY_S
 from ..clients.client import ClientRequest, FleetClient
@@ -94,7 +94,7 @@ async def read_metrics(
 async def call_for_session(
     client: FleetClient, request: ClientRequest, params: Fields
 ) -> dict[str, Any]:
-    """Read or delete a session by its id: call all reachable nodes, one of which has it.
+    """Read, change or delete a session by its id: call all reachable nodes, one of which has it.
 
     :raises Busy: no node has it, and it may be on one that cannot be reached.
     """
@@ -115,7 +115,8 @@ async def call_for_session(
         raise _first(errors)
     if request.call == "delete_session":
         session_id = text_in(params, "session_id")
-        client.fleet.homes.drop(SessionKey(client.owner, session_id))
+        if not is_given(params, "undo_s"):  # else its node can restore it
+            client.fleet.homes.drop(SessionKey(client.owner, session_id))
         for context in client.contexts.drop_session(session_id):
             end_unused_lease(client, context.graph, context.node)
     return merge_results(request.call, found or results, client.contexts.map_listed)

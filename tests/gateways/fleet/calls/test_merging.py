@@ -53,6 +53,20 @@ def test_sessions_and_tasks_have_their_node_and_the_clients_handles() -> None:
     ]  # fmt: skip
 
 
+def test_bounds_of_dormant_sessions_are_sums_and_notes_have_their_node_and_order() -> None:
+    bounds = {"dormant_sessions": 1, "dormant_sessions_max": 10}
+    found = merge(
+        "sessions",
+        a={"sessions": [], **bounds, "dormant_s_max": 7.0},
+        b={"sessions": [], **bounds, "dormant_s_max": 5.0},
+        older={"sessions": []},
+    )
+    del found["sessions"]
+    assert found == {"dormant_sessions": 2, "dormant_sessions_max": 20, "dormant_s_max": 5.0}
+    notes = merge("list_deletions", a={"deletions": [{"at": 1}]}, b={"deletions": [{"at": 2}]})
+    assert notes["deletions"] == [{"at": 2, "node": "b"}, {"at": 1, "node": "a"}]
+
+
 def statistics(**values: Any) -> dict[str, Any]:
     counts = (
         "connections sessions sessions_max sessions_yielded sessions_waiting sessions_dormant"

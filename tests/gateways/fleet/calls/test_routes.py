@@ -20,9 +20,10 @@ EXPECTED = {
     " finalize_execution_context close_execution_context prompt_compute run_inference stream chat"
     " answers resume park reset rewind fork_session save_state set_options parameters",
     Route.CANCEL: "cancel",
-    Route.SESSION: "delete_session history",
+    Route.SESSION: "delete_session history update_session restore_session",
     Route.MODEL: "unload_model pin unpin swap add_adapter remove_adapter",
-    Route.ALL: "models show sessions queue stats list_states delete_state log_level drain",
+    Route.ALL: "models show sessions queue stats list_states list_deletions delete_state log_level"
+    " drain",
     Route.ENTRY: "metrics",
     Route.CONNECTED: "init_backend deinit_backend",
     Route.NONE: "export_session import_session end_transfer read_copy store_copy exchange_served"
@@ -44,7 +45,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
         "index", "size_max", "n", "credit", "normalize", "turns", "tokens", "request", "fd",
         "ctx_size", "slots", "cached_tokens", "stored_tokens", "size", "size_bytes", "offset",
         "position", "waiting", "encoding", "target", "uid", "moved", "number",
-            "prompt_tokens", "prompt_offset",
+            "prompt_tokens", "prompt_offset", "dormant_sessions", "dormant_sessions_max",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):
@@ -67,7 +68,9 @@ def test_handles_in_results_and_events_are_found() -> None:
         **dict.fromkeys(EXPECTED[Route.OPEN].split(), (context, none)),
         "answers": (none, contexts),
         "fork_session": (contexts, none),
-        "history": (frozenset({"session"}), none),
+        **dict.fromkeys(
+            ("history", "update_session", "restore_session"), (frozenset({"session"}), none)
+        ),
     }
 
 
