@@ -34,6 +34,7 @@ COMMANDS = {
         *("add-adapter", "rm-adapter"),
     ),
     "models.file_commands": ("pull", "rm"),
+    "models.tune_command": ("tune",),
     "inference.parameter_options": ("parameters",),
     "monitoring.status_commands": ("ps", "sessions", "queue", "status"),
     "operations.logs_command": ("logs", "log-level"),
@@ -65,6 +66,7 @@ OTHER_COMMANDS = {
     **dict.fromkeys(("embeddings", "embedding"), "embed"),
     **dict.fromkeys(("options", "params"), "parameters"),
     **dict.fromkeys(("http", "api", "openai"), "gateway"),
+    **dict.fromkeys(("benchmark", "bench", "optimize"), "tune"),
     **{"log": "logs", "tokenize": "template", "settings": "config", "tasks": "queue"},
     **{"help": "--help", "version": "--version"},
 }

@@ -35,7 +35,7 @@ COMMANDS = {
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
     "wasm", "nnrpc", "gateway", "fleet", "conformance", "states", "backup", "restore",
-    "edit-session", "restore-session",
+    "edit-session", "restore-session", "tune",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -108,7 +108,7 @@ def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socke
         silent = {"serve", "wasm run", "nnrpc", "gateway"}
         silent |= {"fleet node", "fleet serve", "fleet remove"}
         assert ("--json" in options) == (name not in silent), name
-        alone = name in ("pull", "parameters", "backup", "restore") or name.endswith("-service")
+        alone = name in ("parameters", "backup", "restore", "tune") or name.endswith("-service")
         alone = alone or name.startswith("config ") or name in ("fleet init", "fleet remove")
         assert ("--socket" in options) == (not alone), name
 

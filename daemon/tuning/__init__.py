@@ -1,0 +1,1 @@
+"""`inferd tune`: the measurement of a model's settings, and the choice between them."""
