@@ -21,10 +21,16 @@ from rich.text import Text
 
 import inferd
 from inferd import Priority
+from inferd.backends import ModelSpec
+from inferd.backends.tuning_choice import this_cpu
+from inferd.daemon.models.files.tuning_records import TuningRecords
+from inferd.daemon.residency.machine import cores_usable
+from inferd.daemon.tuning.at_once import SECONDS_MAX, measure_at_once
 from inferd.testing import RunningDaemon, running_daemon
 
 MODELS = Path(__file__).resolve().parent.parent / ".cache" / "models"
 MODEL = "smollm2-135m-instruct"
+SLOTS, CTX_SIZE = 4, 1024
 URGENT_AFTER_S = 3.0
 SHOWN_CHARACTERS = 70
 
@@ -150,11 +156,32 @@ def run(console: Console, daemon: RunningDaemon) -> bool:
     return True
 
 
+def choose_attention(console: Console, daemon: RunningDaemon) -> None:
+    """Measure which kind of attention is faster on this machine, for the daemon's load."""
+    console.print(
+        f"measuring the faster attention here, {SECONDS_MAX:g} s at most",
+        highlight=False,
+    )
+    cores = cores_usable()
+    spec = ModelSpec(
+        name=MODEL,
+        path=str(MODELS / f"{MODEL}.gguf"),
+        slots=SLOTS,
+        ctx_size=CTX_SIZE,
+        threads=cores,
+    )
+    records = TuningRecords(daemon.directory / "state")
+    record = measure_at_once(spec, this_cpu(cores), records)
+    console.print(record.reason if record else "the time was too short to decide", highlight=False)
+
+
 def main() -> int:
     """Run the demo and return its exit status."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
-    with running_daemon("[defaults]\nslots = 4\nctx-size = 1024\n", models_dir=MODELS) as daemon:
+    defaults = f"[defaults]\nslots = {SLOTS}\nctx-size = {CTX_SIZE}\n"
+    with running_daemon(defaults, models_dir=MODELS) as daemon:
+        choose_attention(console, daemon)
         process = psutil.Process(daemon.pid)
         succeeded = run(console, daemon)
         family = [process, *process.children(recursive=True)]

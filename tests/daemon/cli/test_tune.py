@@ -17,7 +17,7 @@ from inferd.backends.tuning_choice import ChosenSetting, LoadTuning, TuningRecor
 from inferd.daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED
 from inferd.daemon.models.files.tuning_records import TuningRecords
 from inferd.daemon.tuning.stages import SHARES
-from tests.daemon.command_line import inferd, inferd_process
+from tests.daemon.command_line import inferd, inferd_process, on_terminal
 from tests.models import ONE_THREAD
 from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
@@ -102,6 +102,37 @@ def test_an_interrupted_measurement_stores_nothing_and_leaves_no_process(home: H
     assert (stdout, b"Traceback" in stderr) == (b"", False)
     wait_until(lambda: not child.is_running())
     assert records_of(home) == ()
+
+
+def test_a_pull_on_a_terminal_measures_the_model(home: Home) -> None:
+    with on_terminal("pull", str(write_tiny("calls", home.folder)), socket="") as terminal:
+        terminal.until("measuring the faster attention here, 5 s at most (Ctrl-C skips it)")
+        shown = terminal.until_end()
+    records = records_of(home)
+    if records:
+        assert records[0].reason in shown.replace("\r\n", "\n") and not records[0].requested
+    else:  # the machine is busy
+        assert "not decided: a daemon measures it while it is idle" in shown
+    assert 'try: inferd run tiny-calls "Say hello."' in shown
+
+
+def test_the_measurement_of_a_pulled_model_can_be_skipped(home: Home) -> None:
+    with on_terminal("pull", str(write_tiny("calls", home.folder)), socket="") as terminal:
+        terminal.until("(Ctrl-C skips it)")
+        terminal.interrupt()
+        shown = terminal.until_end()
+        assert terminal.process.wait(60) == 0
+    assert "skipped: a daemon measures it while it is idle" in shown
+    assert "try: inferd run tiny-calls" in shown and records_of(home) == ()
+
+
+def test_a_pull_of_a_script_and_one_with_tuning_off_measure_nothing(home: Home) -> None:
+    done = home.inferd("pull", str(write_tiny("calls", home.folder)))
+    assert done.status == 0 and "measuring" not in done.stderr
+    home.configure(home.config.read_text().replace("cores = 1", "cores = 1\ntuning = false"))
+    arguments = ("pull", str(write_tiny("chatml", home.folder)))
+    with on_terminal(*arguments, socket="") as terminal:
+        assert "measuring" not in terminal.until_end()
 
 
 def test_an_unknown_model_gets_a_suggestion(home: Home) -> None:
