@@ -16,7 +16,8 @@
     ├── OutOfMemory 3 ("MissingMemory" on the wire, WasmEdge's name)
     ├── InvalidEncoding 2, TooLarge 7, NotFound 8
     ├── EndOfSequence 100, ContextFull 101, PromptTooLong 102, ModelNotFound 103
-    └── Cancelled 201, SessionExpired 203, PermissionDenied 207, ConnectionLost 211
+    └── Cancelled 201, SessionExpired 203, PermissionDenied 207, ConnectionLost 211,
+        InvalidAnswer 214
 
 Numbers 0–8 and 100–103 are WasmEdge's; inferd's own begin at 200. `wasi_number` is the WasmEdge
 number that a Wasm guest sees. Released names and numbers never change.
@@ -362,6 +363,14 @@ class ConnectionLost(InferdError, outcome=Outcome.FAILED):
 
     number = 211
     hint_default = "is the daemon running? start it with `inferd start`"
+
+
+class InvalidAnswer(InferdError, outcome=Outcome.FAILED):
+    """An answer is not of the type that the program requested (client side); `data.text` has it."""
+
+    number = 214
+    hint_default = "data.text has the answer; ask again, with another seed or a simpler type"
+    people_default = "ask again"
 
 
 def not_utf8(byte: int, at: int) -> InvalidArgument:

@@ -1,27 +1,27 @@
-"""Extract data from a text as JSON that fits a schema."""
+"""Extract data from a text: the answer is an instance of a class."""
 
-import json
 import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 import inferd
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 30},
-        "degrees": {"type": "integer", "minimum": -60, "maximum": 60},
-        "sky": {"enum": ["clear", "cloudy", "rain", "snow"]},
-    },
-    "required": ["city", "degrees", "sky"],
-}
-OPTIONS = {"json-schema": SCHEMA, "n-predict": 80, "temp": 0}
 
-with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as session:
-    answer = session.chat("Describe the weather as JSON: In Oslo it snows at 4 degrees below zero.")
+
+@dataclass
+class Weather:
+    city: Annotated[str, Meta(max_length=30)]
+    degrees: Annotated[int, Meta(ge=-60, le=60)]
+    sky: Literal["clear", "cloudy", "rain", "snow"]
+
+
+with inferd.Client() as client, client.session(MODEL, temp=0, n_predict=80) as session:
     try:
-        weather = json.loads(answer)
-    except ValueError:  # cut off at `n-predict`, or by a model without grammars such as `echo`
-        print("incomplete:", session.metadata["stop_reason"], answer)
+        weather = session.chat("Oslo: it snows at 4 degrees below zero.", schema=Weather)
+    except inferd.InvalidAnswer as exc:  # cut off, or by a model without grammars such as `echo`
+        print("incomplete:", exc.data["stop_reason"], exc.data["text"])
     else:
-        print(weather["city"], weather["degrees"], weather["sky"])
+        print(weather.city, weather.degrees, weather.sky)

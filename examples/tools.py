@@ -1,22 +1,27 @@
-"""Let the model call a function: choose the tool, run it, answer with its result."""
+"""Let the model call Python functions: the client describes, calls and answers them."""
 
 import sys
+from typing import Literal
 
 import inferd
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
-NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-PARAMETERS = {**NUMBERS, "required": ["a", "b"]}
-ADD = {"name": "add", "description": "Add two integers.", "parameters": PARAMETERS}
-OPTIONS = {"n-predict": 60, "temp": 0, "tools": [{"type": "function", "function": ADD}]}
 
-with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as session:
-    # `required` forces a call, also from a model whose template does not know tools.
-    reply = session.chat("What is 2 plus 3?", options={"tool-choice": "required"})
-    if not reply.tool_calls:  # cut off at `n-predict`, or a model without grammars such as `echo`
-        print("no call:", reply)
-    for call in reply.tool_calls:
-        print("call:", call.name, call.values)
-        result = str(call.values["a"] + call.values["b"])
-        message = {"role": "tool", "tool_call_id": call.id, "content": result}
-        print("answer:", session.chat([message], options={"tool-choice": "none"}))
+
+def calculate(a: int, b: int, operation: Literal["add", "multiply"] = "add") -> int:
+    """Compute with two integers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+        operation: The operation on them.
+    """
+    print("call:", a, operation, b)
+    return a + b if operation == "add" else a * b
+
+
+with inferd.Client() as client, client.session(MODEL, temp=0, n_predict=60) as session:
+    # `required` forces one call, also from a model whose template does not know tools.
+    answer = session.chat("What is 2 plus 3?", tools=[calculate], tool_choice="required")
+    print("answer:", answer)
+    print("messages:", [message["role"] for message in session.history().messages])

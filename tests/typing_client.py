@@ -113,7 +113,7 @@ async def parameters(client: AsyncClient) -> None:
         session.stream("x", options=OPTIONS, seed=1)
         await session.answers("x", 2, options=ANY, top_k=3)
         await session.set_options(mirostat=2)
-        await session.chat("x", n_predikt=24)  # type: ignore[call-arg]
+        await session.chat("x", n_predikt=24)  # type: ignore[call-overload]
         session.stream("x", overflow="shifts")  # type: ignore[arg-type]
         await session.set_options(temp="hot")  # type: ignore[arg-type]
         session.resume(temp=0)  # type: ignore[call-arg]
@@ -154,5 +154,5 @@ def synchronous() -> None:
             assert_type(session.chat("x", raw=True), Reply)
             assert_type(session.cancel(), bool)
             assert_type(session.chat("x", temp=0), Reply)
-            session.chat("x", cooked=True)  # type: ignore[call-arg]
-            session.chat("x", n_predikt=24)  # type: ignore[call-arg]
+            session.chat("x", cooked=True)  # type: ignore[call-overload]
+            session.chat("x", n_predikt=24)  # type: ignore[call-overload]

@@ -30,6 +30,7 @@ from ..payloads import Message, Prompt, TensorLike
 from ..priorities import Priority
 from .client import AsyncClient
 from .embeddings import Embeddings
+from .functions import Tool
 from .parameters import Options, Parameters
 from .results import (
     DeletionInfo,
@@ -105,6 +106,7 @@ __all__ = (
     "TaskInfo",
     "Tensor",
     "TensorLike",
+    "Tool",
     "ToolCall",
     "ToolCallPart",
 )

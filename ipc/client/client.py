@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, TypeVar, Unpack, overload
 
 from ...backends.split_gguf import PART
 from .. import messages as w
@@ -20,6 +21,7 @@ from .sessions.session import AsyncSession
 from .streams.async_stream import AsyncStream
 from .streams.texts import Reply, reply_of
 from .streams.turn import StreamedTurn
+from .tool_rounds import ROUNDS_MAX, ToolRounds, compute_chat
 from .turn_settings import (
     PromptCallback,
     QueueCallback,
@@ -32,6 +34,8 @@ from .turn_settings import (
     with_parameters,
 )
 from .wasi_calls import ProgressCallback
+
+T = TypeVar("T")
 
 
 class AsyncClient(AsyncEmbedding):
@@ -178,22 +182,62 @@ class AsyncClient(AsyncEmbedding):
         params = settings.resume_params(context, tokens, text, reasoning, raw_text)
         return self._stream(params, settings)
 
+    @overload
+    async def chat(
+        self,
+        context: int | str,
+        prompt: Prompt | None = None,
+        *,
+        schema: type[T],
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> T: ...
+
+    @overload
+    async def chat(
+        self,
+        context: int | str,
+        prompt: Prompt | None = None,
+        *,
+        schema: None = None,
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> Reply: ...
+
     @takes(TurnKeywords)
     async def chat(
         self,
         context: int | str,
         prompt: Prompt | None = None,
         *,
+        schema: type | None = None,
+        tool_rounds_max: int = ROUNDS_MAX,
         on_queue: QueueCallback | None = None,
         **keywords: Unpack[TurnKeywords],
-    ) -> Reply:
-        """Compute one turn of a context and return its whole text; arguments as in `stream`.
+    ) -> Any:
+        """Compute one turn of a context and return its whole text; arguments as in `stream`, and
+        *schema* and functions in *tools* as in `AsyncSession.chat`.
 
         If *context* is a model's name, the turn gets a session of its own.
         """
+        rounds = ToolRounds(self._driver, tool_rounds_max, self._seconds(keywords.get("timeout")))
         if isinstance(context, str):
             async with self.session(context) as session:
-                return await session.chat(prompt, on_queue=on_queue, **keywords)
+                turn = partial(session._chat, on_queue=on_queue)
+                return await compute_chat(turn, prompt, keywords, schema, rounds)
+        turn = partial(self._chat, context, on_queue=on_queue)
+        return await compute_chat(turn, prompt, keywords, schema, rounds)
+
+    async def _chat(
+        self,
+        context: int,
+        prompt: Prompt | None,
+        keywords: TurnKeywords,
+        *,
+        on_queue: QueueCallback | None,
+    ) -> Reply:
         settings = self._turn_settings(keywords, on_queue)
         params = settings.stream_params(context, prompt)
         result = await self._call(

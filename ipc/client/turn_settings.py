@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar
 from .. import messages as w
 from ..payloads import Prompt, traceparent_of, turn_input
 from ..priorities import Priority
+from .functions import Tool, definitions_of
 from .parameters import Options, Parameters
 
 QueueCallback = Callable[[w.QueueEvent], None]
@@ -40,7 +41,7 @@ class TurnKeywords(SchedulingKeywords, Parameters, total=False):
 
     raw: bool | None
     options: Options | dict[str, Any] | None
-    tools: Sequence[Mapping[str, Any]] | str
+    tools: Sequence[Tool] | str
 
 
 def takes(keywords: type) -> Callable[[F], F]:
@@ -191,6 +192,8 @@ def read_settings(
         if name not in taken.__annotations__:
             raise TypeError(unknown_keyword(name))
     given = {name: keywords[name] for name in keywords if name in PARAMETERS}
+    if "tools" in given:
+        given["tools"] = definitions_of(given["tools"])
     if given:
         keywords = {name: value for name, value in keywords.items() if name not in given}
         keywords["options"] = with_parameters(keywords.get("options"), given)

@@ -25,7 +25,7 @@ OUTCOMES = {
     },
     Outcome.FAILED: {
         *("Unknown", "RuntimeError", "KvFull", "WorkerCrashed", "LoadFailed", "MissingMemory"),
-        "ConnectionLost",
+        *("ConnectionLost", "InvalidAnswer"),
     },
 }
 

@@ -20,6 +20,8 @@ R = TypeVar("R")
 class AsyncDriver:
     """The owner of a connection that the tasks of a loop share."""
 
+    runs_coroutines = True
+
     def __init__(self, path: str, hello: ClientHello, connect_timeout_s: float):
         self.connection: AsyncConnection | None = None
         self.closed = False

@@ -18,6 +18,8 @@ R = TypeVar("R")
 class BlockingDriver:
     """The owner of a connection that threads share."""
 
+    runs_coroutines = False
+
     def __init__(self, path: str, hello: ClientHello, connect_timeout_s: float):
         self.connection: BlockingConnection | None = None
         self.closed = False

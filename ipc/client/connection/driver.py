@@ -18,6 +18,9 @@ R = TypeVar("R")
 class Driver(Protocol):
     """The owner of a client's connection, and its ways to wait."""
 
+    runs_coroutines: bool
+    """Whether the functions of programs may be coroutine functions."""
+
     @property
     def connection(self) -> ConnectionCore | None:
         """The connection that carries the calls; None if the client is not open."""

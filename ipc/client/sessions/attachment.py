@@ -18,6 +18,7 @@ from ....backends.errors import (
     ShuttingDown,
     Timeout,
 )
+from ... import messages as w
 from ...handles import Context, Graph
 from ...payloads import Config, json_text
 from ...priorities import Priority
@@ -205,6 +206,25 @@ class Attachment:
                 with suppress(*_CLOSED_ERRORS):
                     timeout = until - time.monotonic()
                     await self._client.unload(graph, keep=True, timeout=timeout)
+
+    def close_unused(self) -> bool:
+        """Close a context that was not closed, soon and without waiting; return whether it was
+        open. `__del__` calls this, at any point and in any thread.
+        """
+        context, graph, connection = self.context, self.graph, self.connection
+        self.context = self.graph = None
+        if context is None or connection is None or connection.lost or connection.forked:
+            return False
+
+        def close() -> None:
+            connection.post_request(
+                "finalize_execution_context", w.FinalizeParams(context=context, keep=True)
+            )
+            if graph is not None:
+                connection.post_request("unload", w.UnloadParams(graph=graph, keep=True))
+
+        connection.run_soon(close)
+        return True
 
     async def ensure_connected(self, until: float = math.inf) -> None:
         """Attach again if the connection was lost and the session resumes."""

@@ -25,7 +25,14 @@ class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
     incomplete.
     """
 
-    def __init__(self, turns: TurnsUnderWay, prompt: TensorLike | None, settings: TurnSettings):
+    def __init__(
+        self,
+        turns: TurnsUnderWay,
+        prompt: TensorLike | None,
+        settings: TurnSettings,
+        session: object,
+    ):
+        self._session = session  # kept open, as for streams
         self.metadata = no_metadata()
         self._turns, self._prompt, self._settings = turns, prompt, settings
         self._traceparent = traceparent_of(settings.traceparent)

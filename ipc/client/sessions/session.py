@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from functools import partial
+from typing import Any, Self, TypeVar, Unpack, overload
+from warnings import warn
 
 from ....backends.errors import InferdError, InvalidArgument
 from ... import messages as w
@@ -19,6 +21,7 @@ from ..results import Metadata, ParameterInfo
 from ..streams.async_stream import AsyncStream
 from ..streams.texts import Answer, Reply, answers_of, reply_of
 from ..streams.turn import StreamedTurn
+from ..tool_rounds import ROUNDS_MAX, ToolRounds, compute_chat
 from ..turn_settings import (
     PromptCallback,
     QueueCallback,
@@ -33,6 +36,8 @@ from .attachment import Attachment, ClientSessionSettings, require_open
 from .pull import AsyncPull
 from .turn_request import TurnRequest
 from .turns_under_way import TurnsUnderWay
+
+T = TypeVar("T")
 
 
 class SessionProperties:
@@ -77,9 +82,9 @@ class SessionProperties:
 class AsyncSession(SessionProperties):
     """A conversation with a model, made by `AsyncClient.session`. It has one turn at a time.
 
-    `async with` opens it, loading the model if necessary, and closes it, even if opening fails. The
-    same task's next call cancels a turn whose stream was left early. While another task reads a
-    turn, calls raise `SessionBusy`.
+    `async with` opens it, loading the model if necessary, and closes it, even if opening fails;
+    `open` and `aclose` do so without a block. The same task's next call cancels a turn whose stream
+    was left early. While another task reads a turn, calls raise `SessionBusy`.
 
     A session with `resume` attaches again by its id after its connection was lost, and its streams
     and chats continue. Other sessions raise `ConnectionLost` or `ShuttingDown`, with the part that
@@ -98,30 +103,55 @@ class AsyncSession(SessionProperties):
         self._trunk = trunk
         """The session that this branch was forked from; it has the lease on the model."""
         self._branches: set[AsyncSession] = set()
+        self._opening = False
         appends = trunk is not None and trunk._turns.appends
         self._turns = TurnsUnderWay(client, self._attachment, appends=appends)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.model} [context {self._attachment.context}]>"
 
+    async def open(self) -> Self:
+        """Open the session, unless it is open; without `async with`, `aclose` it."""
+        if self._attachment.context is None:
+            await self._open()
+        return self
+
+    async def _open(self) -> None:
+        if self._opening:
+            raise InvalidArgument(
+                "the session is being opened", hint="open it in one task, before others use it"
+            )
+        self._opening = True
+        try:
+            await self._attachment.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        finally:
+            self._opening = False
+
     async def __aenter__(self) -> Self:
         if self._trunk is not None and self._attachment.context is not None:
             return self
         if self._attachment.graph is not None:
             raise InvalidArgument("the session is already open", hint="make another session")
-        try:
-            await self._attachment.open()
-        except BaseException:
-            await self._close()
-            raise
-        return self
+        return await self.open()
 
     async def __aexit__(self, *_: object) -> None:
-        await self._close()
+        await self.aclose()
 
-    async def _close(self) -> None:
+    def __del__(self) -> None:
+        attachment: Attachment | None = getattr(self, "_attachment", None)
+        if attachment is not None and self._trunk is None and attachment.close_unused():
+            text = f"unclosed {self!r}: use `async with` (`with` for `Client`), or close it"
+            warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    async def aclose(self) -> None:
+        """Cancel its turn and close the session, with its branches; a second call does nothing. A
+        session with an id can be opened again.
+        """
         for branch in tuple(self._branches):
-            await branch._close()
+            await branch.aclose()
         if self._trunk is not None:
             self._trunk._branches.discard(self)
         self._turns.abandon_streams()
@@ -167,7 +197,7 @@ class AsyncSession(SessionProperties):
     def _stream(
         self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
     ) -> AsyncStream:
-        request = TurnRequest(self._turns, params)
+        request = TurnRequest(self._turns, params, self)
         turn = StreamedTurn(
             request.send,
             self._client._driver,
@@ -203,16 +233,59 @@ class AsyncSession(SessionProperties):
         params = settings.resume_params(context, tokens, text, reasoning, raw_text)
         return self._stream(params, settings)
 
+    @overload
+    async def chat(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        schema: type[T],
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> T: ...
+
+    @overload
+    async def chat(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        schema: None = None,
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> Reply: ...
+
     @takes(TurnKeywords)
     async def chat(
         self,
         prompt: Prompt | None = None,
         *,
+        schema: type | None = None,
+        tool_rounds_max: int = ROUNDS_MAX,
         on_queue: QueueCallback | None = None,
         **keywords: Unpack[TurnKeywords],
+    ) -> Any:
+        """Compute a turn as `stream` does, and return its whole text with its metadata.
+
+        With *schema*, a struct of msgspec, a dataclass or a pydantic model, the answer is JSON that
+        fits it, and is returned as an instance; else `InvalidAnswer` is raised.
+
+        Functions among the *tools* are called when the model calls them, and it gets their results
+        in the next turn, for at most *tool_rounds_max* rounds; then it must answer in text. A
+        function's name, docstring and types describe it to the model. Exceptions, wrong arguments
+        and unknown names are returned to the model as errors. A function without `async` runs in
+        another thread, with the synchronous client in the calling one. If the model calls one of
+        the *tools* that is a definition instead, the reply is returned for the program to answer.
+        """
+        seconds = self._client._seconds(keywords.get("timeout"))
+        rounds = ToolRounds(self._client._driver, tool_rounds_max, seconds)
+        turn = partial(self._chat, on_queue=on_queue)
+        return await compute_chat(turn, prompt, keywords, schema, rounds)
+
+    async def _chat(
+        self, prompt: Prompt | None, keywords: TurnKeywords, *, on_queue: QueueCallback | None
     ) -> Reply:
-        """Compute a turn as `stream` does, and return its whole text with its metadata."""
-        settings = self._turn_settings(keywords, on_queue)
+        settings = self._turn_settings(keywords.copy(), on_queue)
         if self._settings.resume:  # continuing after a loss needs the text that was read
             params = settings.stream_params(require_open(self._attachment.context), prompt)
             async with self._stream(params, settings) as stream:
@@ -274,7 +347,7 @@ class AsyncSession(SessionProperties):
         settings = self._turn_settings(
             {"priority": priority, "timeout": timeout, "traceparent": traceparent}
         )
-        return AsyncPull(self._turns, prompt, settings)
+        return AsyncPull(self._turns, prompt, settings, self)
 
     async def set_options(
         self,

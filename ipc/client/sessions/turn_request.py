@@ -56,7 +56,11 @@ def recovery_step(
 class TurnRequest:
     """A session's request for a streamed turn, sent again after its connection was lost."""
 
-    def __init__(self, turns: TurnsUnderWay, params: w.StreamParams | w.ResumeParams):
+    def __init__(
+        self, turns: TurnsUnderWay, params: w.StreamParams | w.ResumeParams, session: object
+    ):
+        self._session = session
+        """Kept open while its turn is read: a session that nothing refers to is closed."""
         self._turns, self._attachment, self._params = turns, turns.attachment, params
         self._before: SessionProgress | None = None
 

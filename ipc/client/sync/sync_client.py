@@ -11,13 +11,17 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from ...messages import ClientHello, ServerHello
+from ...payloads import Prompt
 from ..client import AsyncClient
 from ..connection.blocking_driver import BlockingDriver
 from ..connection.driver import Driver, run_blocking
 from ..sessions.session import AsyncSession, SessionProperties
+from ..streams.texts import Reply
+from ..tool_rounds import ROUNDS_MAX
+from ..turn_settings import QueueCallback, TurnKeywords
 from .sync_streams import Pull, Stream
 
 P = ParamSpec("P")
@@ -25,6 +29,8 @@ R = TypeVar("R")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 S = TypeVar("S")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class SyncObject(Protocol[A_co]):
@@ -61,6 +67,17 @@ def returning_sync_object(
     return call
 
 
+def documented_as(method: Callable[..., object]) -> Callable[[F], F]:
+    """Give a function the docstring and the signature of *method*, whose overloads it repeats."""
+
+    def document(function: F) -> F:
+        function.__doc__ = method.__doc__
+        function.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+        return function
+
+    return document
+
+
 class Session(SessionProperties):
     """A conversation with a model, made by `Client.session`. See `AsyncSession`."""
 
@@ -69,6 +86,15 @@ class Session(SessionProperties):
 
     def __repr__(self) -> str:
         return f"<Session with {self.model}>"
+
+    def open(self) -> Self:
+        """Open the session, unless it is open; without `with`, `close` it."""
+        run_blocking(self._asynchronous.open())
+        return self
+
+    def close(self) -> None:
+        """Cancel its turn and close the session, with its branches; a second call does nothing."""
+        run_blocking(self._asynchronous.aclose())
 
     def __enter__(self) -> Self:
         run_blocking(self._asynchronous.__aenter__())
@@ -87,8 +113,35 @@ class Session(SessionProperties):
     stream = returning_sync_object(AsyncSession.stream, Stream)
     resume = returning_sync_object(AsyncSession.resume, Stream)
     pull = returning_sync_object(AsyncSession.pull, Pull)
+
+    @overload
+    def chat(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        schema: type[T],
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> T: ...
+
+    @overload
+    def chat(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        schema: None = None,
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> Reply: ...
+
+    @documented_as(AsyncSession.chat)
+    def chat(self, prompt: Prompt | None = None, **keywords: Any) -> Any:
+        """Compute a turn; see `AsyncSession.chat`."""
+        return run_blocking(self._asynchronous.chat(prompt, **keywords))
+
     answers = synchronous(AsyncSession.answers)
-    chat = synchronous(AsyncSession.chat)
     set_options = synchronous(AsyncSession.set_options)
     parameters = synchronous(AsyncSession.parameters)
     reset = synchronous(AsyncSession.reset)
@@ -213,7 +266,36 @@ class Client:
     init_backend = synchronous(AsyncClient.init_backend)
     deinit_backend = synchronous(AsyncClient.deinit_backend)
     run_inference = synchronous(AsyncClient.run_inference)
-    chat = synchronous(AsyncClient.chat)
+
+    @overload
+    def chat(
+        self,
+        context: int | str,
+        prompt: Prompt | None = None,
+        *,
+        schema: type[T],
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> T: ...
+
+    @overload
+    def chat(
+        self,
+        context: int | str,
+        prompt: Prompt | None = None,
+        *,
+        schema: None = None,
+        tool_rounds_max: int = ROUNDS_MAX,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> Reply: ...
+
+    @documented_as(AsyncClient.chat)
+    def chat(self, context: int | str, prompt: Prompt | None = None, **keywords: Any) -> Any:
+        """Compute a turn; see `AsyncClient.chat`."""
+        return run_blocking(self._asynchronous.chat(context, prompt, **keywords))
+
     embed = synchronous(AsyncClient.embed)
     cancel = synchronous(AsyncClient.cancel)
     park = synchronous(AsyncClient.park)

@@ -377,8 +377,8 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
             AsyncSession,
             " ".join(
                 (
-                    "answers attached cancel chat context delete fork graph history",
-                    "metadata model parameters pull reset resume rewind save_state session_id",
+                    "aclose answers attached cancel chat context delete fork graph history",
+                    "metadata model open parameters pull reset resume rewind save_state session_id",
                     "set_options stream",
                 )
             ),
@@ -492,7 +492,7 @@ async def test_an_argument_that_cannot_be_sent_is_refused_before_sending(tmp_pat
         with pytest.raises(TooLarge, match="send less"):
             await client.chat(12, "x" * (2 << 20))
         with pytest.raises(InvalidArgument, match="not a prompt"):
-            await client.chat(12, 5)  # type: ignore[arg-type]
+            await client.chat(12, 5)  # type: ignore[call-overload]
         assert server.calls == []
         assert await client.stats()
 

@@ -75,7 +75,7 @@ def test_a_synchronous_method_has_the_keywords_of_the_asynchronous_one(
 
 @pytest.mark.parametrize("ours", [Client, Session])
 @pytest.mark.parametrize(
-    ("name", "result"), [("chat", "Reply"), ("stream", "Stream"), ("resume", "Stream")]
+    ("name", "result"), [("chat", "Any"), ("stream", "Stream"), ("resume", "Stream")]
 )
 def test_help_shows_the_keywords_of_a_turn_with_their_types(
     ours: type, name: str, result: str

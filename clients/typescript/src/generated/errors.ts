@@ -131,10 +131,15 @@ export class ConnectionLost extends InferdError {
   static override readonly wire = { name: "ConnectionLost", number: 211, wasi: 5, retryable: false };
 }
 
+/** never sent: clients use it for an answer that is not of the type that the program requested; `data.text` has it, and `data.stop_reason` */
+export class InvalidAnswer extends InferdError {
+  static override readonly wire = { name: "InvalidAnswer", number: 214, wasi: 5, retryable: false };
+}
+
 /** never sent: clients use it for an error whose name they do not know */
 export class Unknown extends InferdError {
   static override readonly wire = { name: "Unknown", number: 299, wasi: 5, retryable: false };
 }
 
 /** Every error by its name. */
-export const ERRORS = { InvalidArgument, ProtocolError, InvalidEncoding, MissingMemory, Busy, SessionBusy, ShuttingDown, QuotaExceeded, RuntimeError, KvFull, WorkerCrashed, LoadFailed, UnsupportedOperation, VersionMismatch, TooLarge, NotFound, EndOfSequence, ContextFull, PromptTooLong, ModelNotFound, Timeout, ReaderTimeout, Cancelled, SessionExpired, PermissionDenied, ConnectionLost, Unknown };
+export const ERRORS = { InvalidArgument, ProtocolError, InvalidEncoding, MissingMemory, Busy, SessionBusy, ShuttingDown, QuotaExceeded, RuntimeError, KvFull, WorkerCrashed, LoadFailed, UnsupportedOperation, VersionMismatch, TooLarge, NotFound, EndOfSequence, ContextFull, PromptTooLong, ModelNotFound, Timeout, ReaderTimeout, Cancelled, SessionExpired, PermissionDenied, ConnectionLost, InvalidAnswer, Unknown };
