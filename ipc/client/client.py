@@ -16,7 +16,7 @@ from .caller import as_event
 from .connection.inflight import InFlight
 from .embeddings import AsyncEmbedding
 from .parameters import Options, Parameters
-from .sessions.attachment import ClientSessionSettings
+from .sessions.attachment import ClientSessionSettings, LossCallback
 from .sessions.session import AsyncSession
 from .streams.async_stream import AsyncStream
 from .streams.texts import Reply, reply_of
@@ -112,6 +112,7 @@ class AsyncClient(AsyncEmbedding):
         options: Options | dict[str, Any] | None = None,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
+        on_loss: LossCallback | None = None,
         **parameters: Unpack[Parameters],
     ) -> AsyncSession:
         """Return a conversation with *model*, to use as a context manager.
@@ -122,7 +123,8 @@ class AsyncClient(AsyncEmbedding):
         session begins with the history of that state, which `save_state` has saved; `OWNER/STATE`
         names a state that an access rule shares. Without *persist* nothing is written to disk.
         With *resume*, a session with an id attaches again after its connection was lost, even by
-        a restart of the daemon, and its streams continue. *raw* turns the chat template off.
+        a restart of the daemon, and its streams continue; *on_loss* is called with the error each
+        time before it attaches again. *raw* turns the chat template off.
         If too many sessions are open, this one waits for a place in the class *priority*, for at
         most *queue_timeout* seconds; without *queue_timeout* it fails at once.
         """
@@ -139,6 +141,7 @@ class AsyncClient(AsyncEmbedding):
             options=with_parameters(options, parameters),
             config=config,
             on_progress=on_progress,
+            on_loss=on_loss,
         )
         return AsyncSession(self, settings)
 

@@ -326,6 +326,28 @@ def test_resuming_fails_if_no_daemon_returns_in_time() -> None:
         assert (error.data["text"], bytes(error.data["tokens"])) == (text, text.encode())
 
 
+@ENDINGS
+def test_a_session_reports_each_loss_before_it_attaches_again(
+    end: Callable[[RunningDaemon], None],
+) -> None:
+    losses: list[InferdError] = []
+    with (
+        running_daemon(ECHO) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", session_id="diary", resume=True, on_loss=losses.append) as session,
+    ):
+        interruptions = Interruptions(20, *[lambda: end(daemon)] * 2)
+        for _ in session.stream(STORY):
+            interruptions.count_piece()
+        interruptions.await_all()
+        assert len(losses) == 2
+        assert all(isinstance(error, ConnectionLost | ShuttingDown) for error in losses)
+        end(daemon)
+        wait_until(lambda: not client.connected)
+        assert len(session.history().messages) == 2, "it attaches again, too"
+        assert len(losses) == 3
+
+
 def test_a_lost_session_is_not_silently_replaced() -> None:
     with running_daemon(ECHO) as daemon, Client(daemon.socket) as client:
 

@@ -125,6 +125,11 @@ class ConnectionCore(ABC):
         """Whether the connection was lost."""
         return self._lost is not None
 
+    @property
+    def loss(self) -> InferdError | None:
+        """The error by which the connection was lost, or None."""
+        return self._lost
+
     def raise_if_lost(self) -> None:
         """Check that requests can be sent.
 

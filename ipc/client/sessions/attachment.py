@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ from ..wasi_calls import ProgressCallback
 _CLOSED_ERRORS = (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown, Timeout)
 """Errors of a closing call whose object is already closed or lost, or that takes too long."""
 Handle = TypeVar("Handle", bound=int)
+LossCallback: TypeAlias = Callable[[InferdError], None]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,6 +54,7 @@ class ClientSessionSettings:
     options: dict[str, Any] | None = None
     config: Config | None = None
     on_progress: ProgressCallback | None = None
+    on_loss: LossCallback | None = None
 
     def __post_init__(self) -> None:
         if self.resume and self.session_id is None:
@@ -264,6 +267,8 @@ class Attachment:
         """Attach over a new connection after *lost* has ended; retry until the deadline. If *cause*
         is the loss of a node, *lost* does not end, and is used again.
 
+        `on_loss` is called first, so that a user learns the reason of the wait.
+
         :raises InferdError: the error of the last attempt.
         """
         if self._renewing is None:  # a lock takes a kilobyte, which few sessions need
@@ -271,6 +276,9 @@ class Attachment:
         async with self._renewing:
             if self.connection is not lost:
                 return  # another task has attached again
+            loss = cause or lost.loss
+            if self.settings.on_loss is not None and loss is not None:
+                self.settings.on_loss(loss)
             error: InferdError = ConnectionLost(
                 f"no new connection to {self._client.path} within the time",
                 hint="raise resume_timeout, or see `inferd status`",

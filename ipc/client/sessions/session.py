@@ -369,6 +369,7 @@ class AsyncSession(SessionProperties):
 
     async def parameters(self, *, timeout: float | None = None) -> list[ParameterInfo]:
         """Return every parameter in force; see `AsyncClient.parameters`."""
+        await self._attachment.ensure_connected()
         return await self._client.parameters(self.context, timeout=timeout)
 
     async def reset(self, system: str | None = None, *, timeout: float | None = None) -> None:
@@ -430,6 +431,7 @@ class AsyncSession(SessionProperties):
 
     async def history(self, *, timeout: float | None = None) -> w.HistoryResult:
         """Return the messages, with the answer so far, and the turns; see `AsyncClient.history`."""
+        await self._attachment.ensure_connected()
         return await self._client.history(self.context, timeout=timeout)
 
     async def delete(self, *, timeout: float | None = None) -> None:
