@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...backends.errors import Busy, InferdError, ModelNotFound
+from ...backends.errors import Busy, InferdError, ModelNotFound, SessionExpired
 from .output import fraction_bar, note
 
 if TYPE_CHECKING:
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
 RETRIES = 2
 RETRY_S_MAX = 30.0
 """A longer wait is left to the user."""
+RESUME_S = 60.0
 SOFTWARE = "inferd cli"
 ResultT = TypeVar("ResultT")
 
 
-def client_of(socket: Path | None, *, retries: int = 0, label: str = "") -> Client:
-    """Return a client that is not connected yet."""
+def client_of(
+    socket: Path | None, *, retries: int = 0, label: str = "", resume_s: float = RESUME_S
+) -> Client:
+    """Return a client that is not connected yet; its sessions resume within *resume_s*."""
     from ...ipc.client import Client
 
-    return Client(socket, retries=retries, software=SOFTWARE, label=label)
+    return Client(socket, retries=retries, software=SOFTWARE, label=label, resume_timeout=resume_s)
 
 
 def socket_of(socket: Path | None) -> Path:
@@ -43,22 +47,29 @@ def session_of(
     *,
     show_bar: bool,
     label: str = "",
+    resume_s: float = RESUME_S,
+    session_id: str | None = None,
+    is_temporary: bool = False,
     options: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Iterator[Session]:
     """Yield a session with *model*, a name or a file, after a progress bar for its load. Parameters
     of the model in *options* are requested for the load; a printed line names those that are not
-    applied. A refused request is repeated as by `repeat_refused`.
+    applied. A refused request is repeated as by `repeat_refused`. A session with `resume` resumes
+    within *resume_s*. One that *is_temporary* gets an id, so that it can resume, and is deleted at
+    the end; a printed line names it if that fails.
 
     *arguments* are those of `Client.session`.
     """
     from .model_arguments import known_model, with_pull_hint  # `ps` needs neither
 
+    if is_temporary:
+        session_id = f"chat-{secrets.token_hex(6)}"
     options = options or {}
     config = {name: value for name, value in options.items() if _is_of_model(name)}
     arguments["options"] = {k: v for k, v in options.items() if k not in config} or None
     with ExitStack() as stack:
-        client = stack.enter_context(client_of(socket, label=label))
+        client = stack.enter_context(client_of(socket, label=label, resume_s=resume_s))
         # Strict, because users read errors, and want the values that they gave or none.
         given = {**config, "strict": True} if config else None
         with fraction_bar(f"loading {model}", show=show_bar) as report:
@@ -66,7 +77,9 @@ def session_of(
             def open_session() -> Session:
                 name = known_model(client, model, given, report)
                 return stack.enter_context(
-                    client.session(name, config=given, on_progress=report, **arguments)
+                    client.session(
+                        name, session_id=session_id, config=given, on_progress=report, **arguments
+                    )
                 )
 
             try:
@@ -74,7 +87,26 @@ def session_of(
             except ModelNotFound as exc:
                 raise with_pull_hint(model, exc) from None
         note_not_applied(session.graph, config)
-        yield session
+        try:
+            yield session
+        finally:
+            if is_temporary:
+                _delete_session(client, session, model)
+
+
+def _delete_session(client: Client, session: Session, model: str) -> None:
+    """Delete a session that the user has not named; print a line if its daemon is lost."""
+    from ...ipc.client.caller import CLOSE_S_MAX
+
+    try:
+        if client.connected:
+            session.delete(timeout=CLOSE_S_MAX)
+            return
+    except SessionExpired:
+        return
+    except InferdError:
+        pass
+    note(f"the daemon keeps the conversation: `inferd chat {model} --session {session.session_id}`")
 
 
 def repeat_refused(attempt: Callable[[], ResultT], until: float = math.inf) -> ResultT:

@@ -137,6 +137,12 @@ def note(text: str) -> None:
     _write_error(f"{escape_controls(text)}\n")
 
 
+def end_terminal_line() -> None:
+    """End a line of an answer before a message, where both are shown on a terminal."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        _write_error("\n")
+
+
 def write_dimmed(text: str) -> None:
     """Write a model's text that does not belong to its answer to standard error, dimmed."""
     shown = text.translate(_NOT_ON_TERMINALS) if sys.stderr.isatty() else text
@@ -242,8 +248,11 @@ def _bar(show: bool, *, of_bytes: bool = False) -> Iterator[Report | None]:
         transient=True,
     )
     tasks: dict[str, Any] = {}
+    ended = False
 
     def report(stage: str, done: float, total: float | None) -> None:
+        if ended:  # a model that a session loads again after a loss
+            return
         bar.start()
         if stage not in tasks:
             while tasks:
@@ -254,4 +263,5 @@ def _bar(show: bool, *, of_bytes: bool = False) -> Iterator[Report | None]:
     try:
         yield report
     finally:
+        ended = True
         bar.stop()

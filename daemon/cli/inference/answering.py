@@ -16,10 +16,13 @@ from ....backends.params.schema_texts import SCHEMA_BYTES_MAX
 from .. import completion
 from ..client import repeat_refused
 from ..options import read_pairs
-from ..output import note, write, write_answer, write_dimmed, write_json_line
+from ..output import note, write_json_line
+from .answer_output import AnswerOutput
+from .resuming import LossNotice
 
 if TYPE_CHECKING:
     from ....ipc.client import Session, Stream
+    from ....ipc.payloads import Prompt
 
 Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[
@@ -66,33 +69,39 @@ def _schema_text(path: Path) -> str:
 
 
 def print_answer(
-    session: Session, text: str, *, as_json: bool, stats: bool, timeout: float
+    session: Session,
+    prompt: Prompt,
+    losses: LossNotice,
+    *,
+    as_json: bool,
+    stats: bool,
+    timeout: float,
 ) -> None:
-    """Stream the answer to *text*; an early exit, also by Ctrl-C, cancels the turn. A turn that is
-    refused before its first token is repeated as by `repeat_refused`.
+    """Stream the answer to *prompt*; an early exit, also by Ctrl-C, cancels the turn. A turn that
+    is refused before its first token is repeated as by `repeat_refused`. A line of *losses* stands
+    between the pieces of an answer.
     """
-    last, until = "", time.monotonic() + timeout
-    stream, pieces = repeat_refused(lambda: _begin(session, text, until), until)
+    output = losses.output = None if as_json else AnswerOutput()
+    until = time.monotonic() + timeout
+    stream, pieces = repeat_refused(lambda: _begin(session, prompt, until), until)
     with stream:
         try:
             for piece in pieces:
+                losses.note_piece()
                 reasoning = getattr(piece, "reasoning", "")
                 calls = getattr(piece, "tool_calls", ())
-                if as_json:
+                if output is None:
                     more = {"reasoning": reasoning, "tool_calls": calls}
                     given = {key: value for key, value in more.items() if value}
                     write_json_line({"text": str(piece)} | given)
                 else:
-                    write_dimmed(reasoning)
-                    write_answer(piece, end="")
-                last = piece or last
+                    output.write_reasoning(reasoning)
+                    output.write_text(piece)
         finally:
-            calls_made = stream.tool_calls
-            if not as_json and not last.endswith("\n") and (last or not calls_made):
-                write("")
-        if not as_json:
-            for call in calls_made:
-                write_answer(f"{call.name}({call.arguments})")
+            losses.output = None
+            if output is not None:
+                output.end([f"{call.name}({call.arguments})" for call in stream.tool_calls])
+    losses.note_piece()
     if as_json:
         write_json_line({"metadata": session.metadata})
     if (turns := session.metadata.get("dropped_turns", 0)) and not as_json:
@@ -106,10 +115,10 @@ def print_answer(
         note(stats_text(session.metadata))
 
 
-def _begin(session: Session, text: str, until: float) -> tuple[Stream, Iterator[str]]:
+def _begin(session: Session, prompt: Prompt, until: float) -> tuple[Stream, Iterator[str]]:
     """Return a stream whose turn was admitted, and its pieces."""
     with ExitStack() as stack:
-        stream = stack.enter_context(session.stream(text, timeout=until - time.monotonic()))
+        stream = stack.enter_context(session.stream(prompt, timeout=until - time.monotonic()))
         pieces = iter(stream)
         first = [piece for piece in (next(pieces, None),) if piece is not None]
         stack.pop_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import typer
 
 from ....backends.errors import ConnectionLost, InferdError, TooLarge
 from ....backends.params import nearest
-from ..client import session_of
+from ..client import RESUME_S, session_of
 from ..options import (
     JsonOutput,
     Label,
@@ -35,6 +36,7 @@ from .answering import (
     print_answer,
     turn_options,
 )
+from .resuming import LossNotice, ResumeTimeout
 
 if TYPE_CHECKING:
     from ....ipc.client import Session
@@ -60,6 +62,7 @@ def chat(
     option: ModelOptions = None,
     json_schema: JsonSchema = None,
     session: SessionId = None,
+    resume_timeout: ResumeTimeout = RESUME_S,
     stats: Stats = False,
     history: Annotated[bool, typer.Option(help="Save typed lines for the next chat.")] = True,
     label: Label = "",
@@ -73,11 +76,13 @@ def chat(
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     options = turn_options(option, temp, n_predict, json_schema)
     start_on_demand(socket, model)
-    with session_of(
+    losses = LossNotice(socket, model, resume_timeout)
+    with _exits_by_signals(), session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session,
-        priority=priority, options=options, label=label,
+        is_temporary=session is None, priority=priority, options=options, label=label,
+        resume=True, resume_s=resume_timeout, on_loss=losses.print,
     ) as opened:  # fmt: skip
-        conversation = InteractiveChat(opened, system, as_json, stats)
+        conversation = InteractiveChat(opened, losses, system, as_json, stats)
         if session is not None:
             note(session_text(session, continued=opened.attached, has_system=system is not None))
         if terminal:
@@ -101,6 +106,7 @@ class InteractiveChat:
     """A session and the format of its turns."""
 
     session: Session
+    losses: LossNotice
     system: str | None
     as_json: bool
     stats: bool
@@ -114,7 +120,7 @@ class InteractiveChat:
             try:
                 self._run_line(line, command)
             except KeyboardInterrupt:
-                if not stop:
+                if not stop or self.losses.waits:
                     raise
                 note("stopped")
             except ConnectionLost:
@@ -136,8 +142,29 @@ class InteractiveChat:
             note(COMMANDS_HELP)
         elif command:
             print_answer(
-                self.session, line, as_json=self.as_json, stats=self.stats, timeout=TURN_S_MAX
-            )
+                self.session, line, self.losses,
+                as_json=self.as_json, stats=self.stats, timeout=TURN_S_MAX,
+            )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _exits_by_signals() -> Iterator[None]:
+    """Exit by SIGTERM and SIGHUP, a closed terminal, as by an error, so that the session of a chat
+    is closed. A second one ends the process at once.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        sys.exit(128 + number)
+
+    numbers = [n for n in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _typed_lines() -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ....backends.errors import TooLarge
-from ..client import session_of
+from ..client import RESUME_S, session_of
 from ..options import (
     JsonOutput,
     Label,
@@ -31,6 +31,7 @@ from .answering import (
     turn_options,
 )
 from .chat import chat
+from .resuming import LossNotice, ResumeTimeout
 
 INPUT_BYTES_MAX = 64 << 20
 
@@ -56,6 +57,7 @@ def run(
     option: ModelOptions = None,
     json_schema: JsonSchema = None,
     session: SessionId = None,
+    resume_timeout: ResumeTimeout = RESUME_S,
     label: Label = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout of the whole turn.")
@@ -70,18 +72,20 @@ def run(
     """
     if prompt is None and not raw and sys.stdin.isatty() and sys.stdout.isatty():
         chat(
-            model, system, priority, temp, n_predict, option, json_schema, session, stats,
-            label=label, socket=socket, as_json=as_json,
+            model, system, priority, temp, n_predict, option, json_schema, session,
+            resume_timeout, stats, label=label, socket=socket, as_json=as_json,
         )  # fmt: skip
         return
     text = _prompt(prompt)
     options = turn_options(option, temp, n_predict, json_schema)
     start_on_demand(socket, model)
+    losses = LossNotice(socket, model, resume_timeout)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
-        priority=priority, options=options, label=label,
+        priority=priority, options=options, label=label, resume=session is not None,
+        resume_s=resume_timeout, on_loss=losses.print,
     ) as conversation:  # fmt: skip
-        print_answer(conversation, text, as_json=as_json, stats=stats, timeout=timeout)
+        print_answer(conversation, text, losses, as_json=as_json, stats=stats, timeout=timeout)
 
 
 def _prompt(prompt: str | None) -> str:

@@ -469,7 +469,8 @@ def test_stop_has_a_time_limit_and_now_ends_running_turns() -> None:
 
 def test_ctrl_d_and_a_lost_daemon_end_a_chat() -> None:
     with running_daemon() as daemon:
-        with inferd_process("chat", "echo", socket=daemon.socket, stdin=subprocess.PIPE) as process:
+        command = ("chat", "echo", "--resume-timeout", "0.01")
+        with inferd_process(*command, socket=daemon.socket, stdin=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(b"hello\n")
             process.stdin.flush()
