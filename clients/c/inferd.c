@@ -858,19 +858,93 @@ static bool is_socket(const char *path) {
     return !stat(path, &found) && S_ISSOCK(found.st_mode);
 }
 
+static const char SYSTEM_SOCKET[] = "/run/inferd/inferd.sock";
+
+static bool is_folder(const char *path) {
+    struct stat found;
+    return !stat(path, &found) && S_ISDIR(found.st_mode);
+}
+
+/* The user's private folder. Any user can make it, so that it and its daemon are checked. */
+static void private_folder(char *path, size_t size) {
+    snprintf(path, size, "/tmp/inferd-%ju", (uintmax_t)geteuid());
+}
+
+static const char PRIVATE_HINT[] =
+    "remove it if it is yours, or set INFERD_SOCKET or XDG_RUNTIME_DIR to a path that only you can change";
+
+static bool is_in_private_folder(const char *path) {
+    char folder[64];
+    private_folder(folder, sizeof folder);
+    const char *end = strrchr(path, '/');
+    return end && (size_t)(end - path) == strlen(folder) && !strncmp(path, folder, strlen(folder));
+}
+
+/* Check the private folder: it is the user's alone. A link is not followed: another user may change its target.
+ * INFERD_CONNECTION_LOST: there is no such folder. */
+static int check_private_folder(inferd_error *error) {
+    char folder[64], message[256];
+    const char *wrong = NULL;
+    struct stat found;
+    private_folder(folder, sizeof folder);
+    if (lstat(folder, &found)) {
+        snprintf(message, sizeof message, "no daemon answers in %s: %s", folder, strerror(errno));
+        return fail(error, INFERD_CONNECTION_LOST, message, "start it with `inferd start`, or set INFERD_SOCKET");
+    }
+    if (!S_ISDIR(found.st_mode))
+        wrong = "is not a folder";
+    else if (found.st_uid != geteuid())
+        wrong = "belongs to another user";
+    else if (found.st_mode & 077)
+        wrong = "is open to other users";
+    if (!wrong)
+        return INFERD_OK;
+    snprintf(message, sizeof message, "%s %s", folder, wrong);
+    return fail(error, INFERD_PERMISSION_DENIED, message, PRIVATE_HINT);
+}
+
+/* Return whether the program at the other end is this user's. */
+static bool is_own_program(int fd) {
+    struct ucred peer = {0};
+    socklen_t size = sizeof peer;
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.uid == geteuid();
+}
+
+/* Write the path on which a daemon without a configured path listens, other than in the runtime folder. */
+static void find_shared_or_private(char *path, size_t size) {
+    char folder[64];
+    private_folder(folder, sizeof folder);
+    if (is_folder("/run/inferd") || !faccessat(AT_FDCWD, "/run", W_OK, AT_EACCESS))
+        snprintf(path, size, "%s", SYSTEM_SOCKET);
+    else
+        snprintf(path, size, "%s/inferd.sock", folder);
+}
+
+/* Write the first socket that exists: in the runtime folder, of the system, in the private folder. If none exists,
+ * write the path on which a daemon would listen. */
 static void find_socket(const char *given, char *path, size_t size) {
     const char *set = given && *given ? given : getenv("INFERD_SOCKET");
     const char *runtime = getenv("XDG_RUNTIME_DIR");
+    char users[64], folder[64], private_path[80];
     if (set && *set) {
         snprintf(path, size, "%s", set);
         return;
     }
-    if (runtime && *runtime) {
+    snprintf(users, sizeof users, "/run/user/%ju", (uintmax_t)geteuid());
+    if (!runtime || !*runtime)
+        runtime = is_folder(users) ? users : NULL;
+    if (runtime)
         snprintf(path, size, "%s/inferd/inferd.sock", runtime);
-        if (is_socket(path))
-            return;
-    }
-    snprintf(path, size, "/run/inferd/inferd.sock");
+    else
+        find_shared_or_private(path, size);
+    private_folder(folder, sizeof folder);
+    snprintf(private_path, sizeof private_path, "%s/inferd.sock", folder);
+    if (is_socket(path))
+        return;
+    if (is_socket(SYSTEM_SOCKET))
+        snprintf(path, size, "%s", SYSTEM_SOCKET);
+    else if (is_socket(private_path) && !check_private_folder(NULL))
+        snprintf(path, size, "%s", private_path);
 }
 
 /* Connect a socket; return it, or -1 with errno. While many clients connect at once, `connect` fails with
@@ -892,11 +966,20 @@ static int connect_socket(const struct sockaddr_un *address, int64_t deadline) {
 static int connect_to(const char *path, int64_t deadline, int *fd, inferd_error *error) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char message[256];
+    bool is_private = is_in_private_folder(path);
+    int number = is_private ? check_private_folder(error) : INFERD_OK;
+    if (number)
+        return number;
     if (strlen(path) >= sizeof address.sun_path)
         return fail(error, INFERD_INVALID_ARGUMENT, "the socket's path has more than 107 bytes",
                     "use a shorter path, or a symbolic link");
     memcpy(address.sun_path, path, strlen(path));
     *fd = connect_socket(&address, deadline);
+    if (*fd >= 0 && is_private && !is_own_program(*fd)) {
+        close(*fd);
+        return fail(error, INFERD_PERMISSION_DENIED, "the program that listens in the private folder is another user's",
+                    PRIVATE_HINT);
+    }
     if (*fd >= 0)
         return INFERD_OK;
     snprintf(message, sizeof message, "cannot connect to %.107s: %s", path, strerror(errno));

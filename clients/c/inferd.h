@@ -87,7 +87,7 @@ typedef uint64_t inferd_handle; /* a graph or a context */
 
 /* Settings of a connection. A zeroed struct has the defaults. */
 typedef struct inferd_options {
-    const char *socket;     /* NULL: $INFERD_SOCKET, $XDG_RUNTIME_DIR/inferd/inferd.sock, /run/inferd/inferd.sock */
+    const char *socket;     /* NULL: that of the environment, as docs/protocol.md (Transport) describes */
     const char *software;   /* a name for the daemon's log; NULL: "inferd-c" */
     const char *label;      /* this program among those of its user, for fairness; NULL: none */
     const char *on_behalf_of; /* the user for whom a gateway acts; NULL: the program's own */

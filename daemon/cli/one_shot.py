@@ -20,7 +20,7 @@ from ...backends.errors import ConnectionLost, ProtocolError, Timeout, error_fro
 from ...ipc import messages as w
 from ...ipc.greeting import connect_error, connect_timeout_error, read_server_hello
 from ...ipc.names import check_label
-from ...ipc.paths import client_socket_path
+from ...ipc.paths import check_server, check_socket_folder, client_socket_path
 from ...wire.frames import READ_BYTES, FrameReader, pack_frame
 from .client import SOFTWARE
 
@@ -65,7 +65,9 @@ class OneShotClient:
             while True:
                 self._limit_wait(deadline)
                 with contextlib.suppress(BlockingIOError):
+                    check_socket_folder(self._path)
                     self._socket.connect(self._path)
+                    check_server(self._socket, self._path)
                     break
                 time.sleep(CONNECT_PAUSE_S)  # the daemon's backlog is full; no event reports space
         except TimeoutError:

@@ -44,7 +44,7 @@ class Config:
     """
 
     # fmt: off
-    socket: Path = setting(REQUIRED, "Unix socket to listen on", form=SOCKET_PATH, default_doc="`$XDG_RUNTIME_DIR/inferd/inferd.sock`, else `/run/inferd/inferd.sock`")
+    socket: Path = setting(REQUIRED, "Unix socket to listen on", form=SOCKET_PATH, default_doc="`$XDG_RUNTIME_DIR/inferd/inferd.sock`, else `/run/inferd/inferd.sock` if its folder is there, else `/tmp/inferd-UID/inferd.sock`")
     socket_mode: Mode = setting(Mode(0o600), "permission bits of the socket, such as `0660`", form=MODE, default_doc="`0600`; `0660` with a group")
     socket_group: GroupName = setting(GroupName(), "group of the socket", form=GROUP, default_doc="none; `inferd` for the machine's socket")
     models_dir: Path = setting(REQUIRED, "directory of model files, into which `inferd pull` downloads", form=PATH, default_doc="`$XDG_DATA_HOME/inferd/models`")

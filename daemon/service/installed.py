@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...ipc.paths import runtime_folder
 from .install import UNITS, Service
 
 BOOTED = Path("/run/systemd/system")
@@ -25,7 +26,7 @@ def installed_service(
 
 def sockets_of(service: Service, environ: Mapping[str, str]) -> list[str]:
     """Return the paths on which an installed service listens, none if it is not installed."""
-    runtime = environ.get("XDG_RUNTIME_DIR", "") if service.user else "/run"
+    runtime = str(runtime_folder(environ) or "") if service.user else "/run"
     try:
         streams = directives_of([service.units / UNITS[1]]).get("ListenStream", [])
     except PermissionError:  # HOME is that of another user, as after `su`

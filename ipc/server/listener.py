@@ -10,6 +10,7 @@ import stat
 from collections.abc import MutableMapping, Sequence
 
 from ...backends.errors import Busy, InvalidArgument
+from ..paths import make_private_folder
 
 BACKLOG = 4096
 """Connections that wait to be accepted; further ones fail with EAGAIN. It is the usual upper limit
@@ -107,9 +108,12 @@ class UnixListener:
 
         :raises Busy: a daemon answers at the path.
         :raises InvalidArgument: the path cannot be used.
+        :raises PermissionDenied: it is in this user's private folder, and another user can change
+            the folder.
         """
         self._check_path()
         try:
+            make_private_folder(self.path)
             self._make_folder(os.path.dirname(self.path))
             self._lock()
         except OSError as exc:

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from inferd.daemon.service.install import executable
+from tests.daemon.activated_daemon import LAUNCH
 from tests.daemon.manager import Manager
-from tests.daemon.service.test_socket_activation import LAUNCH
 from tests.daemon.systemd_tools import directives, make_folders, run_tool
 from tests.fork_server import ForkedProcess
 

@@ -1,12 +1,11 @@
 /** The client: its connection to the daemon, any call over it, and sessions. */
 
-import { existsSync } from "node:fs";
-
 import { Bounds, retryPausesMs, withJitter } from "./bounds.js";
 import { Connection } from "./connection.js";
 import { embedTexts } from "./embeddings.js";
 import { ConnectionLost, InferdError, InvalidArgument, ShuttingDown, unreadable } from "./errors.js";
 import { PROTOCOL_VERSION, READERS } from "./generated/protocol.js";
+import { socketPath } from "./paths.js";
 import { Session } from "./session.js";
 import type { EmbedOptions, Embeddings } from "./embeddings.js";
 import type { CallName, Calls, ServerHello } from "./generated/protocol.js";
@@ -15,7 +14,6 @@ import type { SessionOptions, TurnOptions } from "./session.js";
 import type { Reply } from "./stream.js";
 import type { Fields, Graph, Message } from "./types.js";
 
-const SYSTEM_SOCKET = "/run/inferd/inferd.sock";
 const RETRY_MS_MAX = 30_000;
 
 export interface ClientOptions {
@@ -224,13 +222,6 @@ export class Client implements AsyncDisposable {
     this.#connection = connection;
     return connection;
   }
-}
-
-/** Return the socket to which a client without a path connects. */
-export function socketPath(environment: NodeJS.ProcessEnv = process.env): string {
-  if (environment.INFERD_SOCKET) return environment.INFERD_SOCKET;
-  const own = environment.XDG_RUNTIME_DIR && `${environment.XDG_RUNTIME_DIR}/inferd/inferd.sock`;
-  return own && (existsSync(own) || !existsSync(SYSTEM_SOCKET)) ? own : SYSTEM_SOCKET;
 }
 
 function read<T>(fields: Fields, reader: ((fields: Fields) => T) | null): T {

@@ -7,6 +7,7 @@ import type { Socket } from "node:net";
 import * as errors from "./errors.js";
 import { InferdError, errorFromWire, isFields, raisedAgain, unreadable } from "./errors.js";
 import { PROTOCOL_VERSION, readServerHello } from "./generated/protocol.js";
+import { checkSocketFolder } from "./paths.js";
 import { Request } from "./request.js";
 import { encodeFrame, FrameReader, Kind } from "./wire.js";
 import type { ClientHello, ServerHello } from "./generated/protocol.js";
@@ -190,6 +191,7 @@ async function connectSocket(path: string, until: number): Promise<Socket> {
   if (Buffer.byteLength(path) > PATH_BYTES_MAX) throw connectError(path, new Error("the path is too long"));
   for (;;) {
     try {
+      checkSocketFolder(path);
       return await new Promise<Socket>((resolve, reject) => {
         const socket = createConnection(path, () => {
           socket.off("error", reject);
@@ -198,6 +200,7 @@ async function connectSocket(path: string, until: number): Promise<Socket> {
         socket.once("error", reject);
       });
     } catch (error) {
+      if (error instanceof InferdError) throw error;
       const failure = error as NodeJS.ErrnoException;
       // The daemon's backlog is full; no event reports space in it.
       if (failure.code !== "EAGAIN" || performance.now() > until) throw connectError(path, failure);

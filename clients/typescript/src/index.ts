@@ -1,6 +1,7 @@
 /** Client of inferd, a local inference daemon. */
 
-export { Client, socketPath } from "./client.js";
+export { Client } from "./client.js";
+export { socketPath } from "./paths.js";
 export { Session } from "./session.js";
 export { Stream } from "./stream.js";
 export * from "./errors.js";

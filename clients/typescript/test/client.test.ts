@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { Client, ConnectionLost, InferdError, ModelNotFound, socketPath } from "../src/index.js";
+import { Client, ConnectionLost, InferdError, ModelNotFound } from "../src/index.js";
 import { runningDaemon } from "../src/testing.js";
 import { echoModel, tasksBecome } from "./support.js";
 import type { RunningDaemon } from "../src/testing.js";
@@ -172,12 +172,6 @@ test("a missing daemon, and a path that cannot be one, are errors with a hint", 
   );
   await assert.rejects(Client.connect({ path: `/${"x".repeat(200)}` }), { name: "InvalidArgument" });
   assert.throws(() => new Client({ timeoutMs: 0 }), { name: "InvalidArgument" });
-});
-
-test("the socket is that of the environment", () => {
-  assert.equal(socketPath({ INFERD_SOCKET: "/a", XDG_RUNTIME_DIR: "/b" }), "/a");
-  assert.equal(socketPath({ XDG_RUNTIME_DIR: "/none" }), "/none/inferd/inferd.sock");
-  assert.equal(socketPath({}), "/run/inferd/inferd.sock");
 });
 
 test("a label names the program, and a bad one is the daemon's refusal", async () => {

@@ -23,6 +23,7 @@ from ....backends.errors import InvalidArgument
 from ....wire.frames import READ_BYTES
 from ...greeting import connect_error, connect_timeout_error
 from ...messages import ClientHello
+from ...paths import check_server, check_socket_folder
 from .core import ConnectionCore, closed_error, read_error
 from .inflight import InFlight
 from .outbox import Outbox
@@ -95,7 +96,9 @@ class BlockingConnection(ConnectionCore):
     def _connect(self, hello: ClientHello, until: float, timeout_s: float) -> None:
         while True:
             try:
+                check_socket_folder(self.path)
                 self._socket.connect(self.path)
+                check_server(self._socket, self.path)
                 break
             except BlockingIOError:  # the backlog is full; no event reports space
                 if time.monotonic() > until:

@@ -11,6 +11,7 @@ import anyio.abc
 
 from ...greeting import connect_error, connect_timeout_error
 from ...messages import ClientHello
+from ...paths import check_server, check_socket_folder
 from .async_connection import AsyncConnection
 
 _CONNECT_PAUSE_S = 0.02
@@ -65,7 +66,9 @@ async def hold_connection(
 async def _connect(sock: socket.socket, path: str) -> None:
     while True:
         try:
+            check_socket_folder(path)
             sock.connect(path)
+            check_server(sock, path)
             return
         except BlockingIOError:
             await anyio.sleep(_CONNECT_PAUSE_S)  # the backlog is full; no event reports space

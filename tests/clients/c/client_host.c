@@ -626,7 +626,9 @@ static const scenario SCENARIOS[] = {
 };
 
 int main(int argc, char **argv) {
-    CHECK_EQUAL(inferd_connect(NULL, &client, &error), 0);
+    if (inferd_connect(NULL, &client, &error))
+        fprintf(stderr, "%s: %s\n", error.name, error.message);
+    CHECK_EQUAL(error.number, 0);
     int status = run_scenario(SCENARIOS, sizeof SCENARIOS / sizeof *SCENARIOS, argc, argv);
     CHECK_EQUAL(inferd_close(client), 0);
     return status;

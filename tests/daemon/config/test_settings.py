@@ -439,7 +439,6 @@ def test_options_that_exclude_each_other_are_an_error_of_their_model(tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "environ", "is_read"),
     [
-        ({}, {}, True),
         ({}, {"XDG_RUNTIME_DIR": "/run/user/7"}, False),
         ({}, {"INFERD_SOCKET": "/tmp/own.sock"}, False),
         ({"socket": "/tmp/own.sock"}, {}, False),

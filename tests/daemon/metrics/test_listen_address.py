@@ -60,7 +60,8 @@ def test_a_file_may_name_a_port_as_a_number(tmp_path: Path) -> None:
     file.write_text("[daemon]\nmetrics = 4000\n")
     assert load_config({"config": file}, {}).metrics == Address("127.0.0.1", 4000)
     assert load_config({"config": file}, {"INFERD_METRICS": "off"}).metrics.is_off
-    assert str(load_config({}, {}).metrics) == "127.0.0.1:4633"
+    machine = {"INFERD_SOCKET": "/run/inferd/inferd.sock"}
+    assert str(load_config({}, machine).metrics) == "127.0.0.1:4633"
 
 
 def test_the_metrics_of_a_user_s_own_daemon_have_an_address_that_no_other_daemon_has() -> None:

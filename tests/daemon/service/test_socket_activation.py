@@ -7,17 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
 from inferd.ipc.server.listener import inherited_listener
-from inferd.testing import RunningDaemon
+from tests.daemon.activated_daemon import ActivatedDaemon
 from tests.daemon.command_line import inferd
 from tests.fork_server import ForkedProcess
 from tests.raw import RawClient
@@ -34,41 +32,6 @@ slots = 2
 step_ms = 2
 """
 RESTARTS = repetitions(4)
-LAUNCH = """
-import os, sys
-os.dup2(int(sys.argv.pop()), 3)
-os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inferd.socket"}
-from inferd.daemon.cli import main
-main()
-"""
-"""The steps of systemd before it starts a service with its opened socket, and the service, in a
-process that can be forked from a server.
-"""
-
-
-class ActivatedDaemon(RunningDaemon):
-    """A daemon whose listening socket belongs to this process over all restarts."""
-
-    def start(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="inferd-"))
-        self.socket = str(self.directory / "inferd.sock")
-        (self.directory / "config.toml").write_text(self._config)
-        (self.directory / "models").mkdir()
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(self.socket)
-        self.listener.listen(128)
-        self.start_again()
-
-    def __exit__(self, *ending: Any) -> None:
-        super().__exit__(*ending)
-        self.listener.close()
-
-    def _descriptors(self) -> tuple[int, ...]:
-        return (self.listener.fileno(),)
-
-    def _command(self) -> list[str]:
-        _, _, _, *words = super()._command()
-        return [sys.executable, "-c", LAUNCH, *words, str(self.listener.fileno())]
 
 
 def test_a_connection_starts_the_daemon_and_its_path_stays(tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ from inferd.ipc.client import (
     ImportResult,
     ReadCopyResult,
 )
-from inferd.ipc.paths import client_socket_path, daemon_socket_path
 from inferd.testing import running_daemon
 from tests.ipc.fake_server import Exchange, FakeServer, fake_server
 
@@ -829,23 +828,3 @@ async def test_a_daemon_that_does_not_read_gets_whole_frames_later(tmp_path: Pat
         sizes = [len(p["tensor"]["data"]) for n, p in server.calls if n == "set_input"]
         assert sizes == [1_000_000] * 2
         assert await client.chat(12, "fine") == "fine"
-
-
-# The socket's path.
-
-
-def test_the_sockets_path_comes_from_the_environment_then_the_user_then_the_system(
-    tmp_path: Path,
-) -> None:
-    system, own = tmp_path / "system.sock", tmp_path / "inferd" / "inferd.sock"
-    user = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    both = {**user, "INFERD_SOCKET": "/x"}
-    assert client_socket_path(both, system) == daemon_socket_path(both, system) == Path("/x")
-    assert client_socket_path({}, system) == daemon_socket_path({}, system) == system
-    assert client_socket_path(user, system) == daemon_socket_path(user, system) == own
-    system.touch()
-    assert client_socket_path(user, system) == system
-    assert daemon_socket_path(user, system) == own
-    own.parent.mkdir()
-    own.touch()
-    assert client_socket_path(user, system) == own
