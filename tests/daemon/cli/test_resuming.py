@@ -39,7 +39,7 @@ def restart(daemon: RunningDaemon) -> None:
 ENDINGS = pytest.mark.parametrize("end", [kill, restart])
 
 
-def sessions_of(daemon: RunningDaemon) -> list[str]:
+def sessions_of(daemon: RunningDaemon) -> list[str | None]:
     with Client(daemon.socket) as client:
         return [session["session_id"] for session in client.sessions(dormant=True)]
 
