@@ -239,6 +239,11 @@ def choose_setting(
         return ChosenSetting(
             setting=Setting(record.chosen.flash_attn), source="like", reason=reason
         )
+    return choose_by_cpu(cpu)
+
+
+def choose_by_cpu(cpu: CpuFacts) -> ChosenSetting:
+    """Return the setting of a load on a machine where no similar model was measured."""
     rule = RULES.get((cpu.vendor, cpu.family))
     if rule is not None:
         return ChosenSetting(setting=Setting(rule.flash_attn), source="rule", reason=rule.source)

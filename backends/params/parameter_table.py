@@ -107,7 +107,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("threads-batch", "int", "model", 0, "maximum number of threads of a step with several tokens, such as a prompt's; 0: as `threads`", ("n-threads-batch",), low=0, high=512),
     Parameter("cache-type-k", "choice", "model", "f16", "type of the keys in KV states; a quantized one takes less memory", choices=tuple(CACHE_TYPES)),
     Parameter("cache-type-v", "choice", "model", "f16", "type of the values in KV states; a quantized one takes less memory and needs flash attention", choices=tuple(CACHE_TYPES)),
-    Parameter("flash-attn", "choice", "model", "auto", "flash attention; auto: as llama.cpp decides if a GPU has layers; on a CPU off, or on with a quantized cache-type-v", choices=("auto", "on", "off")),
+    Parameter("flash-attn", "choice", "model", "auto", "flash attention; auto: as llama.cpp decides if a GPU has layers; on a CPU as measured there, or on with a quantized cache-type-v", choices=("auto", "on", "off")),
     Parameter("swa-full", "bool", "model", False, "layers that attend to a window keep the KV states of the whole context: more memory, and `ctx-shift` works"),
     Parameter("mmap", "bool", "model", True, "map the file into memory; false: read it, which takes longer, and needs no page cache", ("use-mmap",)),
     Parameter("mlock", "bool", "model", False, "lock the weights in memory, within the daemon's limit of locked memory", ("use-mlock",)),

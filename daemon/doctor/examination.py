@@ -25,6 +25,7 @@ from .checks import (
     folders,
     gpu,
     machine_limits,
+    tuned_settings,
     units,
 )
 from .checks.accounts import READ, own_account
@@ -49,6 +50,7 @@ class Facts:
     settings: configuration.Settings | None = None
     models: folders.Models | None = None
     state: folders.State | None = None
+    tuned: tuned_settings.TunedSettings | None = None
     connection: connection.ConnectionFacts | None = None
     machine: machine_limits.Machine | None = None
 
@@ -133,7 +135,9 @@ def _probe_concurrently(examination: Examination) -> None:
     if config is not None:
         models = Probe(partial(folders.inspect_models, config, account))
         state = Probe(partial(folders.inspect_state_folder, config, account))
+        tuned = Probe(partial(tuned_settings.inspect_tuned_settings, config))
         facts.models, facts.state = wait_for("models", models), wait_for("state", state)
+        facts.tuned = wait_for("tuning", tuned)
     facts.installed = wait_for("packages", installed)
     if facts.installed is None or facts.installed.packages.get(engine_packages.PACKAGE, ""):
         seconds = engine_packages.ENGINE_S_MAX + PROBE_S_MAX
@@ -173,6 +177,7 @@ def check_all(facts: Facts) -> list[Finding]:
         ("memory", machine_limits.check_memory, (facts.machine, facts.models, config, loaded)),
         ("limits", machine_limits.check_limits, (facts.machine, config)),
         ("options", engine_options.check_engine_options, (config, facts.machine)),
+        ("tuning", tuned_settings.check_tuned_settings, (facts.tuned,)),
         ("cores", machine_limits.check_cores, (facts.machine, config)),
         ("users", machine_limits.check_users, (facts.machine,)),
     )

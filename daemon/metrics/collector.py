@@ -127,6 +127,7 @@ COUNTER_OF_FAMILY = {
     "kv_fetches": "fetches",
     "kv_full_steps": "kv_full",
     "steps_over_target": "over_target",
+    "tuning_slices": "tuning_slices",
 }
 """The engine's counters by the family that reports them."""
 TIERS = ("slot", "memory", "disk")

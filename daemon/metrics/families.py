@@ -132,6 +132,11 @@ _STEPS = (
     ),
     gauge("step_target_seconds", "Target duration of a decoding step."),
     counter("steps_over_target", "Decoding steps that took longer than the target.", MODEL),
+    counter(
+        "tuning_slices",
+        "Slices of at most 50 ms in which settings were measured while no model had work.",
+        MODEL,
+    ),
     histogram("iteration_tokens", "Tokens in the batch of a step.", MODEL, POWERS_OF_TWO),
     histogram("iteration_sequences", "Turns in the batch of a step.", MODEL, POWERS_OF_TWO),
     gauge("slots", "Turns that a model can compute in parallel.", MODEL),

@@ -44,6 +44,10 @@ class TuningPace:
 
     idle_s: float = 2.0
     """The time without any work before it."""
+    check_s: float = 1.0
+    """The interval at which other programs are checked during it. With a busy core, a step of a
+    thread for each core can take seconds, and its time says nothing.
+    """
     retry_s: float = 30.0
     """The time after which memory and other programs are checked again."""
     external_cores_max: float = 0.5
@@ -125,20 +129,24 @@ class Tuner:
             log.warning("tuning.not_stored", model=name, cause=exc.strerror or str(exc))
 
     async def run(self) -> None:
-        """Begin measurements forever, without polling."""
+        """Begin measurements forever, without polling except while one runs."""
         while True:
             self._changed = anyio.Event()
-            worker = None if self._measuring is not None or self._has_work else self._next_worker()
-            if worker is None:
+            if self._measuring is None and (self._has_work or self._next_worker() is None):
                 await self._changed.wait()
                 continue
+            is_measuring = self._measuring is not None
+            wait_s = self._pace.check_s if is_measuring else self._pace.idle_s
             begin, used_s = time.monotonic(), self._external_s()
-            if await self._has_changed_within(self._pace.idle_s):
+            if await self._has_changed_within(wait_s):
                 continue
-            passed_s = time.monotonic() - begin
-            used_s = self._external_s() - used_s
-            if used_s > self._pace.external_cores_max * passed_s or not self._begin(worker):
-                await self._has_changed_within(self._pace.retry_s)
+            used_s, passed_s = self._external_s() - used_s, time.monotonic() - begin
+            if used_s > self._pace.external_cores_max * passed_s:
+                if self._measuring is not None:
+                    self._stop()
+            elif is_measuring or self._begin():
+                continue
+            await self._has_changed_within(self._pace.retry_s)
 
     async def _has_changed_within(self, seconds: float) -> bool:
         with anyio.move_on_after(seconds):
@@ -170,8 +178,10 @@ class Tuner:
         need = self._budget.reservations.of_worker(worker)
         return 0 if need is None else need.measuring
 
-    def _begin(self, worker: Worker) -> bool:
+    def _begin(self) -> bool:
         """Begin to measure, unless memory is short; return whether it begins."""
+        worker = self._next_worker()
+        assert worker is not None, "a change would have ended the wait"
         size = self._bytes_of(worker)
         try:
             self._budget.reserve_more(worker, size)

@@ -19,7 +19,7 @@ from ..policy.cost import StepCost
 from ..recording.recorder import ActivityKind
 from ..settings import EngineSettings
 from .commands import CommandHandler
-from .idle_measuring import SLICE_S, IdleMeasuring
+from .idle_measuring import SLICE_S, IdleMeasuring, WorkWatch
 from .metrics_publisher import MetricsPublisher
 from .steps import Steps
 from .task_table import EngineClock, TaskTable
@@ -103,6 +103,7 @@ class Engine:
         if self.clock.now >= self.clock.busy_at + IDLE_SAVE_S and not (busy or self._can_compute()):
             self.kv.idle.save_ahead()
         self.kv.spill()
+        self.measuring.free_memory()
         self.metrics.recorder.record_activity(ActivityKind.IDLE)
 
     @property
@@ -114,6 +115,11 @@ class Engine:
             return False
         wait_s = self.wait_s_max()
         return wait_s is None or wait_s >= SLICE_S
+
+    def measure(self, watch: WorkWatch) -> list[m.Report]:
+        """Run a slice of the measurement, which `may_measure` allows; see `IdleMeasuring`."""
+        self.metrics.counts["tuning_slices"] += 1
+        return self.measuring.run_slice(watch)
 
     def wait_s_max(self) -> float | None:
         """Return how many seconds the next iteration may wait for commands; None: no limit."""

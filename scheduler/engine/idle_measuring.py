@@ -43,8 +43,13 @@ class IdleMeasuring:
         self._measurement: Measurement | None = None
 
     def switch(self, *, on: bool) -> None:
-        """Begin or continue the measurement, or stop it and free its memory; samples are kept."""
+        """Begin or continue the measurement, or stop it; samples are kept."""
         self.is_on = on and not self._has_ended
+
+    def free_memory(self) -> None:
+        """Free the contexts of the probes if the measurement is stopped. A task is usually the
+        reason for that, so call this after its first step.
+        """
         if not self.is_on:
             self.close()
 
@@ -90,6 +95,7 @@ class IdleMeasuring:
     def _end(self, report: m.Measured) -> list[m.Report]:
         self._has_ended = True
         self.switch(on=False)
+        self.free_memory()
         return [report]
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ class MetricsPublisher:
         """Write the metrics if they are due, or *at_once*. Otherwise return the seconds until they
         are due, or None if they have not changed.
         """
-        changes = self._kv.search.changes
+        changes = self._kv.search.changes + self.counts["tuning_slices"]
         due_s = self.page.due_in(self._clock.now, changes)
         if due_s is None and self._count_waiting() != self._waiting:
             due_s = self.page.due_at - self._clock.now

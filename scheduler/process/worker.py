@@ -261,7 +261,7 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
         link.send_reports(engine.compute_step())
         engine.end_iteration()
         if not received and engine.may_measure:
-            link.send_reports(engine.measuring.run_slice(watch))
+            link.send_reports(engine.measure(watch))
     engine.measuring.close()
     watch.close()
     engine.metrics.publish(at_once=True)

@@ -51,7 +51,7 @@ POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 
 ENGINE_COUNTS = (
     *("batch_tokens", "generated", "forced", "prompt", "cached", "prefix_queries"),
-    *("parks", "shifts", "kv_full"),
+    *("parks", "shifts", "kv_full", "tuning_slices"),
 )
 """Counters that the engine itself counts, in `MetricsPublisher.counts`."""
 PAGE_COUNTERS = (

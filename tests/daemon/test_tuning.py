@@ -254,6 +254,7 @@ def test_a_real_model_is_measured_by_itself() -> None:
     model = f"""[models.short]
 file = "{short_smollm2()}"
 slots = 4
+threads = 1
 ctx-size = 2048
 """
     with daemon_with(model) as daemon, Client(daemon.socket) as client:

@@ -78,7 +78,7 @@ class TuningRecords:
             self._read_for, self._records = signature, ()
             if signature is not None:
                 try:
-                    self._records = self._read()
+                    self._records = read_records(self._path)
                 except (OSError, ValueError) as exc:  # not JSON, or of another form or version
                     log.warning("tuning.ignored", file=str(self._path), cause=str(exc))
         return self._records
@@ -91,15 +91,21 @@ class TuningRecords:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def _read(self) -> tuple[TuningRecord, ...]:
-        with self._path.open("rb") as file:
-            data = file.read(TUNING_BYTES_MAX + 1)
-        if len(data) > TUNING_BYTES_MAX:
-            raise ValueError(f"it has more than {TUNING_BYTES_MAX} bytes")
-        found = msgspec.json.decode(data, type=_File)
-        if found.version != TUNING_VERSION:
-            raise ValueError(f"it has version {found.version}")
-        return tuple(found.records[-RECORDS_MAX:])
+
+def read_records(path: Path) -> tuple[TuningRecord, ...]:
+    """Return the records in a file.
+
+    :raises OSError: the file cannot be read.
+    :raises ValueError: it is damaged, too large, or of another version.
+    """
+    with path.open("rb") as file:
+        data = file.read(TUNING_BYTES_MAX + 1)
+    if len(data) > TUNING_BYTES_MAX:
+        raise ValueError(f"it has more than {TUNING_BYTES_MAX} bytes")
+    found = msgspec.json.decode(data, type=_File)
+    if found.version != TUNING_VERSION:
+        raise ValueError(f"it has version {found.version}")
+    return tuple(found.records[-RECORDS_MAX:])
 
 
 def _key(record: TuningRecord) -> tuple[ModelShape, str, str]:

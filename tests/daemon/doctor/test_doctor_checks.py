@@ -13,10 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from inferd.backends.library.engine_build import LLAMA_COMMIT
 from inferd.backends.library.installation import install_command
 from inferd.backends.memory.memory_need import Device
+from inferd.backends.probes import Setting
+from inferd.backends.tuning_choice import ModelShape, TuningRecord, this_cpu
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
@@ -36,10 +39,16 @@ from inferd.daemon.doctor.checks.accounts import (
     own_account,
 )
 from inferd.daemon.doctor.checks.engine_options import check_engine_options
+from inferd.daemon.doctor.checks.tuned_settings import (
+    check_tuned_settings,
+    inspect_tuned_settings,
+)
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
 from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
+from inferd.daemon.models.files.tuning_records import TuningRecords
 from inferd.daemon.residency.model_files import missing_files
 from inferd.daemon.service.install import Service, Write, install_plan
+from inferd.daemon.state_files import TUNING_FILE
 from tests.tiny_gguf import write_split, write_tiny
 from tests.tiny_lora import write_lora
 
@@ -575,3 +584,30 @@ def test_options_of_the_engine_are_listed_with_their_effect(tmp_path: Path) -> N
     assert wrong.status == "fail" and "needs flash attention" in wrong.found
     plain = replace(load_config({}, {}), models={"m": ModelConfig(file=file)})
     assert list(check_engine_options(plain, MACHINE)) == []
+
+
+def test_measured_settings_are_listed_or_else_the_rule_for_the_cpu(tmp_path: Path) -> None:
+    config = replace(load_config({}, {}), state_dir=tmp_path, cores=2)
+
+    def found() -> list[Finding]:
+        inspected = inspect_tuned_settings(config)
+        return [] if inspected is None else list(check_tuned_settings(inspected))
+
+    (rule,) = found()
+    assert rule.status == "ok" and "no measured settings, a model is measured" in rule.found
+    shape = ModelShape(
+        architecture="llama", layers=30, embedding=576, heads=9, kv_heads=3, head_k=64, head_v=64,
+        size_bytes=9,
+    )  # fmt: skip
+    record = TuningRecord(
+        shape=shape, cpu=this_cpu(2).key, build=LLAMA_COMMIT, chosen=Setting(True), reason="0.9"
+    )
+    records = TuningRecords(tmp_path)
+    records.store(replace_fields(record, build="another"))
+    assert found() == [rule]
+    records.store(record)
+    (measured,) = found()
+    assert measured.found == "llama with 30 layers of 576: flash attention on, measured: 0.9"
+    (tmp_path / TUNING_FILE).write_text("{")
+    damaged, again = found()
+    assert damaged.status == "warn" and "delete it" in damaged.remedy and again == rule

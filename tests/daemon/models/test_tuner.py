@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from inferd.backends.tuning_choice import (
     TuningRecord,
     this_cpu,
 )
+from inferd.daemon.models import tuner
 from inferd.daemon.models.files.tuning_records import TuningRecords
 from inferd.daemon.models.tuner import Tuner, TuningPace
 from inferd.daemon.models.worker_launcher import uses_other_setting
@@ -235,6 +237,22 @@ async def test_other_programs_postpone_it(tmp_path: Path) -> None:
         await bench.settle()
         group.cancel_scope.cancel()
     assert worker.commands == []
+
+
+async def test_other_programs_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used_s, worker = itertools.count(step=1000), Worker()
+    monkeypatch.setattr(tuner, "busy_s", lambda: next(used_s) if worker.is_measuring else 0.0)
+    bench = Bench(tmp_path, worker, external_cores_max=1.0, check_s=0.0, retry_s=60.0)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(bench.tuner.run)
+            while len(worker.commands) < 2:
+                await worker.changed.wait()
+                worker.changed = anyio.Event()
+            await bench.settle()
+            group.cancel_scope.cancel()
+    assert worker.commands == [m.SetMeasuring(True), m.SetMeasuring(False)]
+    assert bench.budget.free == 1000
 
 
 async def test_a_result_is_stored_and_holds_from_the_next_load(tmp_path: Path) -> None:

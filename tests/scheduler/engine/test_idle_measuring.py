@@ -16,6 +16,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.idle_measuring import SLICE_S, IdleMeasuring
 from inferd.scheduler.policy.tuning import SECONDS_MAX
+from inferd.scheduler.recording.engine_metrics import PAGE_COUNTERS
 from tests.scheduler.doubles import Bench
 
 OFF, ON = Setting(False), Setting(True)
@@ -67,6 +68,12 @@ def idle(_: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     yield lambda: False
 
 
+@contextmanager
+def busy(_: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """A watch that notices work at once."""
+    yield lambda: True
+
+
 def measuring_of(runner: Runner) -> IdleMeasuring:
     measuring = IdleMeasuring(Model(runner), {}, seconds=lambda: runner.now)
     measuring.switch(on=True)
@@ -104,7 +111,9 @@ def test_a_stop_frees_the_contexts_and_keeps_the_samples() -> None:
     measuring.run_slice(idle)
     pieces = runner.pieces
     measuring.switch(on=False)
-    assert (runner.closed, measuring.is_on) == (1, False)
+    assert (runner.closed, measuring.is_on) == (0, False)
+    measuring.free_memory()
+    assert runner.closed == 1
     measuring.switch(on=True)
     assert run_to_end(measuring).record is not None
     whole = Runner(lambda _, s: 0.006 if s == ON else 0.01)
@@ -113,18 +122,12 @@ def test_a_stop_frees_the_contexts_and_keeps_the_samples() -> None:
     assert pieces < runner.pieces <= whole.pieces + 4
 
 
-def test_work_ends_a_slice_and_its_sample_does_not_count() -> None:
+def test_work_ends_a_slice_before_its_next_piece() -> None:
     runner = Runner(lambda _p, _s: 0.001)
     measuring = measuring_of(runner)
     measuring.run_slice(idle)
 
-    @contextmanager
-    def busy(abort: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-        abort()
-        yield lambda: runner.aborted
-
     pieces = runner.pieces
-    runner.aborted = True
     measuring.run_slice(busy)
     assert runner.pieces == pieces
 
@@ -170,3 +173,31 @@ def test_an_engine_measures_only_without_work(ends: str) -> None:
         case "off":
             bench.iterate(m.SetMeasuring(False))
     assert bench.engine.may_measure == (ends == "nothing")
+
+
+def test_a_task_that_stops_a_measurement_does_not_wait_for_its_memory() -> None:
+    bench = Bench(slots=1)
+    runner = Runner(lambda _p, _s: 0.01)
+    model = Model(runner)
+    bench.model, bench.engine = model, Engine(model, seconds=lambda: bench.now)
+    bench.iterate(m.SetMeasuring(True))
+    bench.engine.measure(busy)
+    bench.engine.begin_iteration([m.SetMeasuring(False), bench.submit(1)])
+    reports = bench.engine.compute_step()
+    assert reports and runner.closed == 0
+    bench.engine.end_iteration()
+    assert runner.closed == 1
+
+
+def test_slices_are_counted_in_the_metrics() -> None:
+    bench = Bench(slots=1)
+    model = Model(Runner(lambda _p, _s: 0.01))
+    bench.model, bench.engine = model, Engine(model, seconds=lambda: bench.now)
+    bench.engine.metrics.publish(at_once=True)
+    bench.iterate(m.SetMeasuring(True))
+    bench.engine.measure(idle)
+    bench.now += 10.0
+    bench.iterate()
+    bench.engine.metrics.publish()
+    cells = bench.engine.metrics.page.read_counters()
+    assert dict(zip(PAGE_COUNTERS, cells, strict=False))["tuning_slices"] == 1

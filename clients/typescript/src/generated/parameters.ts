@@ -19,7 +19,7 @@ export interface ModelParameters {
   "cache-type-k"?: "f16" | "f32" | "bf16" | "q8_0" | "q5_1" | "q5_0" | "q4_1" | "q4_0" | "iq4_nl" | undefined;
   /** type of the values in KV states; a quantized one takes less memory and needs flash attention (default: "f16") */
   "cache-type-v"?: "f16" | "f32" | "bf16" | "q8_0" | "q5_1" | "q5_0" | "q4_1" | "q4_0" | "iq4_nl" | undefined;
-  /** flash attention; auto: as llama.cpp decides if a GPU has layers; on a CPU off, or on with a quantized cache-type-v (default: "auto") */
+  /** flash attention; auto: as llama.cpp decides if a GPU has layers; on a CPU as measured there, or on with a quantized cache-type-v (default: "auto") */
   "flash-attn"?: "auto" | "on" | "off" | undefined;
   /** layers that attend to a window keep the KV states of the whole context: more memory, and `ctx-shift` works (default: false) */
   "swa-full"?: boolean | undefined;
