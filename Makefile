@@ -20,11 +20,11 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture protobuf guest docs models schemas prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture page-libraries protobuf guest docs models schemas prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
-	@echo 'VENV=… PYTHON=… ENGINE=full GPU=cuda ARGS="…" (of demo, chat, test, bench, compare, compat)'
+	@echo 'VENV=… PYTHON=… ENGINE=full GPU=cuda ARGS="…" (of demo, chat, test, bench, compare, compat, page-libraries)'
 
 demo: install ## several programs share one model: the main job, shown
 	@$(PY) tools/get_models.py --only smollm2
@@ -70,6 +70,9 @@ dashboard-picture: install models prometheus browser ## draw docs/dashboard.png;
 
 page-picture: $(STAMP)-test models browser ## draw docs/page-light.png and page-dark.png
 	$(PY) -m tools.page_picture $(ARGS)
+
+page-libraries: install ## get the web page's JavaScript libraries; needs npm; ARGS="katex@0.20.0" pins another
+	@$(PY) -m tools.page_libraries $(ARGS)
 
 protobuf: $(STAMP)-test ## generate the messages of WasmEdge's RPC service from their .proto
 	cd gateways/nnrpc && $(abspath $(PY)) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. wasi_ephemeral_nn.proto

@@ -100,6 +100,11 @@ class Bare:
         )
 
 
+def files_below(folder: Path) -> set[str]:
+    """Return the paths of all files of a folder and its folders."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
 def check_alone(bare: Bare) -> None:
     """Check the commands that need no daemon, and the errors of the others."""
     imported = bare.run("python", "-c", IMPORT_CHECK)
@@ -112,7 +117,7 @@ def check_alone(bare: Bare) -> None:
     manual = bare.bin.parent / "share" / "man" / "man1" / "inferd-run.1"
     check("the manual pages are beside the command", manual.is_file())
     (page,) = bare.bin.parent.glob(f"lib/python*/site-packages/inferd/{PAGE}")
-    missing = {file.name for file in (ROOT / PAGE).iterdir()} - {f.name for f in page.iterdir()}
+    missing = files_below(ROOT / PAGE) - files_below(page)
     check("the files of the web page are in the wheel", not missing, f"missing {missing}")
     served = bare.run("inferd", "serve")
     output = served.stdout + served.stderr

@@ -58,7 +58,7 @@ class PageApi:
     tables = ()
     endpoints = (
         Endpoint(method="GET", path="/", answer=answer_root, public=True),
-        Endpoint(method="GET", path="/page/{file}", answer=answer_file, public=True),
+        Endpoint(method="GET", path="/page/{file:path}", answer=answer_file, public=True),
     )
     error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)

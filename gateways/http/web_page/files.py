@@ -1,9 +1,11 @@
-"""The files of the web page, read once."""
+"""The files of the web page, read once. tools/page_libraries.py writes those of libraries."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 INDEX = "index.html"
@@ -12,6 +14,8 @@ _TYPES = {
     "css": b"text/css; charset=utf-8",
     "js": b"text/javascript; charset=utf-8",
     "svg": b"image/svg+xml",
+    "json": b"application/json",
+    "txt": b"text/plain; charset=utf-8",
 }
 
 
@@ -23,15 +27,16 @@ class File(NamedTuple):
     etag: bytes
 
 
-def _read_files() -> dict[str, File]:
-    found = {}
-    for path in (files(__package__) / "files").iterdir():
+def _read_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, File]]:
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _read_files(path, f"{prefix}{path.name}/")
+            continue
         data = path.read_bytes()
         digest = hashlib.sha256(data).hexdigest()[:16]
         content_type = _TYPES[path.name.rpartition(".")[2]]
-        found[path.name] = File(data, content_type, f'"{digest}"'.encode())
-    return found
+        yield prefix + path.name, File(data, content_type, f'"{digest}"'.encode())
 
 
-FILES = _read_files()
-"""The files by their names."""
+FILES = dict(_read_files(files(__package__) / "files"))
+"""The files by their paths, such as `libraries/katex.js`."""
