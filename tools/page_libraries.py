@@ -104,7 +104,7 @@ def refresh(folder: Path, wanted: dict[str, str]) -> int:
 
     :raises Mismatch: a package or a file is not the pinned one, or the files are too large.
     """
-    libraries, files = read_manifest(folder), {}
+    libraries, files = read_manifest(folder), dict[str, bytes]()
     if unknown := wanted.keys() - {library.name for library in libraries}:
         raise Mismatch(f"the manifest does not name {', '.join(sorted(unknown))}")
     for library in libraries:

@@ -16,6 +16,9 @@ export function button(label, onclick, properties = {}) {
   return element("button", { type: "button", textContent: label, onclick, ...properties });
 }
 
+// Returns the text that was typed into a field, with its indentation.
+export const typedText = (field) => field.value.trimEnd().replace(/^\s*\n/, "");
+
 export function showFailure(error, retry = null) {
   const place = byId("failure");
   const again = retry ? [button("Try again", () => { place.replaceChildren(); retry(); })] : [];

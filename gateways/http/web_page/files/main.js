@@ -3,7 +3,7 @@
 import { Activity } from "./activity.js";
 import { Chat } from "./chat.js";
 import { ChatList } from "./chat_list.js";
-import { byId, showFailure } from "./elements.js";
+import { byId, showFailure, typedText } from "./elements.js";
 import { api, key } from "./server.js";
 import { Settings } from "./settings.js";
 
@@ -43,7 +43,7 @@ function connectComposer(chat) {
   const field = byId("prompt");
   const fit = () => { field.rows = Math.min(12, Math.max(2, field.value.split("\n").length)); };
   const submit = () => {
-    const text = field.value.trim();
+    const text = typedText(field);
     if (!text || chat.isAnswering || !byId("composer").reportValidity()) return;
     field.value = "";
     fit();

@@ -1,7 +1,7 @@
 // The messages of the open chat.
 
-import { button, byId, copyText, element } from "./elements.js";
-import { render } from "./rendering.js";
+import { button, byId, copyText, element, typedText } from "./elements.js";
+import { MessageBody } from "./message_body.js";
 
 const AUTHORS = { user: "You", assistant: "Answer", system: "System prompt", tool: "Tool" };
 const NOT_READ = "The chat is longer than the model's context: it no longer reads the messages above.";
@@ -15,6 +15,10 @@ export class Messages {
     this.onEdit = onEdit;
     this.onBranch = onBranch;
     this.drawn = new WeakMap(); // the message that each article shows
+    this.bodies = new WeakMap(); // its body
+    this.follows = true; // whether the end stays in view while the last message grows
+    this.place.addEventListener("scroll", () => { this.follows = this.isNearEnd(); });
+    this.sizes = new ResizeObserver(() => this.scrollToEnd(this.follows));
   }
 
   showWelcome() {
@@ -34,10 +38,10 @@ export class Messages {
       const drawn = JSON.stringify([message, boundaries.includes(index), boundaries.includes(index + 1)]);
       const before = this.place.children[index];
       if (before && this.drawn.get(before) === drawn) return;
-      const made = this.made(message, index, boundaries);
+      const made = this.made(message, index, boundaries, before);
       this.drawn.set(made, drawn);
-      if (before) before.replaceWith(made);
-      else this.place.append(made);
+      if (!before) this.place.append(made);
+      else if (before !== made) before.replaceWith(made);
     });
     while (this.place.children.length > messages.length) this.place.lastElementChild.remove();
     this.scrollToEnd(follows || first !== this.place.firstElementChild);
@@ -56,11 +60,17 @@ export class Messages {
     return made;
   }
 
-  made({ role, content, dropped, lastDropped, reasoning_content: reasoning }, index, boundaries) {
-    const article = element("article", { className: `message ${role}${dropped ? " dropped" : ""}` },
-      element("p", { className: "author", textContent: AUTHORS[role] ?? role }),
-      element("div", { className: "body" }));
-    fill(article, textOf(content), reasoning ?? "");
+  // Returns the article of a message. That of an answer is kept, since its body has grown there.
+  made({ role, content, dropped, lastDropped, reasoning_content: reasoning }, index, boundaries, before = null) {
+    const grown = this.bodies.get(before);
+    const isKept = role === "assistant" && grown?.isAnswer;
+    const body = isKept ? grown : new MessageBody(role);
+    const article = isKept ? before : element("article");
+    article.className = `message ${role}${dropped ? " dropped" : ""}`;
+    if (isKept) for (const each of article.querySelectorAll(":scope > :not(.author, .body)")) each.remove();
+    else article.append(element("p", { className: "author", textContent: AUTHORS[role] ?? role }), body.element);
+    this.bodies.set(article, body);
+    body.show(textOf(content), reasoning ?? "");
     const tools = element("div", { className: "tools" });
     if (role === "user" && boundaries.includes(index)) {
       tools.append(button("Edit", () => this.edit(article, index, textOf(content)), { className: "small" }));
@@ -78,7 +88,7 @@ export class Messages {
     const field = element("textarea", { value: text, rows: 3, "aria-label": "Edited message" });
     const before = [...article.childNodes];
     const end = () => article.replaceChildren(...before);
-    const submit = () => { if (field.value.trim()) { end(); this.onEdit(index, field.value.trim()); } };
+    const submit = () => { if (typedText(field)) { end(); this.onEdit(index, typedText(field)); } };
     field.onkeydown = (event) => {
       if (event.key === "Escape") { end(); byId("prompt").focus(); }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
@@ -95,25 +105,26 @@ export class Messages {
     this.place.setAttribute("aria-busy", "true"); // a screen reader reads the whole answer, not its pieces
     let text = "";
     let reasoning = "";
-    let frame = 0;
-    const draw = () => {
-      frame = 0;
-      fill(article, text, reasoning);
-      this.scrollToEnd(false);
-    };
+    const body = this.bodies.get(article);
     return {
       add: (piece, thought) => {
         text += piece;
         reasoning += thought;
-        frame ||= requestAnimationFrame(draw);
+        body.show(text, reasoning, true);
       },
       end: () => {
-        cancelAnimationFrame(frame);
-        draw();
+        body.show(text, reasoning);
         article.classList.remove("answering");
         this.place.removeAttribute("aria-busy");
       },
     };
+  }
+
+  observeLast() {
+    if (this.observed === this.place.lastElementChild) return;
+    this.sizes.disconnect();
+    this.observed = this.place.lastElementChild;
+    this.sizes.observe(this.observed);
   }
 
   isNearEnd() {
@@ -122,13 +133,9 @@ export class Messages {
   }
 
   scrollToEnd(always) {
+    this.observeLast();
     if (always || this.isNearEnd()) this.place.scrollTop = this.place.scrollHeight;
   }
-}
-
-function fill(article, text, reasoning) {
-  const thoughts = reasoning ? [element("p", { className: "reasoning", textContent: reasoning })] : [];
-  article.querySelector(".body")?.replaceChildren(...thoughts, ...render(text));
 }
 
 function textOf(content) {

@@ -105,3 +105,32 @@ def shown_model(page: Page, name: str) -> Locator:
 def enter_key(page: Page, key: str) -> None:
     page.locator("#key").fill(key)
     page.get_by_role("button", name="Continue").click()
+
+
+def show_answer(page: Page, *pieces: str) -> Locator:
+    """Show an answer that arrives in pieces, one a frame, without a daemon; return its place.
+
+    One piece is shown at once, as an answer of the history is.
+    """
+    page.locator("#model option").first.wait_for(state="attached")  # the page has begun
+    page.evaluate(_SHOW, list(pieces))
+    return page.locator("#messages .text").last
+
+
+_SHOW = """async (pieces) => {
+  const { MessageBody } = await import("/page/message_body.js");
+  const body = new MessageBody("assistant");
+  const article = document.createElement("article");
+  article.className = "message assistant";
+  article.append(body.element);
+  document.getElementById("messages").replaceChildren(article);
+  const frame = () => new Promise(requestAnimationFrame);
+  let text = "";
+  for (const piece of pieces.slice(0, -1)) {
+    text += piece;
+    body.show(text, "", true);
+    await frame();
+  }
+  body.show(text + pieces.at(-1));
+  while (body.rendering.frame) await frame();
+}"""
