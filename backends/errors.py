@@ -22,8 +22,8 @@
 Numbers 0–8 and 100–103 are WasmEdge's; inferd's own begin at 200. `wasi_number` is the WasmEdge
 number that a Wasm guest sees. Released names and numbers never change.
 
-Hints are for programs, which use the protocol or the Python client. The command line, the web page
-and the HTTP APIs show `hint_for_people` instead.
+Messages and hints are for programs, which use the protocol or the Python client. The command line,
+the web page and the HTTP APIs show `message_for_people` and `hint_for_people` instead.
 """
 
 from __future__ import annotations
@@ -41,9 +41,17 @@ _FOR_PROGRAMS = re.compile(
     r"|`(append|data|drop|fd|keep|path|rewind|sessions|tokenize)`"
     r"|\b(new|another) client\b|\bnew Client\b|\breconnect="
     r"|\b(new|reset the|rewind the) context\b|\bhandles are\b"
-    r"|\b(memfd|msgpack|SCM_RIGHTS)\b"
+    r"|\b(frames?|memfd|msgpack|SCM_RIGHTS)\b"
 )
 """Words of hints that only a program can follow."""
+_ABOUT_CALLS = re.compile(
+    r"\b(frames?|msgpack|handles?|graphs?|params|builder|execution context|the credit|tensor's)\b"
+    r"|\ba tensor of \d|\bis not a tensor\b|\bon this connection\b|\bdescriptors?\b(?!-)"
+    r"|\bthe context (?:has no history|is |makes embeddings)|\bearlier calls\b|\bno call\b"
+    r"|\b(connect_timeout|delete_session|fini_single|resume_timeout|session_id|undo_s)\b"
+    r"|\b(cancel|history|rewind|resume) takes\b"
+)
+"""Words of messages about a program's calls. No page and no command lets people make such calls."""
 _PEOPLE_WAIT_S_MAX = 86_400.0
 """The longest wait in a hint for people."""
 
@@ -75,6 +83,8 @@ class InferdError(Exception):
     number: ClassVar[int] = 299
     wasi_number: ClassVar[int] = 5
     retryable: bool = False
+    people_message: ClassVar[str] = "the request failed"
+    """The message for people, if the message itself is about a program's calls."""
     hint_default: ClassVar[str] = "see the daemon's log for the cause"
     people_default: ClassVar[str] = hint_default
     outcome_default: ClassVar[Outcome] = Outcome.FAILED
@@ -113,9 +123,17 @@ class InferdError(Exception):
         return self.people_default
 
     @property
+    def message_for_people(self) -> str:
+        """The message, or a plain one if it is about a program's calls."""
+        return self._plain_message() if _ABOUT_CALLS.search(self.message) else self.message
+
+    def _plain_message(self) -> str:
+        return self.people_message
+
+    @property
     def text_for_people(self) -> str:
         """The message and the hint for people."""
-        return f"{self.message} ({self.hint_for_people})"
+        return f"{self.message_for_people} ({self.hint_for_people})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return error_from_wire, (self.to_wire(),)
@@ -141,6 +159,7 @@ class InvalidArgument(InferdError, outcome=Outcome.REFUSED):
     """A value, handle or call that can never work as given."""
 
     number = wasi_number = 1
+    people_message = "the program has sent a request that is not possible here"
     hint_default = "correct the argument"
     people_default = "change the request as the message says"
 
@@ -149,6 +168,7 @@ class ProtocolError(InvalidArgument, outcome=Outcome.REFUSED):
     """A frame that cannot be read; its connection is closed."""
 
     number = 209
+    people_message = "the program and the daemon do not understand each other"
     hint_default = "send a 4-byte little-endian length and one msgpack array"
     people_default = "check that both sides run the same version of inferd"
 
@@ -173,6 +193,7 @@ class Busy(InferdError, outcome=Outcome.REFUSED):
     """A bound is reached; a retry may succeed after `retry_after_s`."""
 
     number = wasi_number = 4
+    people_message = "too many requests are under way"
     retryable = True
     hint_default = "try again after retry_after_s seconds"
     people_default = "try again in {wait}"
@@ -247,6 +268,7 @@ class UnsupportedOperation(InferdError, outcome=Outcome.REFUSED):
     """A call or option that this daemon does not have."""
 
     number = wasi_number = 6
+    people_message = "this is not supported here"
     hint_default = "use calls and options of the protocol version that the daemon's hello names"
     people_default = "leave it out, or use a model or a version of inferd that has it"
 
@@ -262,8 +284,18 @@ class TooLarge(InferdError, outcome=Outcome.REFUSED):
     """A value is past its bound; `data` has the bound and, for buffers, the size needed."""
 
     number = wasi_number = 7
+    people_message = "the request is too large"
     hint_default = "give a larger buffer, or send less"
     people_default = "send less"
+
+    def _plain_message(self) -> str:
+        most = self.data.get("frame_bytes_max") or self.data.get("bytes_max")
+        if "bytes" not in self.data or most is None:
+            return self.people_message
+        return (
+            "the request has a text, or several that belong together, of"
+            f" {self.data['bytes']} bytes; {most} are allowed"
+        )
 
 
 class NotFound(InferdError, outcome=Outcome.REFUSED):
@@ -337,6 +369,7 @@ class Cancelled(InferdError, outcome=Outcome.CANCELLED):
     """The turn was cancelled; its output so far can still be read."""
 
     number = 201
+    people_message = "the answer was stopped"
     hint_default = "get_output returns the output so far"
     people_default = "send it again if the answer is still needed"
 

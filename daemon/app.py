@@ -75,7 +75,9 @@ def serve(
     except InferdError as exc:
         state.close()
         report.send_error(exc)
-        sys.stderr.write(escape_controls(f"inferd: {exc.message}\n  {exc.hint_for_people}\n"))
+        sys.stderr.write(
+            escape_controls(f"inferd: {exc.message_for_people}\n  {exc.hint_for_people}\n")
+        )
         return 1
     try:
         raise_open_files_limit()

@@ -71,7 +71,7 @@ class ErrorsAsSentences(LazyCommands):
             sys.stdout.flush()
             return result
         except InferdError as exc:
-            fail(exc.message, exc.hint_for_people)
+            fail(exc.message_for_people, exc.hint_for_people)
             if ctx.meta.get("inferd.json"):
                 write_json({"error": exc.to_wire()})
             raise typer.Exit(exit_code(exc)) from None

@@ -122,7 +122,7 @@ def repeat_refused(attempt: Callable[[], ResultT], until: float = math.inf) -> R
             pause_s = retry_pause_s(exc, retries, until - time.monotonic())
             if pause_s is None:
                 raise
-            note(f"{exc.message}; trying again in {math.ceil(pause_s)} s")
+            note(f"{exc.message_for_people}; trying again in {math.ceil(pause_s)} s")
         time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
 

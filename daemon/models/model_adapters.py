@@ -54,7 +54,7 @@ def _check_new(model: ManagedModel, name: str) -> None:
     check_model_name(name)
     if model.passed_file is not None:
         raise UnsupportedOperation(
-            "a model loaded from a descriptor takes no adapters",
+            "a model of a file outside the models directory takes no adapters",
             hint="put the model into the models directory, or configure it",
         )
     if name in model.config.adapters:

@@ -34,8 +34,8 @@ class ReadinessReport:
                 os.set_inheritable(descriptor, False)  # no child may keep the pipe open
             except OSError:
                 raise InvalidArgument(
-                    f"--ready-fd {descriptor} is not an open descriptor",
-                    hint="pass the number of a descriptor that the daemon inherits",
+                    f"--ready-fd {descriptor} is not an open file",
+                    hint="pass the number of a pipe that the daemon inherits",
                 ) from None
 
     def send_ready(self) -> bool:

@@ -246,7 +246,7 @@ class Worker:
         except OSError as exc:
             self.error = LoadFailed(
                 f"the worker process of {self.spec.name!r} did not start: {exc.strerror or exc}",
-                hint="memory, processes or descriptors ran out: free some and try again",
+                hint="memory, processes or open files ran out: free some and try again",
             )
         finally:
             if ours is not None:

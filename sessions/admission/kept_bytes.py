@@ -101,9 +101,9 @@ class KeptBytes:
         if is_over or (more > 0 and exceeds_share(self._open, owner, more, bound.limit)):
             reserved = f", part of which is reserved for labels other than {owner.label!r}"
             raise QuotaExceeded(
-                f"your open sessions and graphs take {kept} bytes; {more} more would exceed the"
-                f" limit of {bound.limit}{'' if is_over else reserved}",
-                hint="close sessions and unload graphs that are done, or use shorter inputs and"
+                f"your open sessions and models in use take {kept} bytes; {more} more would exceed"
+                f" the limit of {bound.limit}{'' if is_over else reserved}",
+                hint="close sessions and unload models that are done, or use shorter inputs and"
                 " options",
                 data={"bound": bound.name, "bytes": kept, "more": more, "bytes_max": bound.limit},
             )

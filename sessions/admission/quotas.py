@@ -85,7 +85,7 @@ def check_descriptor_models(quota: Quota, count: int, limit: int) -> None:
         bound, limit = quota.bound("descriptor-models-max"), quota.descriptor_models_max
     if count >= limit:
         raise QuotaExceeded(
-            f"you have loaded {count} models from descriptors; the limit is {limit}",
+            f"you have loaded {count} files outside the models directory; the limit is {limit}",
             hint="unload one first, or load models of the models directory by their names",
             data={"bound": bound, "models": count, "models_max": limit},
         )

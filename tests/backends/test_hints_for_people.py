@@ -24,6 +24,12 @@ CALL = re.compile(
     r"|[\w.]\((?!s\))|\bretry_after_s\b"
 )
 """A call of the protocol or of the Python client, or another one in Python's notation."""
+FOR_PROGRAMMERS = re.compile(
+    r"\b(frames?|msgpack|handles?|graphs?|params|builder|SCM_RIGHTS|memfd|execution context)\b"
+    r"|\b(tensors? of \d|set_input|fini_single|resume_timeout|session_id|undo_s)\b"
+    r"|\bon this connection\b|\bdescriptors?\b(?!-)"
+)
+"""Words for the parts of the protocol, which no command and no page shows."""
 
 
 def hints() -> Iterator[tuple[str, str]]:
@@ -106,3 +112,66 @@ def test_the_time_until_a_retry_is_shown(seconds: float, shown: str) -> None:
     for cls in (e.Busy, e.QuotaExceeded):
         error = error_from_wire(cls("no", data={"retry_after_s": seconds}).to_wire())
         assert error.hint_for_people.startswith(f"try again in {shown}")
+
+
+def classes_by_name() -> dict[str, type[InferdError]]:
+    """Return the error classes by the names in the code, and those of functions that make one."""
+    found = {cls.__name__: cls for cls in ERRORS_BY_NAME.values()}
+    return found | {"HttpRefusal": InferdError, "field_error": e.InvalidArgument}
+
+
+def constant_texts(node: ast.expr) -> Iterator[str]:
+    """Yield the texts that an expression can have, with 7 in place of each value."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(
+            str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "7"
+            for part in node.values
+        )
+    elif isinstance(node, ast.IfExp):
+        yield from (*constant_texts(node.body), *constant_texts(node.orelse))
+    elif isinstance(node, ast.BinOp):
+        for left in constant_texts(node.left):
+            yield from (left + right for right in constant_texts(node.right))
+
+
+def errors_of_the_code() -> Iterator[tuple[str, InferdError]]:
+    """Yield each error that the packages raise, and its place."""
+    classes = classes_by_name()
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                cls = classes.get(ast.unparse(node.func).rpartition(".")[2])
+                if cls is None:
+                    continue
+                hints = [k.value for k in node.keywords if k.arg == "hint"]
+                hint = next(iter(constant_texts(hints[0])), "") if hints else ""
+                for argument in node.args:
+                    for text in constant_texts(argument):
+                        place = f"{file.relative_to(ROOT)}:{node.lineno}"
+                        yield place, cls(text, hint=hint)
+
+
+def test_no_message_and_no_hint_of_the_code_is_about_calls_when_people_read_it() -> None:
+    found = list(errors_of_the_code())
+    assert len(found) > 600
+    wrong = {
+        place: error.text_for_people
+        for place, error in found
+        if CALL.search(error.text_for_people) or FOR_PROGRAMMERS.search(error.text_for_people)
+    }
+    assert wrong == {}
+
+
+def test_messages_that_people_understand_stay() -> None:
+    kept = [error for _, error in errors_of_the_code() if error.message_for_people == error.message]
+    assert len(kept) > 500
+
+
+def test_a_text_that_is_too_long_for_a_frame_is_named_with_its_bounds() -> None:
+    data = {"bytes": 9, "frame_bytes_max": 8}
+    error = e.TooLarge("stream takes a frame of 9 bytes; the limit is 8", data=data)
+    assert error.message_for_people.endswith("of 9 bytes; 8 are allowed")

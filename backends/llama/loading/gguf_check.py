@@ -113,7 +113,7 @@ def read_gguf(fd: int, name: str) -> GgufFile:
     except OSError as exc:
         raise LoadFailed(
             f"the file {name!r} cannot be read: {exc.strerror}",
-            hint="the descriptor must be open for reading",
+            hint="let the program that loads it read the file",
         ) from None
     with data:
         return _check(data, name)

@@ -235,7 +235,7 @@ def c_file(fd: int, name: str) -> Iterator[Any]:
 def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:
     if file.is_split:
         raise UnsupportedOperation(
-            f"{name!r} is one part of a split model and came as a descriptor",
+            f"{name!r} is one part of a split model and was passed without the others",
             hint="merge the parts with llama-gguf-split --merge, or load the model by name",
         )
     with c_file(fd, name) as stream:

@@ -128,7 +128,7 @@ class InteractiveChat:
             except InferdError as exc:  # the conversation continues
                 if self.as_json:
                     write_json_line({"error": exc.to_wire()})
-                fail(exc.message, exc.hint_for_people)
+                fail(exc.message_for_people, exc.hint_for_people)
 
     def _run_line(self, line: str, command: str) -> None:
         if command == "/reset":

@@ -115,7 +115,9 @@ def _call_stats(found: ConnectionFacts) -> ConnectionFacts:
         with client:
             stats, hello = client.stats(), client.server
     except InferdError as exc:
-        return msgspec.structs.replace(found, refusal=exc.message, hint=exc.hint_for_people)
+        return msgspec.structs.replace(
+            found, refusal=exc.message_for_people, hint=exc.hint_for_people
+        )
     return msgspec.structs.replace(
         found, software=hello.software, llama_commit=hello.llama_commit, stats=stats
     )

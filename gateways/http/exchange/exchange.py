@@ -15,7 +15,7 @@ from ....backends.errors import Cancelled, InferdError, TooLarge
 from ..callers.caller import LOCAL, Caller
 from ..fields import FieldTable
 from ..limits import Limits, UnknownFields
-from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of, without_frames
+from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of
 from .waiting import WaitingStreams
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class Exchange:
 
     async def send_error(self, error: InferdError) -> None:
         """Send an error in the shape of the API; only possible before the start of a response."""
-        error, headers = without_frames(error), []
+        headers = []
         status = status_of(error)
         retry_s = retry_after_s(error, status)
         if retry_s is not None:

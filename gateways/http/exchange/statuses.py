@@ -61,21 +61,6 @@ def status_of(error: InferdError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
-def without_frames(error: InferdError) -> InferdError:
-    """Return the error of a request, without words of the daemon's protocol. A body that is not too
-    long may have a text that is too long for a frame.
-    """
-    if not isinstance(error, e.TooLarge) or "frame_bytes_max" not in error.data:
-        return error
-    size, size_max = error.data["bytes"], error.data["frame_bytes_max"]
-    return e.TooLarge(
-        f"the request has a text, or several that belong together, of {size} bytes; {size_max} are"
-        " allowed",
-        hint="send less, or in several requests",
-        data={"bytes": size, "bytes_max": size_max},
-    )
-
-
 def retry_after_s(error: InferdError, status: int) -> int | None:
     """Return the seconds of the header Retry-After, or None without one."""
     if isinstance(error, e.Busy):

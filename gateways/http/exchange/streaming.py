@@ -14,7 +14,7 @@ from ....ipc.client import Piece, QueueEvent
 from ..limits import CHECK_AFTER_S, PLACE_PAUSE_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnProgress, TurnRequest
 from .exchange import Exchange
-from .statuses import status_of, without_frames
+from .statuses import status_of
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 STREAM_HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
@@ -294,7 +294,7 @@ class _StreamWriter:
 
     def note_error(self, error: InferdError) -> None:
         """Note an error; the first one ends the stream, and all turns if nothing was sent."""
-        self._error = self._error or without_frames(error)
+        self._error = self._error or error
         if self._unaccepted:
             self.scope.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -65,8 +66,14 @@ def _status(model: ModelInfo) -> dict[str, Any]:
         "pinned": model["pinned"],
         "expires_s": model["expires_s"],
         "adapters": [adapter["name"] for adapter in model["adapters"]],
-        "error": error and {**error, "hint": error_from_wire(error).hint_for_people},
+        "error": error and _shown_error(error),
     }
+
+
+def _shown_error(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an error with the texts for people."""
+    error = error_from_wire(fields)
+    return {**fields, "message": error.message_for_people, "hint": error.hint_for_people}
 
 
 async def load_model(exchange: Exchange) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from ....backends.errors import InferdError, NotFound, SessionBusy
 from ....ipc.client import AsyncClient, AsyncSession, AsyncStream, QueueEvent
 from ..exchange import Exchange
-from ..exchange.statuses import status_of, without_frames
+from ..exchange.statuses import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..limits import CLOSE_S_MAX, WAITING_PAUSE_S
 from ..openai.chat import ChatFrame, ChatStream
@@ -125,7 +125,6 @@ class _Reader:
 
     async def write_error(self, error: InferdError) -> None:
         """Write an error as the last event."""
-        error = without_frames(error)
         form = self._form
         assert form is not None, "the response has begun"
         await self._exchange.write(form.error(error, status_of(error)), more=False)

@@ -96,7 +96,7 @@ class UserDescriptors:
         if self.count > limits.user_max + reserve:
             raise Busy(
                 f"programs of your user have passed {self.count} descriptors that are still open",
-                hint="wait for the answers to calls with descriptors, or raise"
+                hint="wait for the answers to the requests with files, or raise"
                 " descriptors-user-max",
                 data={"descriptors_user_max": limits.user_max, "retry_after_s": 1.0},
             )

@@ -445,6 +445,13 @@ def test_a_session_is_titled_kept_and_restored(socket: str) -> None:
     assert inferd("rm-session", "sky", socket=socket).stdout == "deleted\n"
 
 
+def test_a_prompt_that_is_too_long_is_refused_in_words_for_people(socket: str) -> None:
+    found = inferd("run", "echo", "-", socket=socket, text="x" * 1_100_000)
+    assert found.exit_code == 1
+    assert "1048576 are allowed" in found.stderr and "send less" in found.stderr
+    assert "frame" not in found.stderr and "set_input" not in found.stderr
+
+
 def test_stop_waits_until_the_daemon_has_ended() -> None:
     with running_daemon() as daemon:
         result = inferd("stop", socket=daemon.socket)

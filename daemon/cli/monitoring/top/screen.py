@@ -203,7 +203,7 @@ class Top(App[None]):
                     await self._poll(client)
             except InferdError as exc:
                 self._lost = True
-                self.show_message(f"reconnecting: {exc.message}", error=True)
+                self.show_message(f"reconnecting: {exc.message_for_people}", error=True)
             finally:
                 self.daemon_client = None
             await anyio.sleep(self.interval_s)
@@ -225,7 +225,7 @@ class Top(App[None]):
             if not self.all_users:
                 raise
             self.all_users = False
-            self.show_message(f"{exc.message}; showing only yours", error=True)
+            self.show_message(f"{exc.message_for_people}; showing only yours", error=True)
             return await take_sample(client, self._node, all_users=False)
 
     def show_frame(self, frame: TopFrame) -> None:
