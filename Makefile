@@ -110,7 +110,7 @@ $(STAMP)-venv:
 	$(PIP) install 'pip>=25.1'
 	@touch $@
 
-$(ENGINE_STAMP): $(STAMP)-venv pyproject.toml tools/build_engine.py tools/cuda_toolkit.py tools/llama_only.cmake
+$(ENGINE_STAMP): $(STAMP)-venv pyproject.toml tools/build_engine.py tools/cuda_toolkit.py tools/engine.cmake tools/llama_only.cmake
 	@rm -f $(STAMP)-engine-*
 	@$(PY) -m tools.build_engine $(if $(filter full,$(ENGINE)),--full) $(if $(GPU),--gpu $(GPU))
 	@touch $@

@@ -40,6 +40,8 @@ SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 OWN_THREADS = "-DGGML_OPENMP=OFF"
 """Without OpenMP llama.cpp uses its own threads, see `backends.llama.threads`."""
 
+LIGHT = ROOT / "tools" / "engine.cmake"
+"""The definitions of the light build, `OWN_THREADS` among them."""
 FLAG_VARIABLES = ("CFLAGS", "CXXFLAGS")
 LOAD_CHECK = "import llama_cpp; llama_cpp.llama_backend_init()"
 LOG_LINES_SHOWN = 30
@@ -55,10 +57,8 @@ class Variant:
 
     def cmake_args(self) -> list[str]:
         """Return the CMake definitions of this variant."""
-        only = ROOT / "tools" / "llama_only.cmake"
-        light = ["-DLLAVA_BUILD=OFF", f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={only}"]
         cuda = self.cuda.cmake_args() if self.cuda else []
-        return [OWN_THREADS, *([] if self.full else light), *cuda]
+        return [OWN_THREADS if self.full else f"-C{LIGHT}", *cuda]
 
     def hashed_parts(self) -> list[str]:
         """Return the part of the wheels' hash that identifies this variant."""

@@ -27,7 +27,7 @@ from tests.fork_server import ForkedProcess
 __all__ = ("Machine",)
 
 PLACES = ("/var/lib", "/etc", "/run", "/opt", "/usr/local/bin")
-ELSEWHERE = {"apt", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
+ELSEWHERE = {"apt", "export", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
 """Commands that need packages, users, or the machine's manager."""
 FILES = {"rm", "install"}
 UNITS = {"inferd", "inferd.service", "inferd.socket"}
@@ -67,6 +67,7 @@ class Machine:
         words = shlex.split(line, comments=True)
         if words[0] == "sudo":
             words = words[3:] if words[1] == "-u" else words[1:]
+            words = words[1:] if words[0].startswith("--preserve-env=") else words
         words = [self.replacements.get(word, word) for word in words]
         tool = Path(words[0]).name
         self.done.append(tool)
@@ -112,7 +113,7 @@ class Machine:
     def _inferd(self, words: list[str]) -> str:
         command = [*INFERD, *(self._below(w) for w in words)]
         if words[0] not in ("install-service", "uninstall-service"):
-            if self.service is None and self._listener is not None and words[0] != "pull":
+            if self.service is None and self._listener is not None:
                 self._start_service()  # as the first connection does
             return self._run(command)
         steps = msgspec.json.decode(self._run([*command, "--root", str(self.root), "--json"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -38,6 +39,22 @@ def test_an_engine_for_a_gpu_has_its_own_options_and_wheel() -> None:
     assert not any("CUDA" in argument for argument in plain.cmake_args())
     dirs = {wheel_dir("1.0", variant) for variant in (plain, cuda, Variant(True, FROM_PYPI))}
     assert len(dirs) == 3
+
+
+def test_make_and_the_pages_build_with_the_definitions_of_one_file() -> None:
+    (light,) = Variant(False, None).cmake_args()
+    (full,) = Variant(True, None).cmake_args()
+    file = ROOT / "tools" / "engine.cmake"
+    assert light == f"-C{file}" and full == "-DGGML_OPENMP=OFF"
+    for page in ("README.md", "docs/operations.md"):
+        assert "CMAKE_ARGS=\"-C'$PWD/tools/engine.cmake'\"" in (ROOT / page).read_text()
+    values = dict(re.findall(r"^set\((\S+) (\S+) CACHE", file.read_text(), re.M))
+    assert values == {
+        "GGML_OPENMP": "OFF",
+        "LLAVA_BUILD": "OFF",
+        "CMAKE_PROJECT_llama.cpp_INCLUDE": '"${CMAKE_CURRENT_LIST_DIR}/llama_only.cmake"',
+    }
+    assert file.with_name("llama_only.cmake").exists()
 
 
 def test_the_wheel_depends_on_toolkit_driver_and_architectures_not_on_the_environment(

@@ -1,0 +1,5 @@
+# The definitions of the light build of llama-cpp-python, for `cmake -C`: `make` and the README's `pip install`
+# both read this file. It leaves out the multimodal tools, which inferd does not use.
+set(GGML_OPENMP OFF CACHE BOOL "llama.cpp's own threads, which sleep while there is no work")
+set(LLAVA_BUILD OFF CACHE BOOL "no multimodal tools")
+set(CMAKE_PROJECT_llama.cpp_INCLUDE "${CMAKE_CURRENT_LIST_DIR}/llama_only.cmake" CACHE FILEPATH "no common library")
