@@ -39,10 +39,8 @@ def other_content(file: Path) -> OtherContent | None:
     try:
         status = os.stat(file)
     except OSError as exc:  # a load reports a denied access, or a file server that does not answer
-        is_missing = exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-        if is_missing and os.path.islink(file):
-            return OtherContent("it is a link to a missing file")
-        return None
+        reason = dangling_reason(exc) if os.path.islink(file) else ""
+        return OtherContent(reason) if reason else None
     if not stat.S_ISREG(status.st_mode):
         return OtherContent("it is not a regular file")
     if not status.st_size:
@@ -57,6 +55,16 @@ def other_content(file: Path) -> OtherContent | None:
     except OSError:
         return None  # a load reports it
     return _content(beginning)
+
+
+def dangling_reason(error: OSError) -> str:
+    """Return the reason why a link cannot be followed, or an empty text if that may be possible for
+    others.
+    """
+    if error.errno == errno.ELOOP:
+        return "it is a link that leads to itself"
+    is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return "it is a link to a missing file" if is_missing else ""
 
 
 def _content(beginning: bytes) -> OtherContent | None:

@@ -42,13 +42,15 @@ KV_RAM_BYTES_MAX = 4 << 30
 
 
 class ConfigError(InvalidArgument, outcome=Outcome.REFUSED):
-    """An invalid configuration; `lines` holds all its errors."""
+    """An invalid configuration; `lines` holds all its errors, and `rest` the configuration without
+    what is invalid, for examinations.
+    """
 
     hint_default = "correct these errors and start again"
 
-    def __init__(self, lines: list[str]):
+    def __init__(self, lines: list[str], rest: Config | None = None):
         super().__init__("\n".join(lines), data={"errors": lines})
-        self.lines = lines
+        self.lines, self.rest = lines, rest
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigError, (self.lines,)
@@ -119,9 +121,9 @@ def read_sources(
     _check_loopback(config, errors)
     defaults = table_of(document, "defaults", in_file)
     options = read_options_table(defaults, folders, in_file.at("[defaults] "))
-    if errors.lines:
-        raise ConfigError(errors.lines)
     config = replace(config, models=models, defaults=options, access=access)
+    if errors.lines:
+        raise ConfigError(errors.lines, config)
     return Sources(config, path, document, origins, errors.notes)
 
 

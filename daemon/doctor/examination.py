@@ -56,7 +56,7 @@ class Facts:
 
     @property
     def config(self) -> Config | None:
-        """The configuration, if it is valid."""
+        """The configuration, without what is invalid in it."""
         return None if self.settings is None else self.settings.config
 
     @property

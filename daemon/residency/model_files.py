@@ -5,6 +5,7 @@ A split model `NAME` has several files: `NAME-00001-of-00003.gguf` and so on.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...backends.gguf.kinds import OtherContent
+from ...backends.gguf.kinds import OtherContent, dangling_reason
 from ...backends.split_gguf import PART, parts_of
 from ...ipc.model_names import FILE_SUFFIX, is_model_file, name_of_file
 from ..config.model_settings import ModelConfig
@@ -139,7 +140,7 @@ def _paths_in(directory: Path, refused: dict[str, str]) -> Iterator[str]:
     """Yield the paths of files that are named as models, relative to *directory*. Reasons for which
     a folder was not read are added to *refused*.
     """
-    folders, seen, entries = deque([""]), set[tuple[int, int]](), 0
+    folders, seen, entries = deque([""]), dict[tuple[int, int], str](), 0
     while folders:
         folder = folders.popleft()
         try:
@@ -151,9 +152,11 @@ def _paths_in(directory: Path, refused: dict[str, str]) -> Iterator[str]:
                 raise
             refused[folder] = f"the folder cannot be read: {exc.strerror}"
             continue
-        if (status.st_dev, status.st_ino) in seen:
-            continue  # a link to a folder that was read already
-        seen.add((status.st_dev, status.st_ino))
+        read_as = seen.setdefault((status.st_dev, status.st_ino), folder)
+        if read_as != folder:  # a link to a folder that was read already
+            if folder.startswith(read_as):
+                refused[folder] = f"it is a link that leads back to {read_as or './'}"
+            continue
         names.sort(key=lambda entry: entry.name)
         entries += len(names)
         if entries > ENTRIES_MAX:
@@ -163,11 +166,26 @@ def _paths_in(directory: Path, refused: dict[str, str]) -> Iterator[str]:
             path = f"{folder}{entry.name}"
             if is_model_file(entry.name):
                 yield path
-            elif not entry.name.startswith(".") and _is_folder(entry):
+            elif entry.name.startswith("."):
+                continue
+            elif reason := _dangling(entry):
+                refused[path] = reason
+            elif _is_folder(entry):
                 if path.count("/") >= DEPTH_MAX:
                     refused[f"{path}/"] = f"folders are read to a depth of {DEPTH_MAX}"
                 else:
                     folders.append(f"{path}/")
+
+
+def _dangling(entry: os.DirEntry[str]) -> str:
+    """Return the reason why a link cannot be followed, or an empty text."""
+    if not entry.is_symlink():
+        return ""
+    try:
+        os.stat(entry.path)
+    except OSError as exc:
+        return dangling_reason(exc)
+    return ""
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -189,9 +207,20 @@ def missing_files(models: Mapping[str, ModelConfig], others: Collection[str]) ->
         elif model.backend == "llama" and name not in others:
             lines.append(f"[models.{name}]: `file` is missing, and so is {name}.gguf in models-dir")
         files |= {f"{name}.adapters.{key}": a.file for key, a in model.adapters.items()}
-    # `Path.exists` raises most errors, such as EACCES.
-    missing = [(n, f) for n, f in files.items() if not os.path.exists(f)]
-    return lines + [f"[models.{n}]: {f} does not exist" for n, f in missing]
+    causes = {name: _cause_of_absence(file) for name, file in files.items()}
+    return lines + [f"[models.{n}]: {files[n]} {cause}" for n, cause in causes.items() if cause]
+
+
+def _cause_of_absence(file: Path) -> str:
+    """Return why a file cannot be found, as the end of a sentence; an empty text if it can."""
+    try:
+        os.stat(file)
+    except PermissionError:
+        return "is in a folder that may not be read"
+    except OSError as exc:
+        is_loop = exc.errno == errno.ELOOP
+        return "is a link that leads to itself" if is_loop else "does not exist"
+    return ""
 
 
 def files_in_use(file: Path | None) -> list[Path]:

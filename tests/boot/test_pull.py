@@ -90,3 +90,11 @@ def test_doctor_names_the_command_that_gets_a_model_for_the_service(
     with pulling.client():
         pass  # the daemon runs
     assert "`inferd pull smollm2` gets a small one" in pulling.inferd("doctor", check=False).stdout
+
+
+def test_doctor_of_another_user_does_not_call_the_closed_folder_missing(
+    pulling: BootedService,
+) -> None:
+    done = pulling.inferd("doctor", user="ada", check=False)
+    assert f"cannot be examined: {MODELS}: Permission denied" in done.stdout
+    assert "`sudo inferd doctor`" in done.stdout and "does not exist" not in done.stdout

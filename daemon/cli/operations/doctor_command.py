@@ -70,4 +70,5 @@ def _show(findings: list[Finding]) -> None:
             text = typer.style(status, fg=STATUS_COLORS[status]) + text.removeprefix(status)
         write_unchanged(f"{text}\n")
     count = {status: sum(f.status == status for f in findings) for status in STATUS_COLORS}
-    write(f"{count['ok']} ok, {count['warn']} warnings, {count['fail']} failed")
+    warnings = f"{count['warn']} warning{'' if count['warn'] == 1 else 's'}"
+    write(f"{count['ok']} ok, {warnings}, {count['fail']} failed")

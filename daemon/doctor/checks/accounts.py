@@ -59,6 +59,10 @@ def find_denial(account: Account, path: Path, bits: int) -> str:
     way = [(folder, SEARCH) for folder in reversed(path.parents)]
     for place, wanted in (*way, (path, bits)):
         # `os.access` respects access lists, but answers only for the caller.
-        if not (os.access(place, wanted) if is_caller else may(account, os.stat(place), wanted)):
+        if is_caller:
+            allowed = os.access(place, wanted, effective_ids=True)
+        else:
+            allowed = may(account, os.stat(place), wanted)
+        if not allowed:
             return str(place)
     return ""

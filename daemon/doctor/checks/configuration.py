@@ -19,6 +19,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     file: Path | None = None
     config: Config | None = None
+    """With errors it lacks what is invalid."""
     shown: InForce | None = None
     """The values in force with their origins."""
     errors: list[str] = []
@@ -31,7 +32,7 @@ def read_settings_facts(named: Path | None, environ: Mapping[str, str] = os.envi
         sources = read_sources({"config": named}, environ)
         return Settings(sources.file, sources.config, in_force(sources))
     except ConfigError as exc:
-        return Settings(file, errors=exc.lines)
+        return Settings(file, exc.rest, errors=exc.lines)
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:

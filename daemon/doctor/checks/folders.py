@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
 import msgspec
 
 from ....backends.gguf.kinds import other_content
+from ....backends.split_gguf import parts_of
 from ...config.settings import Config
 from ...config.sources import ConfigError, load_config
 from ...residency.model_files import (
@@ -31,6 +32,7 @@ from .engine_packages import ModelFile
 DISK_BYTES_MIN = 1 << 30
 """A disk with less free space counts as full."""
 LISTED_MAX = 20
+PARTS_NAMED = 3
 JOURNAL = "sessions.db*"
 
 
@@ -47,6 +49,8 @@ class Models(msgspec.Struct, frozen=True):
     sizes: dict[str, int] = {}
     missing: list[str] = []
     """See `missing_files`."""
+    missing_parts: list[str] = []
+    """A sentence for each split model that lacks some of its files."""
     not_offered: list[FileNotOffered] = []
     unreadable: dict[str, str] = {}
     """The place that denies the daemon access, by file."""
@@ -61,10 +65,13 @@ class Models(msgspec.Struct, frozen=True):
 
 
 def inspect_models(config: Config, account: Account) -> Models:
-    """Return the models of the folder and of the configuration."""
-    folder, exists = config.models_dir, os.path.isdir(config.models_dir)
-    denied_at = find_denial(account, folder, READ | SEARCH) if exists else ""
-    found = find_models(folder) if exists else FoundModels(exists=False)
+    """Return the models of the folder and of the configuration.
+
+    :raises PermissionError: the caller, who is not *account*, may not examine the folder.
+    """
+    folder = config.models_dir
+    denied_at, exists = _denial_of_folder(account, folder)
+    found = find_models(folder) if exists and not denied_at else FoundModels(exists=False)
     others = files_not_offered(folder, found, config.models, other_content)
     not_models = {folder / other.file for other in others}
     missing = missing_files(config.models, found.files)
@@ -80,10 +87,41 @@ def inspect_models(config: Config, account: Account) -> Models:
         files=files,
         sizes={name: size_bytes(file) for name, file in files.items()},
         missing=missing,
+        missing_parts=list(_missing_parts(files)),
         not_offered=others,
         unreadable={part: place for part, place in denials.items() if place},
         pull=pull_command(account.uid, os.geteuid(), folder, _own_folder()),
     )
+
+
+def _denial_of_folder(account: Account, folder: Path) -> tuple[str, bool]:
+    """Return the place that denies *account* access to *folder*, and whether the folder exists, as
+    far as the caller can find that out. A denied folder is not a missing one.
+
+    :raises PermissionError: the caller, who is not *account*, may not examine the folder.
+    """
+    try:
+        exists = stat.S_ISDIR(os.stat(folder).st_mode)
+        if exists and account.uid != os.geteuid():
+            os.scandir(folder).close()
+    except PermissionError:
+        if account.uid != os.geteuid():
+            raise
+        return find_denial(account, folder, READ | SEARCH), True
+    except OSError:
+        return "", False
+    return find_denial(account, folder, READ | SEARCH) if exists else "", exists
+
+
+def _missing_parts(files: Mapping[str, Path]) -> Iterator[str]:
+    for name, file in files.items():
+        parts = parts_of(file)
+        absent = [part.name for part in parts if not os.path.exists(part)]
+        if len(parts) > 1 and absent:
+            more = f" and {len(absent) - PARTS_NAMED} more" if len(absent) > PARTS_NAMED else ""
+            shown = ", ".join(absent[:PARTS_NAMED])
+            are = "is" if len(absent) == 1 else "are"
+            yield f"{name}: {len(absent)} of its {len(parts)} parts {are} missing: {shown}{more}"
 
 
 def pull_command(daemon: int, caller: int, folder: Path, own_folder: Path | None) -> str:
@@ -118,6 +156,8 @@ def check_models(models: Models) -> Iterator[Finding]:
         )
     for found in models.missing[:LISTED_MAX]:
         yield fail(found, "correct `file`, or put the file there")
+    for lacking in models.missing_parts[:LISTED_MAX]:
+        yield fail(lacking, "get these files, and put them beside the others")
     for other in [one for one in models.not_offered if not one.is_expected][:LISTED_MAX]:
         yield warn(
             f"{other.file} is not offered as a model: {other.reason}",
@@ -156,7 +196,7 @@ class State(msgspec.Struct, frozen=True):
 
 def inspect_state_folder(config: Config, account: Account) -> State:
     """Return the state of the folder, or of the existing folder in which it would be created."""
-    place = next(p for p in (config.state_dir, *config.state_dir.parents) if p.exists())
+    place = next(p for p in (config.state_dir, *config.state_dir.parents) if _exists(p))
     files = [*config.state_dir.glob(JOURNAL)] if place == config.state_dir else []
     return State(
         folder=config.state_dir,
@@ -166,6 +206,20 @@ def inspect_state_folder(config: Config, account: Account) -> State:
         free_bytes=shutil.disk_usage(place).free,
         readable_by_others=[str(file) for file in files if _readable_by_others(file)],
     )
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a file exists.
+
+    :raises PermissionError: the caller may not find that out.
+    """
+    try:
+        os.stat(path)
+    except PermissionError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def _readable_by_others(file: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -18,9 +19,11 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.library.installation import install_command
+from inferd.daemon.cli.operations.doctor_command import _show
 from inferd.daemon.doctor.checks.connection import CONNECTION_S_MAX, ConnectionFacts
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
+from inferd.daemon.doctor.finding import ok, warn
 from inferd.daemon.doctor.report import write_new
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
@@ -80,6 +83,24 @@ def test_a_failed_check_has_a_remedy_and_exits_with_1(home: Path) -> None:
     wrong = inferd("doctor", "--json", socket=NOWHERE)
     assert wrong.exit_code == 1
     assert "cores: -1 is outside" in findings(wrong, "configuration")[0]["found"]
+
+
+def test_it_goes_on_after_an_error_of_the_configuration(home: Path) -> None:
+    file, models = home / "c.toml", home / "models"
+    models.mkdir()
+    (models / "gone.gguf").symlink_to("/none")
+    file.write_text(f"[daemon]\nmodels-dir = '{models}'\nsessions-max = 'x'\n")
+    found = inferd("doctor", "--config", str(file))
+    assert found.exit_code == 1 and "'x' is not a whole number" in found.stdout
+    assert "gone.gguf is not offered as a model: it is a link" in found.stdout
+    assert re.search(r"^ok +state +", found.stdout, re.M)
+
+
+def test_one_warning_is_counted_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    _show([warn("one", "do it"), ok("fine")])
+    assert capsys.readouterr().out.endswith("1 ok, 1 warning, 0 failed\n")
+    _show([warn("one", "do it"), warn("two", "do it")])
+    assert capsys.readouterr().out.endswith("0 ok, 2 warnings, 0 failed\n")
 
 
 def test_the_state_of_a_running_daemon_is_checked() -> None:

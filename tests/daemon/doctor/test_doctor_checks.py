@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,7 @@ from inferd.daemon.models.files.tuning_records import TuningRecords
 from inferd.daemon.residency.model_files import missing_files
 from inferd.daemon.service.install import Service, Write, install_plan
 from inferd.daemon.state_files import TUNING_FILE
+from tests.daemon.other_users import BOB, as_user
 from tests.tiny_gguf import write_split, write_tiny
 from tests.tiny_lora import write_lora
 
@@ -311,6 +313,8 @@ def test_all_errors_of_the_configuration_are_listed(tmp_path: Path) -> None:
     file.write_text("[daemon]\ncores = -1\nsesions-max = 1\n")
     found = only(settings.check_settings(settings.read_settings_facts(file, {})))
     assert found.status == "fail" and found.found.count("\n") == 1
+    rest = settings.read_settings_facts(file, {"INFERD_SESSIONS_MAX": "7"}).config
+    assert rest is not None and rest.sessions_max == 7, "the other checks go on with the rest"
     file.write_text("[daemon]\ncores = 1\n")
     seen = settings.read_settings_facts(file, {})
     assert only(settings.check_settings(seen)).status == "ok" and seen.config is not None
@@ -337,6 +341,84 @@ def test_missing_and_unreadable_models_are_findings(tmp_path: Path) -> None:
     assert "ada may not read /m/x.gguf" in only(places.check_models(closed)).found
     shut = msgspec.structs.replace(seen, files={}, denied_at="/var/lib/inferd")
     assert "access is denied at /var/lib/inferd" in only(places.check_models(shut)).found
+
+
+def test_links_that_lead_nowhere_are_findings(tmp_path: Path) -> None:
+    (tmp_path / "gone.gguf").symlink_to("/none/gone.gguf")
+    (tmp_path / "other").symlink_to("/none")
+    (tmp_path / "ring.gguf").symlink_to("ring.gguf")
+    (tmp_path / "knot").symlink_to("knot")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "up").symlink_to("..")
+    (tmp_path / ".hidden").symlink_to("/none")
+    seen = places.inspect_models(config(models_dir=tmp_path), own_account())
+    found = [f.found.replace(" is not offered as a model", "") for f in places.check_models(seen)]
+    assert found[:-1] == [
+        "gone.gguf: it is a link to a missing file",
+        "knot: it is a link that leads to itself",
+        "other: it is a link to a missing file",
+        "ring.gguf: it is a link that leads to itself",
+        "sub/up/: it is a link that leads back to ./",
+    ]
+
+
+def test_missing_parts_of_a_split_model_are_findings(tmp_path: Path) -> None:
+    parts = write_split(tmp_path, "split")
+    asked = config(models_dir=tmp_path)
+    assert places.inspect_models(asked, own_account()).missing_parts == []
+    parts[1].unlink()
+    seen = places.inspect_models(asked, own_account())
+    [found] = [f for f in places.check_models(seen) if f.status == "fail"]
+    lacking = f"1 of its {len(parts)} parts is missing: {parts[1].name}"
+    assert found.found == f"split: {lacking}"
+    (tmp_path / "many-00007-of-00009.gguf").touch()
+    many, _ = places.inspect_models(asked, own_account()).missing_parts
+    assert "8 of its 9 parts are missing: many-00001-of-00009.gguf, " in many
+    assert many.endswith("many-00003-of-00009.gguf and 5 more")
+
+
+@pytest.fixture
+def closed_folder() -> Iterator[Path]:
+    """A models directory in a folder that only root can search."""
+    top = Path(tempfile.mkdtemp(prefix="inferd-"))  # unlike in pytest's folders
+    models = top / "closed" / "models"
+    models.mkdir(parents=True)
+    top.chmod(0o711)
+    models.parent.chmod(0o700)
+    yield models
+    shutil.rmtree(top)
+
+
+def test_a_folder_that_may_not_be_read_is_not_a_missing_one(closed_folder: Path) -> None:
+    file = closed_folder / "m.gguf"
+    asked = config(models_dir=closed_folder, state_dir=closed_folder)
+    with as_user(ADA.uid):
+        seen = places.inspect_models(asked, own_account())
+        found = only(places.check_models(seen))
+        assert found.status == "fail"
+        assert f"access is denied at {closed_folder.parent}" in found.found
+        other = Account("inferd", BOB, frozenset((BOB,)))
+        for inspect in (places.inspect_models, places.inspect_state_folder):
+            with pytest.raises(PermissionError, match=str(closed_folder)):
+                inspect(asked, other)
+        lines = missing_files({"m": ModelConfig(file=file)}, [])
+        assert lines == [f"[models.m]: {file} is in a folder that may not be read"]
+
+
+@pytest.mark.parametrize(
+    ("daemon", "caller", "command"),
+    [
+        (1001, 1001, "inferd pull smollm2"),
+        (998, 1001, "sudo inferd pull smollm2"),
+        (998, 0, "inferd pull smollm2"),
+        (0, 0, "inferd pull smollm2"),
+    ],
+)
+def test_the_remedy_is_the_command_for_its_caller(daemon: int, caller: int, command: str) -> None:
+    own = Path("/home/ada/models")
+    assert places.pull_command(daemon, caller, own, own) == command
+    elsewhere = places.pull_command(1001, 1001, Path("/a folder"), own)
+    assert elsewhere == "inferd pull smollm2 --models-dir '/a folder'"
 
 
 def test_files_that_are_not_offered_are_findings(tmp_path: Path) -> None:
