@@ -24,6 +24,7 @@ FILES = {
     "/etc/inferd/config.toml": "the configuration of the machine's daemon",
     "$XDG_RUNTIME_DIR/inferd/inferd.sock": "the socket of a user's own daemon",
     "/run/inferd/inferd.sock": "the socket of the machine's daemon",
+    "~/.local/state/inferd/chat-history-UID": "the lines that a user has typed in inferd chat",
     "/tmp/inferd-UID/inferd.sock": "the socket of a user's own daemon without a runtime folder",
 }
 _ESCAPES = str.maketrans({
