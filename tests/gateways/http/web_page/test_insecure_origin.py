@@ -82,6 +82,22 @@ def test_an_answer_is_copied(lan: tuple[RunningGateway, PageOpener]) -> None:
     expect(page.locator("#prompt")).to_have_value("take this")
 
 
+def test_code_is_colored_and_copied_and_formulas_are_typeset(
+    lan: tuple[RunningGateway, PageOpener],
+) -> None:
+    page = opened(lan)
+    choose(page, "echo")
+    ask(page, "$x$\n\n```python\ndef f():\n    pass\n```")
+    answer = page.locator(".message.assistant")
+    expect(answer.locator("math")).to_have_count(1)
+    expect(answer.locator(".hljs-keyword")).to_have_text(["def", "pass"])
+    answer.get_by_role("button", name="Copy code").click()
+    expect(page.locator("#progress")).to_have_text("Copied.")
+    page.locator("#prompt").focus()
+    page.keyboard.press("Control+V")
+    expect(page.locator("#prompt")).to_have_value("def f():\n    pass")
+
+
 def test_a_failed_copy_is_shown(lan: tuple[RunningGateway, PageOpener]) -> None:
     page = opened(lan)
     choose(page, "echo")
