@@ -30,3 +30,7 @@ def test_modules_of_an_earlier_version_do_not_get_into_the_wheel(tmp_path: Path)
     names = ZipFile(wheel).namelist()
     assert [name for name in names if "deleted" in name] == []
     assert "inferd/daemon/app.py" in names
+    page = "gateways/http/web_page/files"
+    packed = {name.removeprefix(f"inferd/{page}/") for name in names if page in name}
+    assert {str(path.relative_to(ROOT / page)) for path in (ROOT / page).rglob("*.*")} <= packed
+    assert any(name.endswith("/licenses/NOTICE") for name in names)

@@ -10,6 +10,11 @@ import pytest
 from inferd.gateways.http.web_page.files import FILES
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""No library needs more: no inline styles, no `eval`, no fonts."""
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
@@ -62,8 +67,7 @@ def test_a_file_has_its_type_and_is_sent_again_only_if_it_has_changed(
     assert (first.status, first.body) == (200, FILES[name].data)
     assert first.headers["content-type"].encode() == FILES[name].content_type
     assert first.headers["x-content-type-options"] == "nosniff"
-    policy = first.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert first.headers["content-security-policy"] == POLICY
     again = get(http, f"/page/{name}", If_None_Match=first.headers["etag"])
     assert (again.status, again.body) == (304, b"")
     head = get(http, f"/page/{name}", "HEAD")
