@@ -129,7 +129,7 @@ def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any
 
     values: dict[str, Any] = {}
     for key, text in _split_pairs(pairs, flag):
-        value = _json_or_text(text)
+        value = json_or_text(text)
         parameter = BY_SPELLING.get(key.replace("_", "-"))
         if key in values and parameter is not None and parameter.kind in ("texts", "tokens"):
             value = [*_as_list(values[key]), *_as_list(value)]
@@ -137,7 +137,8 @@ def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any
     return values
 
 
-def _json_or_text(value: str) -> Any:
+def json_or_text(value: str) -> Any:
+    """Return the JSON value of a text, or the text if it is not valid JSON."""
     try:
         return msgspec.json.decode(value)
     except msgspec.DecodeError:
@@ -153,7 +154,7 @@ def read_settings(pairs: list[str] | None) -> dict[str, Any]:
     or `defaults.KEY`.
     """
     return {
-        key if "." in key else f"set {key}": _json_or_text(value) if "." in key else value
+        key if "." in key else f"set {key}": json_or_text(value) if "." in key else value
         for key, value in _split_pairs(pairs, "--set")
     }
 

@@ -91,9 +91,14 @@ def write(text: str, end: str = "\n") -> None:
     write_unchanged(escape_controls(text) + end)
 
 
+def without_controls(text: str) -> str:
+    """Return *text* without characters that a terminal would execute."""
+    return text.translate(_NOT_ON_TERMINALS)
+
+
 def write_answer(text: str, end: str = "\n") -> None:
     """Write a model's text: to a terminal without control characters, else unchanged."""
-    write_unchanged((text.translate(_NOT_ON_TERMINALS) if sys.stdout.isatty() else text) + end)
+    write_unchanged((without_controls(text) if sys.stdout.isatty() else text) + end)
 
 
 def write_unchanged(text: str) -> None:
@@ -145,7 +150,7 @@ def end_terminal_line() -> None:
 
 def write_dimmed(text: str) -> None:
     """Write a model's text that does not belong to its answer to standard error, dimmed."""
-    shown = text.translate(_NOT_ON_TERMINALS) if sys.stderr.isatty() else text
+    shown = without_controls(text) if sys.stderr.isatty() else text
     _write_error(typer.style(shown, dim=True) if shown and has_colors(sys.stderr) else shown)
 
 

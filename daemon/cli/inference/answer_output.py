@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ..output import end_terminal_line, write, write_answer, write_dimmed
 
@@ -29,10 +30,12 @@ class AnswerOutput:
         if text:
             self._within_line = not text.endswith("\n")
 
-    def interrupt(self) -> None:
-        """End the present line before a message."""
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """End the present line before messages are printed."""
         if self._within_line:
             end_terminal_line()
+        yield
 
     def end(self, tool_calls: Sequence[str]) -> None:
         """End the answer, and write its tool calls after it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -11,18 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ....backends.params import BY_NAME
+from ....backends.params import BY_NAME, BY_SPELLING, FORMATS
 from ....backends.params.schema_texts import SCHEMA_BYTES_MAX
 from .. import completion
 from ..client import repeat_refused
 from ..options import read_pairs
-from ..output import note, write_json_line
+from ..output import has_colors, note, write_json_line
 from .answer_output import AnswerOutput
 from .resuming import LossNotice
 
 if TYPE_CHECKING:
     from ....ipc.client import Session, Stream
     from ....ipc.payloads import Prompt
+    from .markdown_output import MarkdownOutput
 
 Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[
@@ -40,6 +42,9 @@ SessionId = Annotated[
         help="Continue the session with this id.",
         autocompletion=completion.sessions,
     ),
+]
+Markdown = Annotated[
+    bool, typer.Option(help="Render Markdown in an answer on a terminal with colors.")
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and times at the end.")]
 
@@ -68,6 +73,16 @@ def _schema_text(path: Path) -> str:
         raise typer.BadParameter(f"--json-schema {path}: it is not UTF-8") from None
 
 
+def has_format(options: Mapping[str, Any]) -> bool:
+    """Return whether the *options* of a turn prescribe a format, in which Markdown has no place."""
+    spelled = {
+        BY_SPELLING[name].name: value
+        for key, value in options.items()
+        if (name := key.replace("_", "-")) in BY_SPELLING
+    }
+    return any(spelled.get(name) for name in FORMATS)
+
+
 def print_answer(
     session: Session,
     prompt: Prompt,
@@ -75,13 +90,14 @@ def print_answer(
     *,
     as_json: bool,
     stats: bool,
+    markdown: bool,
     timeout: float,
 ) -> None:
     """Stream the answer to *prompt*; an early exit, also by Ctrl-C, cancels the turn. A turn that
     is refused before its first token is repeated as by `repeat_refused`. A line of *losses* stands
     between the pieces of an answer.
     """
-    output = losses.output = None if as_json else AnswerOutput()
+    output = losses.output = None if as_json else _answer_output(markdown)
     until = time.monotonic() + timeout
     stream, pieces = repeat_refused(lambda: _begin(session, prompt, until), until)
     with stream:
@@ -113,6 +129,14 @@ def print_answer(
         )
     if stats:
         note(stats_text(session.metadata))
+
+
+def _answer_output(markdown: bool) -> AnswerOutput | MarkdownOutput:
+    if not markdown or not has_colors(sys.stdout):
+        return AnswerOutput()
+    from .markdown_output import MarkdownOutput
+
+    return MarkdownOutput()
 
 
 def _begin(session: Session, prompt: Prompt, until: float) -> tuple[Stream, Iterator[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -25,8 +26,8 @@ ResumeTimeout = Annotated[
 class Interruptible(Protocol):
     """The output of an answer, between whose pieces a line is printed."""
 
-    def interrupt(self) -> None:
-        """End the present line."""
+    def interrupted(self) -> AbstractContextManager[None]:
+        """Interrupt it for messages."""
 
 
 class LossNotice:
@@ -39,16 +40,15 @@ class LossNotice:
         self.model = model
         self.waits = False
         self.output: Interruptible | None = None
-        self._socket, self._resume_s = socket, resume_s
+        self.socket, self._resume_s = socket, resume_s
 
     def print(self, error: InferdError) -> None:
         """Print the line. Start a daemon if the last one has crashed and commands may start one."""
         self.waits = True
-        if self.output is not None:
-            self.output.interrupt()
-        note(loss_text(error, self._resume_s))
-        if isinstance(error, ConnectionLost):
-            start_on_demand(self._socket, self.model)
+        with nullcontext() if self.output is None else self.output.interrupted():
+            note(loss_text(error, self._resume_s))
+            if isinstance(error, ConnectionLost):
+                start_on_demand(self.socket, self.model)
 
     def note_piece(self) -> None:
         """Note that the daemon has answered."""
@@ -58,6 +58,6 @@ class LossNotice:
 def loss_text(error: InferdError, resume_s: float) -> str:
     """Return the line about a lost daemon, for which a conversation waits up to *resume_s*."""
     return (
-        f"{error.message}; waiting up to {resume_s:g} s for its return, then this continues"
-        " (Ctrl-C ends the wait)"
+        f"{error.message_for_people}; waiting up to {resume_s:g} s for its return,"
+        " then this continues (Ctrl-C ends the wait)"
     )

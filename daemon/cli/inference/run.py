@@ -23,10 +23,12 @@ from ..options import (
 from ..starting import start_on_demand
 from .answering import (
     JsonSchema,
+    Markdown,
     SessionId,
     Stats,
     Temperature,
     TokensMax,
+    has_format,
     print_answer,
     turn_options,
 )
@@ -63,6 +65,7 @@ def run(
         float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout of the whole turn.")
     ] = 600.0,
     stats: Stats = False,
+    markdown: Markdown = True,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -73,7 +76,7 @@ def run(
     if prompt is None and not raw and sys.stdin.isatty() and sys.stdout.isatty():
         chat(
             model, system, priority, temp, n_predict, option, json_schema, session,
-            resume_timeout, stats, label=label, socket=socket, as_json=as_json,
+            resume_timeout, stats, markdown, label=label, socket=socket, as_json=as_json,
         )  # fmt: skip
         return
     text = _prompt(prompt)
@@ -85,7 +88,10 @@ def run(
         priority=priority, options=options, label=label, resume=session is not None,
         resume_s=resume_timeout, on_loss=losses.print,
     ) as conversation:  # fmt: skip
-        print_answer(conversation, text, losses, as_json=as_json, stats=stats, timeout=timeout)
+        print_answer(
+            conversation, text, losses, as_json=as_json, stats=stats,
+            markdown=markdown and not raw and not has_format(options), timeout=timeout,
+        )  # fmt: skip
 
 
 def _prompt(prompt: str | None) -> str:

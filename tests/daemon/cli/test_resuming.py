@@ -165,7 +165,7 @@ def test_ctrl_c_ends_the_wait_of_a_chat_and_a_line_names_its_session(tmp_path: P
             assert terminal.process.wait(20) == 130
         daemon.start_again()
         [session_id] = sessions_of(daemon)
-        assert f"`inferd chat m --session {session_id}`" in shown
+        assert session_id is not None and f"`inferd chat m --session {session_id}`" in shown
         command = ("chat", "m", "--session", session_id)
         with inferd_process(*command, socket=daemon.socket) as process:
             assert b"is continued" in process.communicate(timeout=60)[1]

@@ -15,7 +15,7 @@ import pytest
 
 from inferd import __version__
 from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
-from inferd.daemon.cli.inference.chat import COMMANDS_HELP
+from inferd.daemon.cli.inference.chat_commands import COMMANDS_HELP
 from inferd.ipc.client import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process, on_terminal, terminal_of
@@ -211,7 +211,7 @@ def test_chat_on_a_terminal(socket: str, tmp_path: Path) -> None:
         assert terminal.until(">>> ").count("again") == 2
         terminal.type("/reset\n")
         assert "cleared" in terminal.until(">>> ")
-        terminal.type("/what\n")
+        terminal.type("/help\n")
         assert "/exit" in terminal.until(">>> ")
         terminal.type("\x04")
         assert terminal.process.wait(60) == 0
@@ -263,13 +263,13 @@ def test_an_answer_that_ends_by_a_full_context_says_so(socket: str) -> None:
         assert text.decode().startswith(stderr) and len(text.splitlines()) == bool(stderr), text
 
 
-def test_an_unknown_command_in_a_chat_is_named_with_the_list(socket: str) -> None:
+def test_an_unknown_command_in_a_chat_is_named(socket: str) -> None:
     text = "/rest\n/what\n/usr/bin is a path\n/help\n"
     result = inferd("chat", "echo", socket=socket, text=text)
     assert (result.exit_code, result.stdout) == (0, "/usr/bin is a path\n")
     assert result.stderr == (
-        f"inferd: there is no command /rest; did you mean '/reset'?\n{COMMANDS_HELP}\n"
-        f"inferd: there is no command /what\n{COMMANDS_HELP}\n"
+        "inferd: there is no command /rest; did you mean '/reset'?\n  /help lists the commands\n"
+        "inferd: there is no command /what\n  /help lists the commands\n"
         f"{COMMANDS_HELP}\n"
     )
 
