@@ -167,6 +167,8 @@ class Tuner:
             tuning = worker.tuning
             if worker in self._done or worker.unloading or tuning is None:
                 continue
+            if worker.spec.fd >= 0:  # a user's file must not decide for others of its shape
+                continue
             # Another model of this shape may have been measured since the load.
             if tuning.chosen.source not in MEASURED_SOURCES or tuning.shape in self._deadly:
                 continue

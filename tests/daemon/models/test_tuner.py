@@ -57,7 +57,7 @@ class Worker:
         self.need = MemoryNeed(weights=1, measuring=measuring)
         self.commands: list[m.Command] = []
         self.changed = anyio.Event()
-        self.spec = SimpleNamespace(name="m")
+        self.spec = SimpleNamespace(name="m", fd=-1)
         self.client = SimpleNamespace(send_command=self._note)
 
     def _note(self, command: m.Command) -> None:
@@ -186,6 +186,7 @@ async def test_a_configuration_that_forbids_it_stops_it(tmp_path: Path) -> None:
         "unloads",
         "waits",
         "recorded",
+        "descriptor",
         "nothing",
     ],
 )
@@ -200,6 +201,8 @@ async def test_workers_that_are_not_measured(tmp_path: Path, reason: str) -> Non
             worker = Worker(measuring=0)
         case "works":
             worker.claim = 0
+        case "descriptor":
+            worker.spec.fd = 5
         case "unloads":
             worker.unloading = True
     bench = Bench(tmp_path, worker)

@@ -436,3 +436,16 @@ async def test_files_of_named_states_that_are_not_known_are_removed(store: Store
     index.remove_unknown_states({(1, name_of_state("", "1"))})
     await settle(index)
     assert store.names() == {files[1].key.name, files[2].key.name}
+
+
+@pytest.mark.asyncio
+async def test_all_files_of_a_fingerprint_can_be_deleted(store: Store) -> None:
+    files = [store.write(n, session=f"id:{n}") for n in range(3)]
+    index = KvIndex(store.directory, LARGE)
+    await index.load()
+    size = index.bytes
+    assert index.delete_fingerprint("another") == (0, 0)
+    (fingerprint,) = {file.path.parent.parent.name for file in files}
+    assert index.delete_fingerprint(fingerprint) == (3, size)
+    await settle(index)
+    assert store.names() == set() and len(index) == 0
