@@ -47,9 +47,9 @@ _FOR_PROGRAMS = re.compile(
 _ABOUT_CALLS = re.compile(
     r"\b(frames?|msgpack|handles?|graphs?|params|builder|execution context|the credit|tensor's)\b"
     r"|\ba tensor of \d|\bis not a tensor\b|\bon this connection\b|\bdescriptors?\b(?!-)"
-    r"|\bthe context (?:has no history|is |makes embeddings)|\bearlier calls\b|\bno call\b"
-    r"|\b(connect_timeout|delete_session|fini_single|resume_timeout|session_id|undo_s)\b"
-    r"|\b(cancel|history|rewind|resume) takes\b"
+    r"|^the context (?:has no history|is |makes embeddings)|\bearlier calls\b|\bno call\b"
+    r"|\b(connect_timeout|delete_session|fini_single|resume_timeout|undo_s)\b"
+    r"|\b((cancel|history|rewind) takes|resume needs)\b"
 )
 """Words of messages about a program's calls. No page and no command lets people make such calls."""
 _PEOPLE_WAIT_S_MAX = 86_400.0

@@ -26,7 +26,7 @@ CALL = re.compile(
 """A call of the protocol or of the Python client, or another one in Python's notation."""
 FOR_PROGRAMMERS = re.compile(
     r"\b(frames?|msgpack|handles?|graphs?|params|builder|SCM_RIGHTS|memfd|execution context)\b"
-    r"|\b(tensors? of \d|set_input|fini_single|resume_timeout|session_id|undo_s)\b"
+    r"|\b(tensors? of \d|set_input|fini_single|resume_timeout|undo_s)\b"
     r"|\bon this connection\b|\bdescriptors?\b(?!-)"
 )
 """Words for the parts of the protocol, which no command and no page shows."""

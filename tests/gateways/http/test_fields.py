@@ -242,3 +242,11 @@ def test_a_seed_of_any_size_fits_into_a_frame(seed: float) -> None:
 def test_no_field_of_other_servers_has_a_second_entry() -> None:
     names = [field.name for field in OTHER_SERVERS]
     assert len(names) == len(set(names))
+
+
+def test_the_refusal_of_each_field_is_shown_as_it_is() -> None:
+    for api in APIS:
+        for table in api.tables:
+            for field in (*table.fields, *table.others):
+                error = UnsupportedOperation(f"{field.name}: {field.note}")
+                assert error.message_for_people == error.message

@@ -69,7 +69,7 @@ def test_without_a_daemon_programs_get_503_and_browsers_the_page(tmp_path: Path)
         process.kill()
     assert {path: each.status_code for path, each in found.items()} == dict.fromkeys(PATHS, 503)
     assert all(each.headers["retry-after"] == "1" for each in found.values())
-    assert found["/health"].json()["error"]["code"] == "overloaded"
+    assert found["/health"].json()["error"]["code"] == "connection_lost"
     assert found["/api/version"].json()["error"].startswith("the daemon does not answer")
     assert page.status_code == 200 and "text/html" in page.headers["content-type"]
 
