@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture page-libraries protobuf guest docs models schemas prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture page-libraries protobuf guest docs models schemas templates prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -34,7 +34,7 @@ chat: $(STAMP)-chat ## chat in the browser, until Ctrl-C
 	@$(PY) tools/get_models.py --only smollm2
 	@$(PY) tools/chat.py $(ARGS)
 
-test: $(STAMP)-test models schemas prometheus browser ## run all tests, those on real models too
+test: $(STAMP)-test models schemas templates prometheus browser ## run all tests, those on real models too
 	$(PY) -m pytest $(PARALLEL) -m 'not alone and not ray' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
@@ -91,6 +91,9 @@ models: $(STAMP)-venv ## get the models (350 MB) into .cache/models
 
 schemas: $(STAMP)-venv ## get JSON schemas (27 MB) into .cache/schemas for the tests
 	@$(PY) tools/get_schemas.py
+
+templates: $(STAMP)-venv ## get chat templates from the engine's source for the tests
+	@$(PY) -m tools.get_templates
 
 prometheus: $(STAMP)-venv ## get Prometheus (Debian's package, not installed) for the tests
 	@$(PY) tools/get_prometheus.py

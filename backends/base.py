@@ -78,7 +78,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     unused: dict[str, str] = {}
     """Parameters that have no effect on its answers, with the reasons."""
     chat_notes: dict[str, str] = {}
-    """Notes on turns with messages, by parameter; answers report them in `adjusted`."""
+    """Notes on turns with messages, which answers report in `adjusted` under `chat-template`. That
+    name has the note on all chats; others are roles or keys of the messages that a note concerns.
+    """
     kv_kind: KvKind = "plain"
     can_shift: bool = False
     """Whether `Model.shift` works."""

@@ -15,7 +15,7 @@ from ..history.history import History
 from ..history.overflow import ContextLimit
 from ..table import SessionCall, SessionState, step
 from ..tool_calls.calls import ToolUse
-from ..turns.turn_options import NO_OPTIONS, NO_TEMPLATE
+from ..turns.turn_options import CHAT_TEMPLATE, NO_OPTIONS, NO_TEMPLATE
 from ..worker_client import WorkerClient
 from .core import BeforeInput, Overlong, SessionCore
 from .model_link import ModelLink
@@ -179,7 +179,7 @@ class SessionInput:
         history = self._core.conversation.current_history()
         texts = client.texts_of(self._core.requester)
         await history.add_messages(texts, messages, rendering, tool_use, limit)
-        return history, client.info.unused | client.info.chat_notes
+        return history, client.info.unused | _notes_on(history.messages, client.info.chat_notes)
 
     def reset_history(self, system: str | None = None) -> None:
         """Clear the history; *system* becomes the first message of the next one."""
@@ -248,3 +248,12 @@ async def _check_tokens(client: WorkerClient, tokens: Sequence[int]) -> Mapping[
             data={"vocab_size": size},
         )
     return client.info.unused | NO_TEMPLATE
+
+
+def _notes_on(messages: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> dict[str, str]:
+    """Return the *notes* on the chat template that concern these messages, in one: those named by a
+    role or a key of a message, and those on all chats.
+    """
+    present = {str(m["role"]) for m in messages} | {key for m in messages for key in m}
+    found = [text for name, text in notes.items() if name == CHAT_TEMPLATE or name in present]
+    return {CHAT_TEMPLATE: "; ".join(found)} if found else {}

@@ -29,7 +29,7 @@ from ..lora import LlamaAdapters
 from ..model import LlamaModel
 from ..probe_runner import LlamaProbeRunner
 from ..text.matching import MatchingVocab
-from ..text.renderer import Renderer
+from ..text.renderer import Renderer, TemplateRefusal
 from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fallback_source
 from ..text.vocab import Vocab
 from .devices import layers_of
@@ -110,9 +110,9 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             return LlamaEmbedder(pointer, model, embedding)
 
         generates = not isinstance(context, EncoderContext)
-        template, note = _template(model, vocab, renderer, generates=generates)
+        template, notes = _template(model, vocab, renderer, generates=generates, prepare=renders)
         info = _model_info(
-            spec, model, vocab, context, file, embedding, fingerprint, template, note
+            spec, model, vocab, context, file, embedding, fingerprint, template, notes
         )
         adapters = LlamaAdapters(model, context.pointer, file)
         probe_runner = partial(LlamaProbeRunner, model, spec, options, log)
@@ -199,7 +199,7 @@ def _model_info(
     embedding: EmbedInfo,
     fingerprint: str,
     template: ChatTemplate | None,
-    template_note: str,
+    notes: dict[str, str],
 ) -> ModelInfo:
     return ModelInfo(
         description=_description(model),
@@ -215,10 +215,10 @@ def _model_info(
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,
         special_tokens=vocab.named_tokens(),
-        has_chat_template=template is not None and not template_note,
+        has_chat_template=template is not None and "chat-template" not in notes,
         tool_format=ToolFormat.NONE if template is None else template.tool_format,
         unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},
-        chat_notes={"chat-template": template_note} if template_note else {},
+        chat_notes=notes,
         kv_kind=context.kv_kind,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),
@@ -246,23 +246,30 @@ def _recommended_sampling(model: Any) -> dict[str, Any]:
 
 
 def _template(
-    model: Any, vocab: Vocab, renderer: Renderer, *, generates: bool
-) -> tuple[ChatTemplate | None, str]:
-    """Return the model's chat template, and a note if neither the *renderer* nor the model's file
-    has one. A model that *generates* no text needs none.
+    model: Any, vocab: Vocab, renderer: Renderer, *, generates: bool, prepare: bool
+) -> tuple[ChatTemplate | None, dict[str, str]]:
+    """Return the model's chat template, and notes for chats: if neither the *renderer* nor the
+    model's file has a template, and, with *prepare*, those of its form, or the reason why it cannot
+    be used. A model that *generates* no text needs no template.
     """
-    note = ""
+    notes: dict[str, str] = {}
     if not renderer.source:
         own = lib.llama_model_chat_template(model, None)
         source = own.decode("utf-8", "replace") if own else ""
         if not source and not generates:
             renderer.close()
-            return None, ""
+            return None, {}
         if not source:
             begin = vocab.tokenize(CHATML_BEGIN.encode(), special=True, bos=False)
-            source, note = fallback_source(chatml=len(begin) == 1)
+            source, notes["chat-template"] = fallback_source(chatml=len(begin) == 1)
         renderer.set_source(source)
-    return ChatTemplate(renderer, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos), note
+    template = ChatTemplate(renderer, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos)
+    if prepare:
+        try:
+            notes |= template.prepare()
+        except TemplateRefusal as exc:
+            notes["chat-template"] = f"the model's chat template cannot be used: {exc}"
+    return template, notes
 
 
 def _description(model: Any) -> str:

@@ -1,19 +1,24 @@
 """The program that renders one chat template: `python -m inferd.backends.llama.text.sandbox`.
 
 A template is Jinja code from the model's file. Its environment is that of transformers
-(`utils/chat_template_utils.py`), for which templates are written. A single call of a filter can
-allocate gigabytes or compute for hours, so the kernel enforces the limits of `exchange.py`.
+(`utils/chat_template_utils.py`), for which templates are written, and as in llama.cpp a template
+may change its own lists. A single call of a filter can allocate gigabytes or compute for hours, so
+the kernel enforces the limits of `exchange.py`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
 import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import SandboxedEnvironment
 
 from ...sandbox.program import serve_requests
 from .exchange import CHARACTERS_MAX, CPU_S_MAX, MEMORY_BYTES_MAX, Limit, RenderReply
@@ -23,7 +28,18 @@ REFUSAL_CHARACTERS_MAX = 1000
 _BIT = CHARACTERS_MAX // INTEGER_BITS_MAX
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _Generation(Extension):
+    """The tag `generation`, which marks answers for training. Its content is rendered as it is."""
+
+    tags = frozenset(("generation",))  # type: ignore[assignment]  # Jinja only asks `in`
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """Return the nodes between the tag and its end."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(SandboxedEnvironment):
     """The sandbox, with a bound on operators that make large values from small ones."""
 
     intercepted_binops = frozenset(("*", "**"))
@@ -50,7 +66,7 @@ def _size(operator: str, left: Any, right: Any) -> float:
 
 def _compile(source: str) -> jinja2.Template:
     """Compile a template, which also evaluates its constant expressions."""
-    extensions = ["jinja2.ext.loopcontrols"]
+    extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", _Generation]
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
@@ -61,7 +77,14 @@ def _compile(source: str) -> jinja2.Template:
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     """Return *value* as JSON without HTML escapes, which Jinja's own filter adds."""
     allowed = {k: v for k, v in options.items() if k in ("indent", "separators", "sort_keys")}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **allowed)
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=_as_list, **allowed)
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return the items of a generator, which filters such as `map` return."""
+    if not isinstance(value, Iterator):
+        raise TypeError(f"a value of the type {type(value).__name__} has no form in JSON")
+    return list(value)
 
 
 def _raise(message: str) -> NoReturn:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from ...base import PLAIN_RENDERING, Message, Rendering
-from ...errors import InvalidArgument, LoadFailed, TooLarge
+from ...errors import InferdError, InvalidArgument, LoadFailed, TooLarge
 from ...gguf.facts import uses_tools
 from ...model_spec import ModelSpec
 from ...tool_formats import tool_format_of
 from .renderer import Renderer, TemplateRefusal
+from .template_form import TemplateForm, derive_form, form_values
 
 SOURCE_BYTES_MAX = 1 << 20
 CHATML_BEGIN = "<|im_start|>"
@@ -35,18 +37,63 @@ class ChatTemplate:
         self.tool_format = tool_format_of(renderer.source)
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""
+        self._form: TemplateForm | None = None
+
+    def prepare(self) -> dict[str, str]:
+        """Compile the template, and find the form in which it takes messages. Return notes on
+        messages that it gets in another form than they were sent, by key, for clients.
+
+        :raises TemplateRefusal: the template cannot be compiled.
+        """
+        if self._form is None:
+            try:
+                self._renderer.compile()
+                self._form = derive_form(self._render_probe)
+            except InferdError:  # too slow or too large even for a probe; the first request says so
+                self._form = TemplateForm()
+        return self._form.notes
+
+    def _render_probe(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        names: Mapping[str, Any],
+    ) -> str:
+        try:
+            return self._render(messages, tools, names, PLAIN_RENDERING)
+        except TemplateRefusal as exc:
+            raise ValueError(str(exc)) from None
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        names: Mapping[str, Any],
+        rendering: Rendering,
+    ) -> str:
+        values = {
+            **names,
+            **rendering.arguments,
+            **self._names,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": rendering.add_generation_prompt,
+        }
+        return self._renderer.render(values)
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt without the BOS token, which tokenizing adds; see `Model.render`."""
-        values = {
-            **rendering.arguments,
-            **self._names,
-            "messages": [dict(m) for m in messages],
-            "tools": rendering.tools or None,
-            "add_generation_prompt": rendering.add_generation_prompt,
-        }
         try:
-            text = self._renderer.render(values)
+            self.prepare()
+        except TemplateRefusal as exc:
+            raise InvalidArgument(
+                f"the model's chat template cannot be used: {exc}",
+                hint="set chat-template-file for this model to a template that works, or send raw"
+                " text",
+            ) from None
+        assert self._form is not None, "`prepare` has found it"
+        try:
+            text = self._render(*form_values(self._form, messages, rendering.tools), rendering)
         except TemplateRefusal as exc:
             raise InvalidArgument(
                 f"the chat template refuses the messages: {exc}",

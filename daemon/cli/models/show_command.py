@@ -115,7 +115,7 @@ def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
         ("layers", facts.get("layers")),
         ("tools", _tools_text(found)),
         ("license", _license_text(facts)),
-        ("chat template", _no_template_text(found)),
+        ("chat template", _template_notes(found)),
         ("file", ", ".join([file, *sizes]) if file else None),
         ("swapped to", _swap_text(found)),
         ("problem", found.get("file_error")),
@@ -139,12 +139,13 @@ def _tools_text(found: Mapping[str, Any]) -> str | None:
     return "yes" if facts["supports_tools"] else "no"
 
 
-def _no_template_text(found: Mapping[str, Any]) -> str | None:
+def _template_notes(found: Mapping[str, Any]) -> str | None:
+    """Return the notes on the template; without a template, the forms that take its place."""
     facts = found.get("file_info")
-    if facts is None or facts["chat_template"] or _sets_template(found):
-        return None
-    notes = (found["info"] or {}).get("chat_notes") or {}
-    return str(notes.get("chat-template", f"none: {FALLBACK}"))
+    notes = dict((found["info"] or {}).get("chat_notes") or {})
+    if facts is not None and not facts["chat_template"] and not _sets_template(found):
+        notes.setdefault("chat-template", f"none: {FALLBACK}")
+    return "; ".join(map(str, notes.values())) or None
 
 
 def _sets_template(found: Mapping[str, Any]) -> bool:

@@ -35,6 +35,11 @@ TEMPLATE = """\
 {%- for call in m.tool_calls or [] %}({{ call.function.name }}){% endfor %}|{% endfor %}
 {%- if add_generation_prompt %}<a>{{ '<think>' if thinks }}{% endif %}
 """
+STRICT = """\
+{%- for m in messages %}
+{%- if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif -%}
+<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}
+"""
 THOUGHT = "<think>hm, é</think>\nyes"
 GREEDY = {"temp": 0, "n-predict": 4}
 SPLIT = {"reasoning-format": "deepseek"}
@@ -46,6 +51,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     write_tiny("llama", folder)
     write_tiny("bare", folder)
     (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "strict.jinja").write_text(STRICT)
     (folder / "bad.jinja").write_text("one\n{% if %}")
     config = """
 [defaults]
@@ -56,6 +62,9 @@ file = "tiny-llama.gguf"
 chat-template-file = "template.jinja"
 [models.other]
 file = "tiny-llama.gguf"
+[models.strict]
+file = "tiny-llama.gguf"
+chat-template-file = "strict.jinja"
 [models.bare]
 file = "tiny-bare.gguf"
 chat-template = ""
@@ -228,6 +237,23 @@ def test_a_model_without_a_template_chats_and_says_so(client: inferd.Client) -> 
         assert "chat-template" not in session.chat("Hi", raw=True).metadata["adjusted"]
     graph = client.load_by_name("bare")
     assert client.apply_template(graph, USER) == "user: Hi\nassistant:"
+
+
+def test_a_template_without_system_messages_gets_their_text_in_the_users(
+    client: inferd.Client, daemon: RunningDaemon
+) -> None:
+    with client.session("strict", options=GREEDY) as session:
+        assert "chat-template" not in session.chat("Hi").metadata["adjusted"]
+    with client.session("strict", options=GREEDY, system="Be brief.") as session:
+        answer = session.chat("Hi")
+        assert "refuses system messages" in answer.metadata["adjusted"]["chat-template"]
+    graph = client.load_by_name("strict")
+    messages = [{"role": "system", "content": "Be brief."}, *USER]
+    assert client.apply_template(graph, messages) == "<u>Be brief.\n\nHi<a>"
+    info = client.show("strict")["info"]
+    assert info is not None and "refuses system messages" in info["chat_notes"]["system"]
+    shown = command("show", "strict", socket=daemon.socket).stdout
+    assert "refuses system messages" in shown
 
 
 def test_the_description_of_a_graph_has_the_special_tokens(client: inferd.Client) -> None:
