@@ -267,12 +267,13 @@ class Turn:
                 self.dropped = paths
             case m.SentenceEnded():
                 self.comparisons.compare_sentence(self.spec, report, self._send_comparison)
-            case m.StateChanged(_, state, cached_tokens):
+            case m.StateChanged(_, state, cached_tokens, started_at):
                 self._cached_tokens = cached_tokens
                 self._parks += state == "parked"
                 if state != "waiting":
                     if self.started_at is None:
-                        self.started_at = time.monotonic()
+                        # This loop may read the report long after the worker has sent it.
+                        self.started_at = min(max(started_at, self.queued_at), time.monotonic())
                         if self._on_progress is not None:
                             self._on_progress(m.Position(self.spec.id, 0, 0, 0.0))
                     self._on_call(SessionCall.RUN if state == "running" else SessionCall.PARK)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_type
 
+from msgspec import Struct
+
 from inferd import (
     Answer,
     AsyncClient,
@@ -121,6 +123,31 @@ async def parameters(client: AsyncClient) -> None:
     await client.embed("m", "x", temp=0)  # type: ignore[call-arg]
 
 
+class Weather(Struct):
+    city: str
+
+
+def add(a: int) -> int:
+    return a
+
+
+async def fetch(key: str) -> str:
+    return key
+
+
+async def typed_answers_and_tools(client: AsyncClient) -> None:
+    async with client.session("m") as session:
+        assert_type(await session.chat("x", schema=Weather), Weather)
+        assert_type(await client.chat("m", "x", schema=Weather, temp=0), Weather)
+        _ = (await session.chat("x", schema=Weather)).town  # type: ignore[attr-defined]
+        await session.chat("x", schema="Weather")  # type: ignore[call-overload]
+        assert_type(await session.chat("x", tools=[add, fetch], tool_rounds_max=2), Reply)
+        session.stream("x", tools=[add, {"type": "function"}])
+        await session.chat("x", tools=[1])  # type: ignore[list-item]
+        assert_type(await session.open(), AsyncSession)
+        await session.aclose()
+
+
 def _on_queue(place: QueueEvent) -> None:
     assert_type(place.position, int)
 
@@ -154,5 +181,11 @@ def synchronous() -> None:
             assert_type(session.chat("x", raw=True), Reply)
             assert_type(session.cancel(), bool)
             assert_type(session.chat("x", temp=0), Reply)
+            assert_type(session.chat("x", schema=Weather), Weather)
+            assert_type(client.chat("m", "x", schema=Weather), Weather)
+            assert_type(session.chat("x", tools=[add]), Reply)
+            _ = session.chat("x", schema=Weather).town  # type: ignore[attr-defined]
+            assert_type(session.open(), Session)
+            session.close()
             session.chat("x", cooked=True)  # type: ignore[call-overload]
             session.chat("x", n_predikt=24)  # type: ignore[call-overload]

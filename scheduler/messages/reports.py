@@ -153,11 +153,13 @@ class LogEvent(Message):
 
 class StateChanged(TaskMessage):
     """A task has changed its state to waiting, running or parked. At its first slot,
-    *cached_tokens* of its prompt needed no computing; this number then stays.
+    at *started_at* in monotonic seconds, *cached_tokens* of its prompt needed no computing; both
+    then stay.
     """
 
     state: str
     cached_tokens: int = 0
+    started_at: float = 0.0
 
 
 class Position(TaskMessage):

@@ -44,8 +44,12 @@ class Reporter:
 
     def report_started(self, task: Task) -> None:
         """Report a task that got a slot."""
-        self.send(m.StateChanged(task.spec.id, task.state.value, task.cached))
+        self._report_state(task)
         self._log_task("task.started", task, slot=task.slot, cached_tokens=task.cached)
+
+    def _report_state(self, task: Task) -> None:
+        started_at = task.started_at or 0.0
+        self.send(m.StateChanged(task.spec.id, task.state.value, task.cached, started_at))
 
     def report_prompt(self, task: Task, now: float) -> None:
         """Report the progress of a task's prompt, if that was requested and it has not ended."""
@@ -58,7 +62,7 @@ class Reporter:
 
     def report_parked(self, task: Task) -> None:
         """Report a task that lost its slot."""
-        self.send(m.StateChanged(task.spec.id, task.state.value, task.cached))
+        self._report_state(task)
         self._log_task("task.parked", task, output_tokens=task.generated)
 
     def report_finished(self, task: Task, ending: Ending, now: float) -> m.TurnStats:

@@ -142,8 +142,11 @@ class AsyncSession(SessionProperties):
 
     def __del__(self) -> None:
         attachment: Attachment | None = getattr(self, "_attachment", None)
-        if attachment is not None and self._trunk is None and attachment.close_unused():
-            text = f"unclosed {self!r}: use `async with` (`with` for `Client`), or close it"
+        if attachment is None or attachment.context is None or self._trunk is not None:
+            return
+        name = repr(self)
+        if attachment.close_unused():
+            text = f"unclosed {name}: use `async with` (`with` for `Client`), or close it"
             warn(text, ResourceWarning, stacklevel=2, source=self)
 
     async def aclose(self) -> None:

@@ -92,7 +92,7 @@ def test_a_turn_that_is_cancelled_in_its_answer_has_the_time_to_its_first_token(
     assert found["cached_tokens"] == cached > 0
     assert found["output_tokens"] >= tokens
     assert 20 <= found["prompt_ms"] <= found["ttft_ms"]
-    assert found["predicted_ms"] >= 20
+    assert found["predicted_ms"] > 0
     assert found["ttft_ms"] == pytest.approx(found["queue_ms"] + found["prompt_ms"])
 
 

@@ -16,7 +16,7 @@ import anyio
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
-from inferd import AsyncClient, Client
+from inferd import AsyncClient, Client, Session
 from inferd.backends.echo.embedding import EMBEDDING_SIZE
 from inferd.backends.errors import (
     Busy,
@@ -334,15 +334,20 @@ def test_an_invalid_parent_is_refused(daemon: RunningDaemon, wrong: str) -> None
             raw.call("chat", context=context, prompt="x", traceparent=wrong)
 
 
+def in_session(client: Client, call: Callable[[Session], object]) -> object:
+    with client.session("m") as session:
+        return call(session)
+
+
 CALLS: dict[str, Callable[[Client, int], object]] = {
-    "answers": lambda c, _: c.session("m").__enter__().answers("x"),
-    "chat": lambda c, _: c.session("m").__enter__().chat("x"),
+    "answers": lambda c, _: in_session(c, lambda session: session.answers("x")),
+    "chat": lambda c, _: in_session(c, lambda session: session.chat("x")),
     "compute": lambda c, context: c.compute(context),
-    "compute_single": lambda c, _: list(c.session("m").__enter__().pull("x")),
+    "compute_single": lambda c, _: in_session(c, lambda session: list(session.pull("x"))),
     "embed": lambda c, _: c.embed("m", "x"),
     "prompt_compute": lambda c, context: c.prompt_compute(context, "x"),
     "run_inference": lambda c, context: c.run_inference(context, "x"),
-    "stream": lambda c, _: list(c.session("m").__enter__().stream("x")),
+    "stream": lambda c, _: in_session(c, lambda session: list(session.stream("x"))),
 }
 
 

@@ -232,7 +232,8 @@ def test_without_a_node_the_fleet_is_busy(fleet: RunningFleet) -> None:
 
 def test_a_client_that_vanishes_leaves_nothing(fleet: RunningFleet) -> None:
     with Client(fleet.socket) as client:
-        Streams(fleet, client)
+        streams = Streams(fleet, client)
+    assert streams.sessions.keys() == fleet.daemons.keys()
     for daemon in fleet.daemons.values():
         with Client(daemon.socket) as direct:
             wait_until(lambda d=direct: d.queue(all_users=True) == [])  # type: ignore[misc]
