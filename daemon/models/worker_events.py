@@ -15,10 +15,10 @@ from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 from ..residency.budget import MemoryBudget
-from ..residency.fit import smaller_shape, smallest_shape, with_sizes
+from ..residency.fit import smaller_shape, smallest_shape, with_address_space, with_sizes
 from ..residency.load_queue import LoadQueue
-from ..residency.machine import OomKills
-from ..residency.model_files import Signature, files_in_use, signature_of
+from ..residency.machine import OomKills, address_space_limit
+from ..residency.model_files import Signature, files_in_use, signature_of, size_bytes
 from ..workers.cores import Cores
 from ..workers.failures.deaths import Death
 from ..workers.tasks import WorkerListener
@@ -179,6 +179,8 @@ class WorkerEvents(WorkerListener):
     def failed_load(self, error: InferdError) -> InferdError:
         """Return the *error* of a load with the sizes that are known."""
         need, free = self._launcher.budget.reservations.sizes_of_load(self.worker)
+        needed = size_bytes(self.model.config.file) if need is None else need.total
+        error = with_address_space(error, needed, address_space_limit())
         if need is None:
             return error
         spec, fitted = self.worker.spec, self.model.fitted

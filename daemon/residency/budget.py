@@ -80,7 +80,8 @@ class MemoryBudget:
         victims = choose_victims(others, extra - free)
         if victims is None:
             obtainable = free + sum(idle.need for idle in others)
-            raise growth_refusal(model.name, extra, obtainable, " for embeddings")
+            limit = self.reservations.limit
+            raise growth_refusal(model.name, extra, obtainable, " for embeddings", limit=limit)
         self._evict(victims, for_model=model.name)
         return self.reservations.unloading_workers()
 
@@ -91,7 +92,8 @@ class MemoryBudget:
         """
         free = self.reservations.free_bytes()
         if size > free:
-            raise growth_refusal(worker.spec.name, size, free)
+            limit = self.reservations.limit
+            raise growth_refusal(worker.spec.name, size, free, limit=limit)
         # No `await` up to here since the free bytes were read, or two workers could get them.
         self.reservations.add_bytes(worker, size)
 
@@ -294,7 +296,16 @@ class MemoryBudget:
                 for m in self._models()
                 if m.pinned and (held := self.reservations.of_worker(m.worker)) is not None
             ]
-            error = memory_refusal(name, need, shape, load.floor, free=free, pinned=pinned)
+            error = memory_refusal(
+                name,
+                need,
+                shape,
+                load.floor,
+                free=free,
+                pinned=pinned,
+                limit=self.reservations.limit,
+                machine_free=self.reservations.machine_free_bytes(),
+            )
         load.worker.refuse_load(error)
 
 

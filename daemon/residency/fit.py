@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ...backends import Device, MemoryNeed, Shape
-from ...backends.errors import InferdError, LoadFailed, OutOfMemory
+from ...backends.errors import BackendError, InferdError, LoadFailed, OutOfMemory
 from .residency import ResidentModel
 from .sizes import headroom_bytes, size_text
 
 CTX_SIZE_MIN = 512
 BATCH_SIZE_MIN = 128
 PINNED_NAMED = 3
+ADDRESS_SPACE_BYTES = 1 << 30
+"""Address space that a worker uses beside a model's memory: libraries, stacks, arenas of malloc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,17 @@ def memory_refusal(
     *,
     free: int,
     pinned: Sequence[tuple[str, int]],
+    limit: int = 0,
+    machine_free: int = 0,
 ) -> OutOfMemory:
     """Return the error for a model that needs *need* in *shape*, the smallest that it may have.
     *free* are the bytes that it would have after the eviction of all models that may be evicted;
-    *pinned* are the names and bytes of the pinned models.
+    *pinned* are the names and bytes of the pinned models. *limit* is memory-bytes, or 0, beside
+    which the machine has *machine_free* bytes.
     """
     advice = []
+    if limit and need.total - max(0, free) <= machine_free:
+        advice.append(f"raise memory-bytes ({size_text(limit)})")
     if need.weights + need.process > free:
         advice.append("use a smaller model or a smaller quantization of it")
     else:
@@ -116,7 +123,7 @@ def memory_refusal(
     advice += [f"unload {model} ({size_text(size)})" for model, size in largest if size > 0]
     return OutOfMemory(
         f"{name!r} needs {size_text(need.total)} of memory with {shape.slots} slots of"
-        f" {shape.ctx_size} tokens, and {size_text(free)} are free",
+        f" {shape.ctx_size} tokens, and {_free_text(free, limit)}",
         hint=", or ".join(advice),
         data={
             "needed_bytes": need.total,
@@ -127,6 +134,11 @@ def memory_refusal(
             "ctx_size": shape.ctx_size,
         },
     )
+
+
+def _free_text(free: int, limit: int) -> str:
+    of_limit = f" of the {size_text(limit)} that memory-bytes allows" if limit else ""
+    return f"{size_text(free)} are free{of_limit}"
 
 
 def with_sizes(
@@ -153,10 +165,34 @@ def with_sizes(
     return type(error)(message, hint=error.hint, data=sizes | error.data, retryable=error.retryable)
 
 
-def growth_refusal(name: str, size: int, free: int, purpose: str = "") -> OutOfMemory:
-    """Return the error for *size* more bytes that a loaded model cannot have."""
+def with_address_space(error: InferdError, needed: int, limit: int | None) -> InferdError:
+    """Return the *error* of a load that has failed and needs *needed* bytes. It names the *limit*
+    of a process's address space if that is too small for the load, and may have been the cause: an
+    allocation has failed, a thread could not be started, or the process has ended.
+    """
+    may_be_cause = (
+        isinstance(error, OutOfMemory) or type(error) is BackendError or "cause" in error.data
+    )
+    if limit is None or not may_be_cause or limit >= needed + ADDRESS_SPACE_BYTES:
+        return error
+    raised = "raise `ulimit -v`, or LimitAS= of the service, and start the daemon again"
+    return type(error)(
+        f"{error.message}; the address space of each process is limited to {size_text(limit)}"
+        " (ulimit -v)",
+        hint=f"{raised}; or {error.hint}" if isinstance(error, OutOfMemory) else raised,
+        data=error.data | {"address_space_bytes": limit},
+        retryable=error.retryable,
+    )
+
+
+def growth_refusal(
+    name: str, size: int, free: int, purpose: str = "", *, limit: int = 0
+) -> OutOfMemory:
+    """Return the error for *size* more bytes that a loaded model cannot have. *limit* is
+    memory-bytes, or 0.
+    """
     return OutOfMemory(
-        f"{name!r} needs {size_text(size)} more memory{purpose}, and {size_text(free)} are free",
+        f"{name!r} needs {size_text(size)} more memory{purpose}, and {_free_text(free, limit)}",
         hint="use a smaller ctx-size for it, or unload another model (`inferd ps` lists them)",
         data={"needed_bytes": size, "free_bytes": max(0, free)},
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import select
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ def cores_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     quota = _tightest(_quota_in, cgroup_folders(cgroups, _membership(proc), "cpu"))
     affinity = len(os.sched_getaffinity(0))
     return max(1, round(affinity if quota is None else min(affinity, quota)))
+
+
+def address_space_limit() -> int | None:
+    """Return the bytes of address space that each process may have (`ulimit -v`), or None."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def has_gpus(dev: Path = DEV) -> bool:

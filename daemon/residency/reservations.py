@@ -35,7 +35,7 @@ class Reservations:
     """
 
     def __init__(self, limit: int, machine: MachineMemory | None):
-        self._limit, self._machine = limit, machine or MachineMemory()
+        self.limit, self._machine = limit, machine or MachineMemory()
         self._by_worker: dict[Worker, _Reservation] = {}
 
     def reserve(self, worker: Worker, need: MemoryNeed) -> None:
@@ -78,8 +78,8 @@ class Reservations:
 
     def free_bytes(self) -> int:
         """Return the bytes that are neither used nor reserved."""
-        if self._limit:
-            return self._limit - sum(r.need.total for r in self._by_worker.values())
+        if self.limit:
+            return self.limit - sum(r.need.total for r in self._by_worker.values())
         reservations = self._by_worker.items()
         return self._machine.free_bytes() - sum(
             self._bytes_not_yet_resident(worker, r) for worker, r in reservations
@@ -90,12 +90,12 @@ class Reservations:
 
         With a configured limit, memory that is reserved but not yet used counts as free.
         """
-        return self._machine.free_bytes() if self._limit else self.free_bytes()
+        return self._machine.free_bytes() if self.limit else self.free_bytes()
 
     def sizes_of_load(self, worker: Worker) -> tuple[MemoryNeed | None, int]:
         """Return the memory that a load needs, if it is known, and the bytes free for it now."""
         need, free = self.of_worker(worker), self._machine.free_bytes()
-        if need is not None and self._limit:
+        if need is not None and self.limit:
             free = min(free, self.free_bytes() + need.total)
         return need, max(0, free)
 

@@ -137,6 +137,8 @@ def test_no_model_is_evicted_for_one_that_can_never_fit() -> None:
             load(client, "b")
 
         assert caught.value.data["free_bytes"] == BUDGET
+        assert "are free of the 1 kB that memory-bytes allows" in caught.value.message
+        assert caught.value.hint.startswith("raise memory-bytes")
         assert states(client)["a"] == "ready"
 
 
@@ -417,6 +419,8 @@ def test_a_load_that_cannot_allocate_reports_the_sizes(tmp_path: Path) -> None:
         assert data["needed_bytes"] > 2 << 30 and 0 < data["free_bytes"] < 1 << 40
         assert (data["slots"], data["ctx_size"]) == (4, 2_000_000)
         assert "ctx-size" in caught.value.hint and "slots of 2000000" in caught.value.message
+        assert "limited to 2.15 GB (ulimit -v)" in caught.value.message
+        assert "ulimit -v" in caught.value.hint
         # A swap asks whether the model would fit in the place of the old one.
         client.call("load_by_name", name="echo")
         with pytest.raises(OutOfMemory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -10,9 +11,24 @@ import pytest
 from msgspec.structs import replace
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory
-from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
+from inferd.backends.errors import (
+    BackendError,
+    InferdError,
+    InvalidArgument,
+    LoadFailed,
+    ModelNotFound,
+    OutOfMemory,
+    Timeout,
+)
 from inferd.daemon.models.load_cache import FailedLoads
-from inferd.daemon.residency.fit import memory_refusal, smaller_shape, with_sizes
+from inferd.daemon.residency.fit import (
+    ADDRESS_SPACE_BYTES,
+    growth_refusal,
+    memory_refusal,
+    smaller_shape,
+    with_address_space,
+    with_sizes,
+)
 from inferd.daemon.residency.machine import (
     MachineMemory,
     OomKills,
@@ -105,6 +121,42 @@ def test_where_the_weights_alone_do_not_fit_a_smaller_context_is_no_advice() -> 
     error = memory_refusal("big", need, shape, shape, free=-5, pinned=[])
     assert "smaller model" in error.hint and "ctx-size" not in error.hint
     assert error.data["free_bytes"] == 0
+
+
+def test_a_refusal_names_memory_bytes_as_the_limit() -> None:
+    need, shape = MemoryNeed(weights=4 * GIB), Shape(1, 512, 512)
+    small = partial(memory_refusal, "big", need, shape, shape, free=GIB, pinned=[], limit=2 * GIB)
+    error = small(machine_free=8 * GIB)
+    assert "1.07 GB are free of the 2.15 GB that memory-bytes allows" in error.message
+    assert error.hint.startswith("raise memory-bytes (2.15 GB), or use a smaller model")
+    short = small(machine_free=2 * GIB)
+    assert "memory-bytes allows" in short.message
+    assert "raise" not in short.hint, "the machine would not have the memory either"
+    grown = growth_refusal("big", GIB, 0, limit=2 * GIB)
+    assert "of the 2.15 GB that memory-bytes allows" in grown.message
+    assert "memory-bytes" not in growth_refusal("big", GIB, 0).message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemory("no context"),
+        BackendError("the thread 'x' cannot be started"),
+        LoadFailed("loading ended the worker process", data={"cause": "died"}),
+    ],
+)
+def test_a_small_address_space_is_named_as_the_cause(error: InferdError) -> None:
+    limited = with_address_space(error, GIB, GIB)
+    assert type(limited) is type(error) and limited.message.startswith(error.message)
+    assert "limited to 1.07 GB (ulimit -v)" in limited.message
+    assert "ulimit -v" in limited.hint and limited.data.items() >= error.data.items()
+    for limit in (None, GIB + ADDRESS_SPACE_BYTES):
+        assert with_address_space(error, GIB, limit) is error
+
+
+def test_an_address_space_does_not_excuse_a_damaged_file() -> None:
+    for error in (LoadFailed("the file is damaged"), ModelNotFound("gone")):
+        assert with_address_space(error, GIB, 1) is error
 
 
 # Free memory.
