@@ -391,6 +391,26 @@ def test_a_long_answer_that_arrives_at_once_becomes_complete(page: Page) -> None
     assert page.evaluate(COMPARE, [[text], [text[:9000], text[9000:]]]) == []
 
 
+def test_reasoning_grows_above_the_answer_as_it_was_written(page: Page) -> None:
+    show_answer(page, "old")
+    place = page.locator("#messages")
+    page.evaluate("""async () => {
+      const { MessageBody } = await import("/page/message_body.js");
+      globalThis.body = new MessageBody("assistant");
+      document.querySelector("#messages .message").replaceChildren(globalThis.body.element);
+    }""")
+    show = "([text, thought, grows]) => globalThis.body.show(text, thought, grows)"
+    page.evaluate(show, ["", "**I** <b>", True])
+    expect(place.locator(".body > .reasoning")).to_have_text("**I** <b>")
+    page.evaluate(show, ["", "**I** <b>\n  think", True])
+    page.evaluate(show, ["**yes**", "**I** <b>\n  think", True])
+    expect(place.locator(".body > .reasoning + .text strong")).to_have_text("yes")
+    reasoning = place.locator(".reasoning")
+    assert reasoning.evaluate("each => each.innerText") == "**I** <b>\n  think"
+    page.evaluate(show, ["**yes**", "", False])
+    expect(place.locator(".body > .text:first-child")).to_have_text("yes")
+
+
 def test_complete_blocks_do_not_change_again(page: Page) -> None:
     page.evaluate("""async () => {
       const { MessageBody } = await import("/page/message_body.js");
