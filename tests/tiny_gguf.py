@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
@@ -32,6 +32,9 @@ EMBEDDING, HEADS, HEADS_KV, FEED_FORWARD = 64, 4, 2, 128
 HEAD = EMBEDDING // HEADS
 CONTEXT_TRAINED = 4096
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+
+Template: TypeAlias = str | list[dict[str, str]]
+"""A chat template, or several, each with a name."""
 
 
 class _Writer:
@@ -77,7 +80,7 @@ def _common(
     layers: int,
     norm: str = "output_norm.weight",
     control: str = "",
-    template: str = CHAT_TEMPLATE,
+    template: Template = CHAT_TEMPLATE,
 ) -> None:
     file = writer.file
     byte_vocabulary(file, control)
@@ -128,7 +131,7 @@ def _qk_norms(writer: _Writer, block: str) -> None:
 
 
 def _llama(
-    path: Path, split_max_tensors: int = 0, control: str = "", template: str = CHAT_TEMPLATE
+    path: Path, split_max_tensors: int = 0, control: str = "", template: Template = CHAT_TEMPLATE
 ) -> None:
     """Plain attention."""
     writer = _Writer(path, "llama", split_max_tensors)
@@ -289,6 +292,16 @@ def _bare(path: Path) -> None:
     _llama(path, template="")
 
 
+def _two_templates(path: Path) -> None:
+    """Plain attention, and a second chat template for chats with tools."""
+    tools = "{{ tools | tojson }}" + CHAT_TEMPLATE
+    templates = [
+        {"name": "default", "template": CHAT_TEMPLATE},
+        {"name": "tool_use", "template": tools},
+    ]
+    _llama(path, template=templates)
+
+
 def _chatml(path: Path) -> None:
     """Plain attention, without a chat template, and with the token that begins ChatML messages."""
     _llama(path, control="<|im_start|>", template="")
@@ -298,6 +311,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "llama": _llama,
     "calls": _calls,
     "bare": _bare,
+    "two-templates": _two_templates,
     "chatml": _chatml,
     "gemma3": _gemma3,
     "mamba": _mamba,

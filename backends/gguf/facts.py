@@ -105,6 +105,7 @@ def facts_of(values: Mapping[str, object], tensors: Mapping[str, TensorEntry]) -
     architecture = _value(values, "general.architecture", str)
     layers = _value(values, f"{architecture}.block_count", int)
     template = _value(values, "tokenizer.chat_template", str)
+    tools_template = _value(values, "tokenizer.chat_template.tool_use", str)
     kind = _value(values, "general.file_type", int)
     causal = values.get(f"{architecture}.attention.causal", True)  # encoders have no KV state
     return FileFacts(
@@ -119,7 +120,7 @@ def facts_of(values: Mapping[str, object], tensors: Mapping[str, TensorEntry]) -
         or _value(values, "general.license", str),
         license_link=_value(values, "general.license.link", str),
         chat_template=template,
-        supports_tools=uses_tools(template or ""),
+        supports_tools=uses_tools(tools_template or template or ""),
         kv_token_bytes_max=_kv_token_bytes(layers, tensors) if causal else 0,
     )
 

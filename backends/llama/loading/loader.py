@@ -49,6 +49,8 @@ from .opening import (
 
 SAMPLING_VALUE_BYTES = 1024
 _NO_TOOLS = "the model's chat template does not use tools"
+TOOLS_TEMPLATE = b"tool_use"
+"""The name of a second template, for chats with tools, as in transformers."""
 _SAMPLING_KEYS: dict[int, str] = {
     lib.LLAMA_MODEL_META_KEY_SAMPLING_SEQUENCE: "samplers",
     lib.LLAMA_MODEL_META_KEY_SAMPLING_TOP_K: "top-k",
@@ -253,9 +255,9 @@ def _template(
     be used. A model that *generates* no text needs no template.
     """
     notes: dict[str, str] = {}
-    if not renderer.source:
-        own = lib.llama_model_chat_template(model, None)
-        source = own.decode("utf-8", "replace") if own else ""
+    configured = bool(renderer.source)
+    if not configured:
+        source = _source(model)
         if not source and not generates:
             renderer.close()
             return None, {}
@@ -263,13 +265,22 @@ def _template(
             begin = vocab.tokenize(CHATML_BEGIN.encode(), special=True, bos=False)
             source, notes["chat-template"] = fallback_source(chatml=len(begin) == 1)
         renderer.set_source(source)
-    template = ChatTemplate(renderer, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos)
+    new = partial(ChatTemplate, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos)
+    with_tools = None if configured else _source(model, TOOLS_TEMPLATE)
+    template = new(renderer, with_tools=new(Renderer(with_tools)) if with_tools else None)
     if prepare:
         try:
             notes |= template.prepare()
         except TemplateRefusal as exc:
             notes["chat-template"] = f"the model's chat template cannot be used: {exc}"
     return template, notes
+
+
+def _source(model: Any, name: bytes | None = None) -> str:
+    """Return the chat template of the model's file, or the one with this *name*; "" if none."""
+    found = lib.llama_model_chat_template(model, name)
+    source = found.decode("utf-8", "replace") if found else ""
+    return source if name is None or "{" in source else ""  # without one, some have a bare name
 
 
 def _description(model: Any) -> str:

@@ -29,15 +29,31 @@ _ROLES = (
 
 
 class ChatTemplate:
-    """The template of one model; it renders one text at a time."""
+    """The template of one model; it renders one text at a time. *with_tools* is the template that
+    the model's file has for chats with tools, if it is another one.
+    """
 
-    def __init__(self, renderer: Renderer, *, bos: str, eos: str, strip_bos: bool):
-        self._renderer, self.close = renderer, renderer.close
-        self.uses_tools = uses_tools(renderer.source)
-        self.tool_format = tool_format_of(renderer.source)
+    def __init__(
+        self,
+        renderer: Renderer,
+        *,
+        bos: str,
+        eos: str,
+        strip_bos: bool,
+        with_tools: ChatTemplate | None = None,
+    ):
+        self._renderer, self._with_tools = renderer, with_tools
+        source = renderer.source if with_tools is None else with_tools._renderer.source
+        self.uses_tools, self.tool_format = uses_tools(source), tool_format_of(source)
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""
         self._form: TemplateForm | None = None
+
+    def close(self) -> None:
+        """End the processes; the next rendering starts another one."""
+        self._renderer.close()
+        if self._with_tools is not None:
+            self._with_tools.close()
 
     def prepare(self) -> dict[str, str]:
         """Compile the template, and find the form in which it takes messages. Return notes on
@@ -83,6 +99,8 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt without the BOS token, which tokenizing adds; see `Model.render`."""
+        if rendering.tools and self._with_tools is not None:
+            return self._with_tools.render(messages, rendering)
         try:
             self.prepare()
         except TemplateRefusal as exc:

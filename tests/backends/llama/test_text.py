@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -171,6 +172,20 @@ def test_a_model_with_tokens_of_chatml_and_no_template_uses_chatml(tmp_path: Pat
     with closing(load_llama(own, lambda _: True)) as model:
         assert model.info.has_chat_template and model.info.chat_notes == {}
         assert model.render(USER) == "Hi"
+
+
+@pytest.mark.process
+def test_a_second_template_is_used_for_chats_with_tools(tmp_path: Path) -> None:
+    path = write_tiny("two-templates", tmp_path)
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+    spec = ModelSpec(name="tiny", path=str(path), slots=1, ctx_size=256, threads=1)
+    with closing(load_llama(spec, lambda _: True, renders=True)) as model:
+        assert model.render(USER) == "<user>Hi\n"
+        assert model.render(USER, Rendering(tools=[tool])) == f"{json.dumps([tool])}<user>Hi\n"
+        assert model.info.unused == {}
+    own = msgspec.structs.replace(spec, chat_template="{{ messages[0].content }}")
+    with closing(load_llama(own, lambda _: True)) as model:
+        assert model.render(USER, Rendering(tools=[tool])) == "Hi"
 
 
 @pytest.mark.process
