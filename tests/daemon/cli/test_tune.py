@@ -104,6 +104,16 @@ def test_an_interrupted_measurement_stores_nothing_and_leaves_no_process(home: H
     assert records_of(home) == ()
 
 
+def test_a_killed_command_leaves_no_process(home: Home) -> None:
+    with inferd_process("tune", "tiny-llama", "--seconds", "600", "--wait", "0") as process:
+        command = psutil.Process(process.pid)
+        wait_until(lambda: bool(command.children()))
+        (child,) = command.children()
+        wait_until(lambda: child.cpu_times().user > 0.5)
+        process.kill()
+        wait_until(lambda: not child.is_running())
+
+
 def test_a_pull_on_a_terminal_measures_the_model(home: Home) -> None:
     with on_terminal("pull", str(write_tiny("calls", home.folder)), socket="") as terminal:
         terminal.until("measuring the faster attention here, 5 s at most (Ctrl-C skips it)")
