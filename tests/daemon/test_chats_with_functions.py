@@ -133,17 +133,6 @@ def test_a_stream_describes_functions_and_leaves_calling_to_the_program(
         assert [call.name for call in s.tool_calls] == ["add"]
 
 
-def test_the_timeout_is_for_all_rounds(client: inferd.Client) -> None:
-    def slow() -> str:
-        threading.Event().wait(0.3)
-        return "done"
-
-    with client.session("hermes") as session:
-        with pytest.raises(inferd.Timeout, match="1 rounds") as caught:
-            session.chat(call_of("slow"), tools=[slow], timeout=0.2)
-        assert caught.value.data == {"timeout": "total"}
-
-
 def test_coroutine_functions_need_the_asynchronous_client(client: inferd.Client) -> None:
     async def fetch() -> str:
         raise AssertionError

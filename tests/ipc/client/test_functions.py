@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
@@ -12,7 +13,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from inferd import InvalidArgument, ToolCall
+from inferd import InvalidArgument, Reply, Timeout, ToolCall
 from inferd.ipc.client.connection.driver import run_blocking
 from inferd.ipc.client.functions import (
     ERROR_CHARACTERS_MAX,
@@ -20,7 +21,7 @@ from inferd.ipc.client.functions import (
     function_of,
     read_docstring,
 )
-from inferd.ipc.client.tool_rounds import with_next_choice
+from inferd.ipc.client.tool_rounds import ToolRounds, run_rounds, with_next_choice
 
 
 class Sky(enum.Enum):
@@ -265,6 +266,44 @@ def test_docstrings_of_google_and_sphinx_are_read(
     text: str, expected: tuple[str, dict[str, str]]
 ) -> None:
     assert read_docstring(text) == expected
+
+
+class Turns:
+    """A chat whose answers are calls of `nothing`; it records the prompts and the keywords."""
+
+    def __init__(self) -> None:
+        self.prompts: list[Any] = []
+        self.keywords: list[dict[str, Any]] = []
+
+    async def __call__(self, prompt: Any, keywords: Any) -> Reply:
+        self.prompts.append(prompt)
+        self.keywords.append(keywords)
+        return Reply("", tool_calls=[ToolCall(f"id{len(self.prompts)}", "nothing", "{}")])
+
+
+def rounds_of(turn: Turns, rounds_max: int, timeout_s: float) -> Reply:
+    rounds = ToolRounds(BlockingThread(), rounds_max, timeout_s)  # type: ignore[arg-type]
+    return run_blocking(run_rounds(turn, "x", {"tools": [nothing], "temp": 0}, rounds))
+
+
+def test_rounds_send_results_until_the_last_one_which_permits_no_call() -> None:
+    turn = Turns()
+    assert [call.id for call in rounds_of(turn, 2, math.inf).tool_calls] == ["id3"]
+    result = {"role": "tool", "name": "nothing", "content": "null"}
+    assert turn.prompts == [
+        "x",
+        [result | {"tool_call_id": "id1"}],
+        [result | {"tool_call_id": "id2"}],
+    ]
+    assert [each.get("tool_choice") for each in turn.keywords] == [None, None, "none"]
+    assert {each["temp"] for each in turn.keywords} == {0}
+
+
+def test_the_timeout_is_for_all_rounds() -> None:
+    turn = Turns()
+    with pytest.raises(Timeout, match="with 1 rounds") as caught:
+        rounds_of(turn, 8, 0.0)
+    assert caught.value.data == {"timeout": "total"} and len(turn.prompts) == 1
 
 
 ONLY = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
