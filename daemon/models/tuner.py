@@ -106,10 +106,7 @@ class Tuner:
         """
         self._done.discard(worker)
         if worker is self._measuring:
-            self._measuring = None
-            if worker.died and worker.tuning is not None:
-                self._deadly.add(worker.tuning.shape)
-                log.warning("tuning.worker_died", model=worker.spec.name, pid=worker.pid)
+            self._stop()
         self._changed.set()
 
     def note_result(self, worker: Worker, report: m.Measured) -> None:
@@ -199,8 +196,12 @@ class Tuner:
         worker, self._measuring = self._measuring, None
         assert worker is not None, "the caller has checked it"
         self._budget.reservations.add_bytes(worker, -self._reserved)
-        if not worker.unloading:
+        if worker.died and worker.tuning is not None:
+            self._deadly.add(worker.tuning.shape)
+            log.warning("tuning.worker_died", model=worker.spec.name, pid=worker.pid)
+        elif not worker.unloading:
             worker.client.send_command(m.SetMeasuring(False))
+        log.debug("tuning.stopped", model=worker.spec.name, pid=worker.pid)
 
     def _external_s(self) -> float:
         """Return the CPU seconds of other programs since boot."""

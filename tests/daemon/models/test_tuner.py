@@ -306,6 +306,23 @@ async def test_a_model_whose_worker_died_is_not_measured_again(tmp_path: Path) -
     assert again.commands == []
 
 
+async def test_a_death_is_noted_even_if_a_load_begins_before_the_worker_is_removed(
+    tmp_path: Path,
+) -> None:
+    worker, again, other = Worker(), Worker(), Worker(size=8)
+    bench = Bench(tmp_path, worker)
+    await begun(bench, worker)
+    worker.died = worker.unloading = True
+    other.claim = -1
+    bench.workers = [worker, again, other]
+    bench.tuner.note_change()
+    other.claim = None
+    bench.tuner.note_exited(worker)  # type: ignore[arg-type]
+    bench.workers = [again, other]
+    await begun(bench, other)
+    assert again.commands == [] and bench.budget.free == 1000 - BYTES
+
+
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
