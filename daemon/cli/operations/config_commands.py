@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -42,10 +42,14 @@ def check(
     flags = {**read_settings(settings), "config": file}
     sources = read_sources(flags)
     config, path = sources.config, sources.file
-    found = FoundModels()
-    with suppress(OSError):
+    found, warnings = FoundModels(), list[str]()
+    try:
         found = find_models(config.models_dir)
-    warnings = missing_files(config.models, found.files) + sources.notes
+        there: Collection[str] = found.files
+    except OSError as exc:  # a folder that may not be read may have the files
+        warnings.append(f"models-dir: {config.models_dir} cannot be read: {exc.strerror}")
+        there = config.models
+    warnings += missing_files(config.models, there) + sources.notes
     warnings += [
         f"{one.file} is not offered as a model: {one.reason}"
         for one in files_not_offered(config.models_dir, found, config.models, other_content)

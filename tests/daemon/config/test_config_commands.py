@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
 import tomllib
 from pathlib import Path
@@ -22,6 +24,7 @@ from inferd.daemon.config.settings_schema import config_schema
 from inferd.daemon.config.show import in_force, toml_of
 from inferd.daemon.config.sources import load_config, read_sources
 from tests.daemon.command_line import document, inferd
+from tests.daemon.other_users import ADA, as_user
 
 from .test_settings import (
     test_an_error_names_its_place_and_value,
@@ -376,3 +379,20 @@ def test_nested_tables_are_read_as_nested_json(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "[defaults] unknown key 'strategy'" in refused.stderr
     file.write_text(text.replace('backend = "echo"', 'backend = "echo"\ntemperature = 1'))
     assert "temp: given twice" in inferd("config", "check", str(file)).stderr
+
+
+def test_a_models_directory_that_may_not_be_read_is_not_called_missing() -> None:
+    top = Path(tempfile.mkdtemp(prefix="inferd-"))  # unlike pytest's folders, open to others
+    try:
+        top.chmod(0o711)
+        (top / "models").mkdir(mode=0o700)
+        (top / "models" / "m.gguf").touch()
+        file = top / "config.toml"
+        file.write_text(f"[daemon]\nmodels-dir = '{top}/models'\n[models.m]\nslots = 1\n")
+        with as_user(ADA):
+            checked = inferd("config", "check", str(file))
+    finally:
+        shutil.rmtree(top)
+    assert checked.exit_code == 0
+    assert f"{top}/models cannot be read: Permission denied" in checked.output
+    assert "missing" not in checked.output
