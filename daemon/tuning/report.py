@@ -75,6 +75,11 @@ def table_of_stage(result: StageResult, cores: int) -> tuple[list[str], list[lis
     return [*heads, "RESULT"], rows
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def variant_text(stage: str, variant: Variant, cores: int) -> str:
     """Return the part of a variant that its stage compares, as a user would set it."""
     match stage:

@@ -140,30 +140,32 @@ def _note_busy(cores: float) -> None:
 
 
 def _check_writable(state_dir: Path) -> None:
-    """Check before the measurement that its choice can be stored.
+    """Check before the measurement that its choice can be stored, and read by the daemon.
 
     :raises PermissionDenied: the directory belongs to another user.
     """
     place = next(p for p in (state_dir, *state_dir.parents) if p.exists())
-    if not os.access(place, os.W_OK):
+    is_own = place != state_dir or place.stat().st_uid == os.geteuid()
+    if not is_own or not os.access(place, os.W_OK):
         raise PermissionDenied(
-            f"{state_dir} is not writable for you, so the choice could not be stored",
+            f"{state_dir} belongs to another user, whose daemon could not read the choice",
             hint="run it as the daemon's user, as with `sudo -u inferd inferd tune …`",
         )
 
 
 def _write_tables(measurement: TuneResult, opened: Opened, cpu: CpuFacts, config: Config) -> None:
     from ...residency.sizes import size_text
-    from ...tuning.report import TITLES, table_of_stage
+    from ...tuning.report import TITLES, counted, table_of_stage
 
     shape = opened.shape
     write(
         f"{shape.architecture}, {shape.layers} layers, {size_text(shape.size_bytes)};"
-        f" {cpu.name or 'unknown CPU'}, {config.cores} cores; {measurement.seconds:.0f} s\n"
+        f" {cpu.name or 'unknown CPU'}, {counted(config.cores, 'core')};"
+        f" {measurement.seconds:.0f} s\n"
         "Medians; TIME is that of a usual mix of steps, as a share of the first row's, with its"
         " 95 % interval."
     )
     for result in measurement.stages:
         rounds = max((c.rounds for c in result.comparisons), default=0)
-        write(f"\n{TITLES[result.stage.name]} ({rounds} rounds)")
+        write(f"\n{TITLES[result.stage.name]} ({counted(rounds, 'round')})")
         table(*table_of_stage(result, config.cores))

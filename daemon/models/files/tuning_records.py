@@ -48,13 +48,18 @@ class TuningRecords:
         return tuple(r for r in self._current() if (r.cpu, r.build) == (cpu, build))
 
     def store(self, record: TuningRecord) -> None:
-        """Store *record* in place of an earlier one of its shape, CPU and build.
+        """Store *record* in place of an earlier one of its shape, CPU and build. Only a requested
+        record replaces a requested one, which `inferd tune` may have stored since a model was
+        loaded and measured.
 
         :raises OSError: the file cannot be written.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked():
-            kept = [r for r in self._current() if _key(r) != _key(record)]
+            found = self._current()
+            if not record.requested and any(r.requested for r in found if _key(r) == _key(record)):
+                return
+            kept = [r for r in found if _key(r) != _key(record)]
             kept = [*kept, record][-RECORDS_MAX:]
             new = self._path.with_suffix(".new")
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -45,8 +45,8 @@ def test_a_measurement_prints_a_table_for_each_setting_and_stores_nothing(home: 
     done = home.inferd("tune", "tiny-llama", *SHORT)
     assert done.status == 0, done
     head, _, rest = done.stdout.partition("\n\n")
-    assert head.startswith("llama, 3 layers, ") and "1 cores; " in head
-    assert [line.partition(" (")[0] for line in rest.splitlines() if " rounds)" in line] == [
+    assert head.startswith("llama, 3 layers, ") and "1 core; " in head
+    assert [line.partition(" (")[0] for line in rest.splitlines() if " round" in line] == [
         "Flash attention", "Micro-batches of a prompt of 512 tokens",
     ]  # fmt: skip
     assert "flash-attn on " in rest and "4 STREAMS" in rest
@@ -167,7 +167,8 @@ def test_a_model_without_a_file_is_refused(home: Home, model: str, message: str)
 def test_a_state_directory_of_another_user_is_refused_before_the_measurement(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    home.state.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: home.state.stat().st_uid + 1)
     result = inferd("tune", "tiny-llama", "--apply")
     assert result.exit_code == 1
-    assert "is not writable for you" in result.stderr and "sudo -u inferd" in result.stderr
+    assert "belongs to another user" in result.stderr and "sudo -u inferd" in result.stderr

@@ -11,6 +11,7 @@ from inferd.backends.probes import Probe, Setting
 from inferd.daemon.tuning.measured_stages import TuneResult, measure_model
 from inferd.daemon.tuning.report import (
     TITLES,
+    counted,
     document_of,
     is_attention_decided,
     judgement_of,
@@ -131,6 +132,10 @@ def test_the_reason_of_a_short_measurement_claims_nothing() -> None:
 @pytest.mark.parametrize(("seconds", "is_decided"), [(60.0, True), (0.001, False)])
 def test_a_short_measurement_does_not_decide_on_attention(seconds: float, is_decided: bool) -> None:
     assert is_attention_decided(measured(seconds)) is is_decided
+
+
+def test_numbers_have_their_nouns() -> None:
+    assert [counted(n, "round") for n in (0, 1, 2)] == ["0 rounds", "1 round", "2 rounds"]
 
 
 def test_a_setting_is_described_by_its_numbers() -> None:

@@ -48,6 +48,15 @@ def test_a_record_replaces_the_one_of_its_shape(tmp_path: Path) -> None:
     assert records.of_machine("c", "other") == (other_build,)
 
 
+def test_a_requested_record_is_replaced_only_by_a_requested_one(tmp_path: Path) -> None:
+    records = TuningRecords(tmp_path)
+    requested = msgspec.structs.replace(RECORD, chosen=Setting(False), requested=True)
+    again = msgspec.structs.replace(requested, chosen=Setting(True))
+    for record, kept in ((requested, requested), (RECORD, requested), (again, again)):
+        records.store(record)
+        assert records_in(records) == (kept,)
+
+
 def test_the_oldest_record_is_dropped_at_the_bound(tmp_path: Path) -> None:
     records = TuningRecords(tmp_path)
     for n in range(RECORDS_MAX + 1):
