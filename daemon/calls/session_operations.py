@@ -231,7 +231,7 @@ async def list_deletions(daemon: Daemon, request: Request) -> w.ListDeletionsRes
     p: w.ListDeletionsParams = request.params
     notes = daemon.sessions.deletions.of(request.owner)
     if p.clear:
-        daemon.sessions.deletions.clear(request.owner)
+        await daemon.sessions.deletions.clear(request.owner)
     return w.ListDeletionsResult(deletions=[msgspec.structs.asdict(note) for note in notes])
 
 

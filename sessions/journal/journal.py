@@ -108,6 +108,13 @@ class Journal:
             self._deletions[owner] = pack
             self._wake.set()
 
+    async def wait_deletions(self) -> None:
+        """Wait until the notes on deleted sessions are written, or writing them has failed."""
+        changed = bool(self._deletions)
+        if changed:
+            self._urgent.set()
+        await self._wait_for_flush(self._begun + changed)
+
     def age_s(self, stored: StoredSession) -> float:
         """Return the seconds since a session was written."""
         return self._dates.age_s(stored.at)

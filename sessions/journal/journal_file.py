@@ -218,8 +218,13 @@ class JournalFile:
             with suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
-        if any(isinstance(change, Erase) for change in changes):
+        if any(_deletes(change) for change in changes):
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _deletes(change: Change) -> bool:
+    """Return whether a change deletes texts, which must not stay in the log either."""
+    return isinstance(change, Erase) or (isinstance(change, SaveDeletions) and not change.data)
 
 
 def damaged(error: sqlite3.Error) -> bool:

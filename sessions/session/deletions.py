@@ -63,11 +63,15 @@ class DeletionNotes:
         found = [note for o, notes in self._by_owner.items() if owner.includes(o) for note in notes]
         return sorted(found, key=lambda note: -note.at)[:DELETION_NOTES_MAX]
 
-    def clear(self, owner: Owner) -> None:
-        """Delete the notes of an owner, or of all labels of a user without one."""
+    async def clear(self, owner: Owner) -> None:
+        """Delete the notes of an owner, or of all labels of a user without one. The journal has
+        deleted them when this returns.
+        """
         for found in [each for each in self._by_owner if owner.includes(each)]:
             del self._by_owner[found]
             self._store(found)
+        if self._journal is not None:
+            await self._journal.wait_deletions()
 
     def _store(self, owner: Owner) -> None:
         if self._journal is not None:

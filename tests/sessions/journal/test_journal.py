@@ -9,12 +9,13 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,7 @@ from inferd.sessions.journal.file_version import SCHEMA, NewerJournal
 from inferd.sessions.journal.journal_file import (
     Erase,
     JournalFile,
+    SaveDeletions,
     SaveFacts,
     SavePast,
     SavePiece,
@@ -284,6 +286,53 @@ def test_one_flipped_bit_costs_one_session_and_an_aside_never_overwrites_another
         assert sorted(s.session_id for s in found.sessions) == ["a", "c"]
         assert found.set_aside is not None and found.set_aside.name == expected
         file.close()
+
+
+def test_a_journal_of_a_version_without_notes_is_read_and_gets_them(file: JournalFile) -> None:
+    file.open()
+    file.write([saved("diary")])
+    file.close()
+    with closing(sqlite3.connect(file.path)) as db:
+        db.execute("DROP TABLE deletions")
+    found = file.open()
+    assert found.set_aside is None and len(found.sessions) == 1
+    file.write([SaveDeletions(owner=OWNER, data=b"notes")])
+    file.close()
+    assert file.open().deletions == {OWNER: b"notes"}
+
+
+def test_damaged_notes_are_left_out_and_cost_no_session(file: JournalFile) -> None:
+    file.open()
+    file.write([saved("diary"), SaveDeletions(owner=OWNER, data=b"notes")])
+    file.close()
+    with closing(sqlite3.connect(file.path)) as db, db:
+        db.execute("UPDATE deletions SET data = ?", (b"other",))
+    found = file.open()
+    assert found.set_aside is None and len(found.sessions) == 1 and found.deletions == {}
+
+
+def test_notes_that_are_cleared_are_in_no_byte_of_the_files(file: JournalFile) -> None:
+    file.open()
+    file.write([SaveDeletions(owner=OWNER, data=SECRET)])
+    file.write([SaveDeletions(owner=OWNER, data=b"")])
+    assert all(SECRET not in path.read_bytes() for path in file.path.parent.iterdir())
+
+
+def test_the_title_of_a_session_of_an_earlier_version_is_made_of_its_history(
+    tmp_path: Path,
+) -> None:
+    facts = msgspec.msgpack.decode(encode(SessionFacts(model="echo")))
+    del facts["opening"], facts["title"], facts["kept"], facts["undo_s"]
+    past = HistoryEntry(messages=[{"role": "user", "content": "Why is the sky blue?"}])
+    file = JournalFile(tmp_path / "sessions.db")
+    file.open()
+    key: dict[str, Any] = {"owner": OWNER, "session_id": "diary"}
+    file.write([SavePast(**key, facts=encode(facts), past=encode(past), at=1.0)])
+    file.close()
+    [stored] = file.open().sessions
+    harness = Harness()
+    session = Session.from_stored(stored, harness.source, harness.ledger)
+    assert session.title == "Why is the sky blue?" and not session.settings.kept
 
 
 def test_two_daemons_do_not_share_a_journal(file: JournalFile) -> None:

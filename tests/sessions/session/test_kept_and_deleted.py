@@ -188,7 +188,7 @@ async def test_a_session_that_vanishes_by_itself_leaves_a_note_with_the_reason()
     dormant(harness, "d")
     assert harness.manager.deletions.of(ADA)[0].reason == "memory"
     assert harness.manager.deletions.of(BOB) == []
-    harness.manager.deletions.clear(ADA)
+    await harness.manager.deletions.clear(ADA)
     assert harness.manager.deletions.of(ADA) == []
 
 
@@ -211,7 +211,7 @@ async def test_a_user_without_a_label_reads_and_clears_the_notes_of_all_labels()
     notes.add(ADA, "b", title="", model="m", reason="age")
     assert [note.session_id for note in notes.of(Owner(1000, "app"))] == ["a"]
     assert len(notes.of(ADA)) == 2
-    notes.clear(ADA)
+    await notes.clear(ADA)
     assert notes.of(Owner(1000, "app")) == []
 
 
