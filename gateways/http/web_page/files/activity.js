@@ -1,6 +1,7 @@
 // The live part of the page: connection, queue, models, and the chart of tokens.
 
 import { button, byId, clearFailure, element, formatBytes, redraw, showFailure } from "./elements.js";
+import { drawQueue, placeOf } from "./queue_picture.js";
 import { api } from "./server.js";
 
 const PAUSE_MS = [1000, 2000, 5000, 10000];
@@ -8,9 +9,13 @@ const SAMPLES = 60;
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Activity {
-  // `chatId()` returns the open chat, `onModels(list)` gets each new list of models.
-  constructor(caller, chatId, onModels) {
-    Object.assign(this, { caller, chatId, onModels });
+  // `chatId()` returns the open chat, `onModels(list)` gets each new list of models, `onTurns(list)`
+  // each new list of the user's turns. `onReturn()` is called when the daemon is back.
+  constructor(caller, chatId, { onModels, onTurns, onReturn }) {
+    Object.assign(this, { caller, chatId, onModels, onTurns, onReturn });
+    this.turns = [];
+    this.statistics = [];
+    this.isAway = false;
     this.canManage = caller.rights.includes("manage");
     this.samples = [];
     this.loading = new Map(); // progress of loads that this page has begun, by model
@@ -27,6 +32,7 @@ export class Activity {
         }
       } catch (error) {
         this.setConnection(error.message, true);
+        this.isAway = true;
         if (error.status === 401) return;
       }
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS[Math.min(failures, PAUSE_MS.length - 1)]));
@@ -36,12 +42,18 @@ export class Activity {
   show(event, data) {
     if (event === "daemon") {
       this.setConnection(data.available ? "Connected" : "The daemon is away", !data.available);
+      if (this.isAway && data.available) this.onReturn();
+      this.isAway = !data.available;
     } else if (event === "models") {
       this.showModels(data.data);
       this.onModels(data);
     } else if (event === "queue") {
-      this.showQueue(data.data);
+      this.turns = data.data;
+      this.showQueue();
+      this.onTurns(data.data);
     } else if (event === "statistics") {
+      this.statistics = data.data;
+      this.showQueue();
       this.showStatistics(data.data);
     }
   }
@@ -52,20 +64,29 @@ export class Activity {
     place.classList.toggle("bad", isBad);
   }
 
-  showQueue(turns) {
-    byId("queue").replaceChildren(...turns.map((turn) => {
-      const place = turn.state === "running" ? "now" : turn.position ? `place ${turn.position}` : "waiting";
-      const starts = turn.starts_in_s && turn.state !== "running" ? `, starts in ${turn.starts_in_s.toFixed(1)} s` : "";
-      // Once it answers, the tokens computed are also those of the answer.
-      const prompt = turn.prompt_tokens ?? "?";
-      const computed = turn.output_tokens ? prompt : turn.computed_tokens ?? 0;
-      const own = turn.session_id !== null && turn.session_id === this.chatId();
-      return element("li", { className: own ? "own" : "" },
-        element("div", { textContent: `${own ? "This chat" : turn.model}: ${place}${starts}` }),
-        element("div", { className: "note", textContent: `${turn.priority}; prompt ${computed} of ${prompt} tokens, `
-          + `answer ${turn.output_tokens ?? 0}` }));
-    }));
-    if (!turns.length) byId("queue").append(element("li", { className: "note", textContent: "Nothing is waiting." }));
+  placeOf(turn) { return placeOf(turn, this.statistics.find((each) => each.model === turn.model)); }
+
+  showQueue() {
+    byId("queue").replaceChildren(...this.turns.map((turn) => this.madeTurn(turn)));
+    if (!this.turns.length) byId("queue").append(element("li", { className: "note", textContent: "Nothing is waiting." }));
+    // The open chat's place is shown beside the answer too, until it is computed.
+    const own = this.turns.find((turn) => this.isOwn(turn) && turn.state !== "running");
+    byId("place").replaceChildren(...(own ? [drawQueue(this.placeOf(own))] : []));
+  }
+
+  isOwn(turn) { return turn.session_id !== null && turn.session_id === this.chatId(); }
+
+  madeTurn(turn) {
+    const place = turn.state === "running" ? "now" : turn.position ? `place ${turn.position}` : "waiting";
+    const starts = turn.starts_in_s && turn.state !== "running" ? `, starts in ${turn.starts_in_s.toFixed(1)} s` : "";
+    // Once it answers, the tokens computed are also those of the answer.
+    const prompt = turn.prompt_tokens ?? "?";
+    const computed = turn.output_tokens ? prompt : turn.computed_tokens ?? 0;
+    return element("li", { className: this.isOwn(turn) ? "own" : "" },
+      element("div", { textContent: `${this.isOwn(turn) ? "This chat" : turn.model}: ${place}${starts}` }),
+      drawQueue(this.placeOf(turn)),
+      element("div", { className: "note", textContent: `${turn.priority}; prompt ${computed} of ${prompt} tokens, `
+        + `answer ${turn.output_tokens ?? 0}` }));
   }
 
   showModels(models) {

@@ -1,43 +1,76 @@
-// The open chat: a session of the daemon. Sends messages, stops, edits and branches.
+// The open chat: a session of the daemon. Sends messages; stops, continues, edits and branches.
 
-import { byId, clearFailure, showFailure, showProgress } from "./elements.js";
+import { Answer, describeUsage, isCut } from "./answer.js";
+import { byId, clearFailure, hasFailure, showFailure, showProgress } from "./elements.js";
 import { Messages } from "./messages.js";
 import { api } from "./server.js";
+import { textOf } from "./texts.js";
+import { unfinished } from "./unfinished.js";
 
 export const PREFIX = "chat_"; // sessions of other programs have other ids
+const NOT_COMPLETE = "This answer is not complete.";
+const LEFT = "left";
+const PAUSE_MS = 1000;
+const TITLE_LENGTH = 180; // the daemon's limit is 200 characters
+const BUSY = 409; // the session is open in another program
 
 // `randomUUID` exists only in secure contexts, so not on a LAN address without TLS.
 export const newId = () => PREFIX + [...crypto.getRandomValues(new Uint8Array(10))]
   .map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
+// Returns the number of the message that was answered last, or -1.
+export const lastQuestion = (messages) => messages.findLastIndex((message) => message.role === "user");
+
 export class Chat {
-  // `onChange()` is called when the list of chats may have changed.
-  constructor(settings, onChange) {
-    this.settings = settings;
-    this.onChange = onChange;
+  // `onChange()` is called when the list of chats may have changed, `onSession(session)` with each
+  // state of the open chat; null: there is none.
+  constructor(settings, onChange, onSession) {
+    Object.assign(this, { settings, onChange, onSession });
     this.id = null;
     this.turn = null; // an AbortController while an answer arrives
-    this.messages = new Messages((index, text) => this.edit(index, text), (index) => this.branch(index));
+    this.answer = null; // the answer that is shown, until the chat is read again
+    this.asked = null; // the message that was sent last
+    this.cut = ""; // the cause for which the last answer is not complete
+    this.isStopping = false;
+    this.reads = 0; // the reads of the chat that have not ended
+    this.isPolling = false; // whether another read will follow
+    this.messages = new Messages({
+      edit: (index, text) => this.edit(index, text), branch: (index) => this.branch(index),
+      resume: () => this.resume(showFailure), regenerate: () => this.regenerate(),
+    }, () => byId("prompt").focus({ preventScroll: true }));
     this.messages.showWelcome();
   }
 
   get isAnswering() { return this.turn !== null; }
 
-  begin() {
-    this.stop();
-    this.setId(null);
-    this.settings.setChatModel(null);
-    this.messages.showWelcome();
-    clearFailure();
-    showProgress("");
+  // Begins a chat. With a `note`, the choices of the previous one stay.
+  begin(note = "") {
+    this.leave(null);
+    this.settings.showChat(null, note !== "");
+    this.messages.showWelcome(note);
+    this.onSession(null);
   }
 
   async open(id) {
-    this.stop();
+    this.leave(id);
+    await this.refresh();
+  }
+
+  // Ends the reading of an answer, which goes on when its chat is opened again.
+  pause() {
+    this.turn?.abort(LEFT);
+    this.turn = null;
+    this.setAnswering(false);
+  }
+
+  leave(id) {
+    this.pause();
+    this.isPolling = false;
+    this.answer = this.asked = null;
+    this.cut = "";
     this.setId(id);
     clearFailure();
     showProgress("");
-    await this.refresh();
   }
 
   setId(id) {
@@ -46,49 +79,117 @@ export class Chat {
     this.onChange();
   }
 
-  // Shows the session as the daemon has it; one that is being answered elsewhere is read again.
-  async refresh() {
+  // Shows the session as the daemon has it. An answer that is computed is followed or, if another
+  // program has its session, read again and again.
+  async refresh(follows = true) {
     const id = this.id;
+    const isCurrent = () => this.id === id && !this.isAnswering;
+    this.reads += 1;
+    let session;
     try {
-      const session = await api.session(id);
-      if (this.id !== id || this.isAnswering) return;
-      this.settings.setChatModel(session.model);
-      this.messages.show(session.messages, session.boundaries);
-      if (session.state !== "dormant") setTimeout(() => this.id === id && this.refresh(), 1000);
+      session = await api.session(id);
     } catch (error) {
-      if (this.id !== id) return;
-      if (error.status !== 404) return showFailure(error, () => this.refresh());
+      if (!isCurrent()) return;
+      if (error.status !== 404) return hasFailure() || showFailure(error, () => this.refresh());
       this.begin();
-      showFailure(new Error("This chat was deleted, or has expired."));
+      return showFailure(new Error("This chat was deleted, or has expired."));
+    } finally {
+      this.reads -= 1;
     }
+    if (!isCurrent()) return;
+    this.show(session);
+    const isComputed = session.state !== "dormant";
+    this.isPolling = isComputed && !follows;
+    if (this.isPolling) setTimeout(() => isCurrent() && this.refresh(false), PAUSE_MS);
+    else if (isComputed || (session.interrupted && unfinished.has(id))) await this.resume();
+  }
+
+  // Takes over the user's turns in the queue: another tab may have begun one in this chat.
+  noteTurns(turns) {
+    const isKnown = this.isAnswering || this.isPolling || this.reads > 0;
+    if (this.id !== null && !isKnown && turns.some((turn) => turn.session_id === this.id)) this.refresh();
+  }
+
+  show(session) {
+    const isMissing = this.asked !== null && this.lastAsked(session) === null;
+    if (isMissing && !byId("prompt").value) byId("prompt").value = this.asked;
+    this.answer = this.asked = null;
+    this.settings.showChat(session);
+    const cut = session.interrupted && session.state === "dormant" ? this.cut || NOT_COMPLETE : "";
+    this.messages.show(session.messages, session.boundaries, cut);
+    this.onSession(session);
   }
 
   async send(text) {
     if (this.isAnswering) return;
-    clearFailure();
-    this.turn = new AbortController();
-    this.setAnswering(true);
     this.messages.dropUnstored();
     this.messages.add({ role: "user", content: text });
-    const answer = this.messages.beginAnswer();
-    const { signal } = this.turn;
+    const answer = new Answer(this.messages.beginAnswer());
+    this.asked = text;
+    await this.receive(answer, (signal) => this.ask(text, signal), (failure) => this.explain(failure, text));
+  }
+
+  async* ask(text, signal) {
+    if (this.id === null) {
+      const session = await api.create({ id: newId(), ...this.settings.forSession() });
+      signal.throwIfAborted(); // another chat may be open now
+      this.settings.adopt(session);
+      this.setId(session.id);
+    } else {
+      await this.settings.save();
+      signal.throwIfAborted();
+    }
+    unfinished.add(this.id);
+    const fields = { ...this.settings.forTurn(), session_id: this.id, stream_options: { include_usage: true } };
+    yield* api.chat({ ...fields, messages: [{ role: "user", content: text }] }, signal);
+  }
+
+  // Continues the last answer, or follows it where it is computed. `explain(failure)` is called if
+  // another program has the session.
+  async resume(explain = null) {
+    if (this.isAnswering || this.id === null) return;
+    const answer = this.answer ?? new Answer(this.messages.growLast(), true);
+    if (this.answer) answer.isContinued = true;
+    await this.receive(answer, (signal) => {
+      unfinished.add(this.id);
+      answer.view.grow();
+      return api.rest(this.id, answer.lastId, signal);
+    }, explain);
+  }
+
+  // Shows an answer until its end. `explain(failure)` is called for a turn that was refused.
+  async receive(answer, open, explain = null) {
+    clearFailure();
+    const begin = performance.now();
+    const turn = new AbortController();
+    Object.assign(this, { turn, answer, cut: "", isStopping: false });
+    this.setAnswering(true);
+    showProgress("Waiting…");
     let failure = null;
     try {
-      if (this.id === null) await this.create(text);
-      signal.throwIfAborted();
-      await this.receive(text, answer, signal);
+      await answer.read(open(turn.signal));
     } catch (error) {
-      if (error.name !== "AbortError") failure = error;
+      failure = error;
     }
-    answer.end();
-    const stopped = signal.aborted;
+    if (turn.signal.reason === LEFT) return;
+    const isStopped = this.isStopping;
+    if (isStopped) failure = null;
+    // The mark is shown before all else: other requests may wait for the daemon.
+    const isIncomplete = failure !== null && failure.status !== BUSY && isCut(answer, failure);
+    this.cut = isIncomplete ? `This answer was cut: ${failure.message}` : "";
+    answer.view.end(this.cut);
     this.turn = null;
     this.setAnswering(false);
-    showProgress(stopped ? "Stopped." : failure ? "" : this.usage ?? "");
-    if (signal.reason === "left") return;
-    if (stopped && this.id) await api.cancel(this.id).catch(() => {});
-    if (this.id) await this.refresh();
-    if (failure) this.explain(failure, text);
+    unfinished.delete(this.id);
+    const usage = answer.usage && describeUsage(answer.usage, (performance.now() - begin) / 1000);
+    showProgress(isStopped ? "Stopped." : failure ? "" : usage ?? "");
+    if (failure && !isIncomplete) explain?.(failure);
+    await this.settle(failure === null && !isStopped);
+  }
+
+  // Reads the chat again after a turn.
+  async settle(follows) {
+    if (this.id !== null) await this.refresh(follows);
     this.onChange();
   }
 
@@ -103,60 +204,66 @@ export class Chat {
     if (!field.value) field.value = text;
   }
 
-  async create(text) {
-    const id = newId();
-    await api.create({ id, ...this.settings.forSession() });
-    this.settings.noteUse();
-    this.settings.nameChat(id, text);
-    this.setId(id);
+  // Ends the turn in the daemon first: otherwise another tab, which reads with this one, continues it.
+  async stop() {
+    const { turn, id } = this;
+    if (turn === null || this.isStopping) return;
+    this.isStopping = true;
+    showProgress("Stopping…");
+    const pause = new Promise((resolve) => setTimeout(resolve, PAUSE_MS)); // the daemon may be away
+    if (id !== null) await Promise.race([api.cancel(id).catch(() => {}), pause]);
+    turn.abort();
   }
 
-  async receive(text, answer, signal) {
-    const begin = performance.now();
-    this.usage = null;
-    showProgress("Waiting…");
-    const fields = { ...this.settings.forTurn(), session_id: this.id, stream_options: { include_usage: true } };
-    for await (const { data, comment } of api.chat({ ...fields, messages: [{ role: "user", content: text }] }, signal)) {
-      if (comment) showProgress(comment.replace(/^waiting/, "Waiting"));
-      if (data?.error) throw Object.assign(new Error(data.error.message), { code: data.error.code });
-      const delta = data?.choices?.[0]?.delta;
-      if (delta?.content || delta?.reasoning_content) {
-        showProgress("Answering…");
-        answer.add(delta.content ?? "", delta.reasoning_content ?? "");
-      }
-      if (data?.usage) this.usage = describe(data.usage, (performance.now() - begin) / 1000);
-    }
-  }
-
-  stop(reason = "left") {
-    this.turn?.abort(reason === "left" ? "left" : new DOMException("stopped", "AbortError"));
-  }
-
+  // Sends another text instead of a message; null: instead of the last one.
   async edit(index, text) {
     if (this.isAnswering) return;
+    clearFailure();
     try {
-      const session = await api.rewind(this.id, index);
-      if (session) this.messages.show(...(await this.read()));
+      const session = await api.session(this.id);
+      const at = index ?? this.lastAsked(session);
+      if (at !== null) {
+        await api.rewind(this.id, at);
+        this.messages.show(session.messages.slice(0, at), session.boundaries.filter((each) => each <= at));
+      }
     } catch (error) {
-      return showFailure(error);
+      return showFailure(error, () => this.edit(index, text));
     }
     await this.send(text);
   }
 
-  async read() {
-    const session = await api.session(this.id);
-    return [session.messages, session.boundaries];
+  // Returns the number of the message that was sent last. Null: the daemon does not have it.
+  lastAsked({ messages }) {
+    const at = lastQuestion(messages);
+    return at < 0 || (this.asked !== null && textOf(messages[at].content) !== this.asked) ? null : at;
   }
 
+  async regenerate() {
+    if (this.isAnswering) return;
+    clearFailure();
+    try {
+      const { messages } = await api.session(this.id);
+      const text = this.asked ?? textOf(messages[lastQuestion(messages)].content);
+      await this.edit(null, text);
+    } catch (error) {
+      showFailure(error, () => this.regenerate());
+    }
+  }
+
+  // Begins a chat with the messages up to an answer; null: with all messages.
   async branch(index) {
     if (this.isAnswering) return;
     const id = newId();
+    clearFailure();
+    let title;
     try {
-      await api.fork(this.id, { id, messages: index + 1 });
+      const session = await api.session(this.id);
+      title = `${session.title.slice(0, TITLE_LENGTH)} (branch)`;
+      await api.fork(this.id, { id, messages: index === null ? session.messages.length : index + 1 });
     } catch (error) {
-      return showFailure(error);
+      return showFailure(error, () => this.branch(index));
     }
-    this.settings.nameChat(id, `${this.settings.nameOf(this.id)} (branch)`);
+    await api.update(id, { title }).catch(showFailure);
     await this.open(id);
     showProgress("This is a branch: the other chat stays as it is.");
     byId("prompt").focus();
@@ -166,10 +273,4 @@ export class Chat {
     byId("send").hidden = isAnswering;
     byId("stop").hidden = !isAnswering;
   }
-}
-
-function describe(usage, seconds) {
-  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  return `${usage.completion_tokens} tokens in ${seconds.toFixed(1)} s; `
-    + `${cached} of ${usage.prompt_tokens} tokens of the prompt were reused.`;
 }

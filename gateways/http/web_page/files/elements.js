@@ -32,6 +32,7 @@ export function redraw(list, children) {
   if (name) list.querySelector(`[data-name="${CSS.escape(name)}"]`)?.focus();
 }
 
+export const hasFailure = () => byId("failure").hasChildNodes();
 export const clearFailure = () => byId("failure").replaceChildren();
 export const showProgress = (text) => { byId("progress").textContent = text; };
 

@@ -2,7 +2,9 @@
 
 import { Activity } from "./activity.js";
 import { Chat } from "./chat.js";
+import { ChatBar } from "./chat_bar.js";
 import { ChatList } from "./chat_list.js";
+import { Deletions, showLosses } from "./deletions.js";
 import { byId, showFailure, typedText } from "./elements.js";
 import { api, key } from "./server.js";
 import { Settings } from "./settings.js";
@@ -54,10 +56,26 @@ function connectComposer(chat) {
   field.onkeydown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
   };
-  byId("stop").onclick = () => { chat.stop("stopped"); field.focus(); };
+  byId("stop").onclick = () => { chat.stop(); field.focus(); };
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && chat.isAnswering && !event.defaultPrevented) chat.stop("stopped");
+    if (event.key === "Escape" && chat.isAnswering && !event.defaultPrevented) chat.stop();
   });
+}
+
+// Connects the chats with their list, bar and settings.
+function connectChats() {
+  let chat = null;
+  const settings = new Settings((note) => { chat.begin(note); byId("prompt").focus(); });
+  const deletions = new Deletions((id) => {
+    if (chat.id === id) chat.begin();
+    else list.refresh();
+  });
+  const list = new ChatList((id, title) => deletions.remove(id, title));
+  const bar = new ChatBar(() => list.refresh());
+  chat = new Chat(settings, () => list.refresh(), (session) => bar.show(session));
+  list.chat = chat;
+  byId("new-chat").onclick = () => { chat.begin(); byId("prompt").focus(); };
+  return { settings, list, chat };
 }
 
 async function start() {
@@ -66,13 +84,9 @@ async function start() {
   byId("failure").replaceChildren();
   if (key.get()) byId("change-key").hidden = false;
   byId("change-key").onclick = () => { key.set(""); location.reload(); };
-  const settings = new Settings();
+  const { settings, list, chat } = connectChats();
   settings.setCaller(caller);
-  const list = new ChatList(settings);
-  const chat = new Chat(settings, () => list.refresh());
-  list.chat = chat;
   connectComposer(chat);
-  byId("new-chat").onclick = () => { chat.begin(); byId("prompt").focus(); };
   byId("show-chats").onclick = () => toggle("show-chats", "with-chats");
   byId("show-details").onclick = () => toggle("show-details", "with-details");
   if (matchMedia("(min-width: 75rem)").matches) toggle("show-details", "with-details");
@@ -81,8 +95,25 @@ async function start() {
     byId("no-model").hidden = models.preferred !== null;
   };
   await api.models().then(showModels, showFailure);
-  new Activity(caller, () => chat.id, showModels).follow();
+  const onReturn = () => { list.refresh(); if (chat.id !== null && !chat.isAnswering) chat.refresh(); };
+  let active = ""; // the chats with turns: the list shows which ones are answered
+  const onTurns = (turns) => {
+    chat.noteTurns(turns);
+    const now = turns.map((turn) => turn.session_id).sort().join("\n");
+    if (now !== active) list.refresh();
+    active = now;
+  };
+  new Activity(caller, () => chat.id, { onModels: showModels, onTurns, onReturn }).follow();
   list.refresh();
+  showLosses().catch(showFailure);
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return;
+    list.refresh();
+    showLosses().catch(() => {}); // the state of the connection is shown elsewhere
+  });
+  // The answer goes on when the page is loaded or shown again.
+  window.addEventListener("pagehide", () => chat.pause());
+  window.addEventListener("pageshow", (event) => { if (event.persisted && chat.id !== null) chat.open(chat.id); });
   if (location.hash.length > 1) chat.open(location.hash.slice(1));
   byId("prompt").focus();
 }

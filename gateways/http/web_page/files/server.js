@@ -5,7 +5,8 @@ const KEY = "inferd-key";
 const UNKNOWN_KEY = "the gateway does not know this key (enter another, or ask its operator for one)";
 
 export class Failure extends Error {
-  // An error response. `retryAfter` is a number of seconds, or null.
+  // An error of a response or, with status 0, of a connection or a stream. `retryAfter` is a number
+  // of seconds, or null.
   constructor(status, body, retryAfter = null) {
     super(status === 401 ? UNKNOWN_KEY : body?.error?.message ?? `the gateway answered with status ${status}`);
     this.status = status;
@@ -24,11 +25,11 @@ function headers(body) {
   return key.get() ? { ...found, Authorization: `Bearer ${key.get()}` } : found;
 }
 
-async function open(method, path, body, signal) {
+async function open(method, path, body, signal, more = {}) {
   let response;
   try {
     response = await fetch(path, {
-      method, signal, headers: headers(body), body: body && JSON.stringify(body), cache: "no-store",
+      method, signal, headers: { ...headers(body), ...more }, body: body && JSON.stringify(body), cache: "no-store",
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -49,10 +50,14 @@ const sessionPath = (id, action = "") => ownPath(`sessions/${encodeURIComponent(
 export const api = {
   caller: () => send("GET", ownPath("caller")),
   models: () => send("GET", ownPath("models")),
-  sessions: () => send("GET", ownPath("sessions?limit=1000")),
+  sessions: (query) => send("GET", ownPath(`sessions?${new URLSearchParams(query)}`)),
   session: (id) => send("GET", sessionPath(id)),
   create: (fields) => send("POST", ownPath("sessions"), fields),
-  remove: (id) => send("DELETE", sessionPath(id)),
+  update: (id, fields) => send("PATCH", sessionPath(id), fields),
+  remove: (id, undo) => send("DELETE", sessionPath(id, `?undo=${undo}`)),
+  restore: (id) => send("POST", sessionPath(id, "/restore"), {}),
+  deletions: () => send("GET", ownPath("deletions")),
+  forgetDeletions: () => send("DELETE", ownPath("deletions")),
   fork: (id, fields) => send("POST", sessionPath(id, "/fork"), fields),
   rewind: (id, messages) => send("POST", sessionPath(id, "/rewind"), { messages }),
   cancel: (id) => send("POST", sessionPath(id, "/cancel"), {}),
@@ -61,11 +66,15 @@ export const api = {
   load: (model) => events("POST", ownPath("models/load"), { model, stream: true }),
   events: (signal) => events("GET", ownPath("events"), undefined, signal),
   chat: (fields, signal) => events("POST", "/v1/chat/completions", { ...fields, stream: true }, signal),
+  // The last answer of a session after the event `lastId`, or all of it.
+  rest: (id, lastId, signal) =>
+    events("GET", sessionPath(id, "/events"), undefined, signal, lastId ? { "Last-Event-ID": lastId } : {}),
 };
 
-// Yields the events of a response: `{event, data}`, or `{comment}`. EventSource cannot send a key.
-async function* events(method, path, body, signal) {
-  const response = await open(method, path, body, signal);
+// Yields the events of a response: `{event, data, id, isDone}`, or `{comment}`. EventSource cannot send a key.
+async function* events(method, path, body, signal, more) {
+  const response = await open(method, path, body, signal, more);
+  if (response.status === 204) return yield { ...NO_EVENT, isDone: true };
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -78,18 +87,25 @@ async function* events(method, path, body, signal) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure(0, { error: { message: "the connection to the gateway was lost (try again once it is back)" } });
+    throw new Failure(0, LOST);
   } finally {
     reader.cancel().catch(() => {});
   }
 }
 
+export const LOST = {
+  error: { message: "the connection to the gateway was lost (continue once it is back)", code: "connection_lost" },
+};
+const NO_EVENT = { event: "message", data: null, id: null, comment: "", isDone: false };
+
 function parse(block) {
-  const found = { event: "message", data: null, comment: "" };
+  const found = { ...NO_EVENT };
   for (const line of block.split("\n")) {
     if (line.startsWith(":")) found.comment = line.slice(1).trim();
     else if (line.startsWith("event: ")) found.event = line.slice(7);
-    else if (line.startsWith("data: ") && line !== "data: [DONE]") found.data = JSON.parse(line.slice(6));
+    else if (line.startsWith("id: ")) found.id = line.slice(4);
+    else if (line === "data: [DONE]") found.isDone = true;
+    else if (line.startsWith("data: ")) found.data = JSON.parse(line.slice(6));
   }
   return found;
 }

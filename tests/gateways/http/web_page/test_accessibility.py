@@ -128,6 +128,7 @@ def press_tab(page: Page) -> list[Stop]:
 
 def test_tab_goes_through_all_controls_in_their_order(full_page: tuple[Page, str]) -> None:
     page, key = full_page
+    page.set_viewport_size(ViewportSize(width=1300, height=1600))  # nothing scrolls meanwhile
     expect(page.locator("#key")).to_be_focused()
     page.keyboard.type(key)
     page.keyboard.press("Enter")
@@ -206,7 +207,17 @@ def test_all_texts_have_contrast(full_page: tuple[Page, str]) -> None:
     expect(page.locator("#queue li.own")).to_be_visible()
     check()
     page.click("#stop")
+    expect(page.locator(".cut")).to_be_visible()
+    page.get_by_role("button", name="Rename").click()
+    page.fill("#schema", "{")
+    check()
+    page.locator("#chat-list .delete").first.click()
+    expect(page.locator("#deletions button")).to_be_visible()
+    check()
     expected = {"Connected", UNKNOWN_KEY}
+    expected |= {"Continue", "Regenerate", "Undo", "you", "Keep", "This answer is not complete."}
+    expected |= {"Search chats", "Answering…"}
+    assert any(text.startswith("Deleted in ") for text in seen)
     expected |= {"Write a message", "default", "word", "more", "code", "of it", "Be brief."}
     expected |= {"You", "Answer", "System prompt", "loaded", "failed", "unloaded", "Send again"}
     expected |= {SKIP, "Try again", "Nothing is waiting.", "Stop", "×"}
