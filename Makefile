@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture page-libraries protobuf guest docs models schemas templates prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas templates prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -70,6 +70,9 @@ dashboard-picture: install models prometheus browser ## draw docs/dashboard.png;
 
 page-picture: $(STAMP)-test models browser ## draw docs/page-light.png and page-dark.png
 	$(PY) -m tools.page_picture $(ARGS)
+
+recording: $(STAMP)-test ## record the first minutes in a terminal: docs/first-minutes.svg and .cast
+	$(PY) -m tools.recording $(ARGS)
 
 page-libraries: install ## get the web page's JavaScript libraries; needs npm; ARGS="katex@0.20.0" pins another
 	@$(PY) -m tools.page_libraries $(ARGS)

@@ -1,0 +1,1 @@
+"""The recording of the first minutes in docs/: a terminal session as asciicast and as a picture."""
