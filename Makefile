@@ -68,7 +68,7 @@ compat: $(STAMP)-install models ## run programs that use the HTTP gateway; write
 dashboard-picture: install models prometheus browser ## draw docs/dashboard.png; needs Node.js, pngquant
 	$(PY) -m tools.dashboard_picture $(ARGS)
 
-page-picture: $(STAMP)-test models browser ## draw docs/page-light.png and page-dark.png
+page-picture: $(STAMP)-test models browser ## draw docs/page-light.png, page-dark.png and page-phone.png
 	$(PY) -m tools.page_picture $(ARGS)
 
 recording: $(STAMP)-test ## record the first minutes in a terminal: docs/first-minutes.svg and .cast

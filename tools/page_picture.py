@@ -18,11 +18,14 @@ QUESTIONS = (
     "Why is caffeine bad for sleep? One sentence.",
 )
 WIDTH, HEIGHT = 1280, 760
+PHONE_WIDTH, PHONE_HEIGHT = 390, 760
 ANSWER_MS_MAX = 60_000.0
 
 
 def draw(folder: Path, models: Path | None = MODELS, model: str = MODEL) -> None:
-    """Draw both pictures into *folder*, from a chat with a model of the folder *models*."""
+    """Draw the pictures into *folder*, from a chat with a model of the folder *models*: in both
+    color schemes, and as wide as a phone.
+    """
     from playwright.sync_api import ViewportSize, expect, sync_playwright
 
     path = browser()
@@ -51,10 +54,15 @@ def draw(folder: Path, models: Path | None = MODELS, model: str = MODEL) -> None
             branches = page.get_by_role("button", name="Branch from here")
             expect(branches).to_have_count(number)
         page.locator("#chat-list li").first.wait_for()
+        expect(page.get_by_text("Nothing is waiting.")).to_be_visible()
         schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
         for scheme in schemes:
             page.emulate_media(color_scheme=scheme)
             page.screenshot(path=folder / f"page-{scheme}.png")
+        page.set_viewport_size(ViewportSize(width=PHONE_WIDTH, height=PHONE_HEIGHT))
+        page.emulate_media(color_scheme="light")
+        page.get_by_role("button", name="Activity").click()  # it would cover the chat
+        page.screenshot(path=folder / "page-phone.png")
         running.close()
 
 
