@@ -18,19 +18,9 @@ import structlog
 
 from ....backends.tuning_choice import ModelShape, TuningRecord
 from ...state_files import TUNING_FILE
-
-TUNING_VERSION = 1
-RECORDS_MAX = 64
-"""Records that are kept; the one measured longest ago is dropped first."""
-TUNING_BYTES_MAX = 1 << 20
-"""A record takes about 1 kB."""
+from .tuning_file import RECORDS_MAX, TuningFile, read_records
 
 log = structlog.get_logger()
-
-
-class _File(msgspec.Struct):
-    version: int = TUNING_VERSION
-    records: list[TuningRecord] = []
 
 
 class TuningRecords:
@@ -63,7 +53,7 @@ class TuningRecords:
             kept = [*kept, record][-RECORDS_MAX:]
             new = self._path.with_suffix(".new")
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(_File(records=kept), order="deterministic"))
+                file.write(msgspec.json.encode(TuningFile(records=kept), order="deterministic"))
             new.replace(self._path)
 
     @contextmanager
@@ -95,22 +85,6 @@ class TuningRecords:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def read_records(path: Path) -> tuple[TuningRecord, ...]:
-    """Return the records in a file.
-
-    :raises OSError: the file cannot be read.
-    :raises ValueError: it is damaged, too large, or of another version.
-    """
-    with path.open("rb") as file:
-        data = file.read(TUNING_BYTES_MAX + 1)
-    if len(data) > TUNING_BYTES_MAX:
-        raise ValueError(f"it has more than {TUNING_BYTES_MAX} bytes")
-    found = msgspec.json.decode(data, type=_File)
-    if found.version != TUNING_VERSION:
-        raise ValueError(f"it has version {found.version}")
-    return tuple(found.records[-RECORDS_MAX:])
 
 
 def _key(record: TuningRecord) -> tuple[ModelShape, str, str]:

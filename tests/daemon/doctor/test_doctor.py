@@ -34,7 +34,7 @@ NOWHERE = "/nonexistent/inferd.sock"
 SECRET = "the moon is made of cheese"
 CHECKS = [
     "inferd", "packages", "engine", "cpu", "gpu", "configuration", "models", "state", "service",
-    "socket", "memory", "limits", "cores", "users",
+    "socket", "memory", "limits", "tuning", "cores", "users",
 ]  # fmt: skip
 
 
