@@ -253,7 +253,7 @@ async def branches(client: AsyncClient) -> None:
     one, two = forked.contexts
     assert (await client.rewind(one, turns=1)).tokens == 0
     assert (await client.rewind(two, tokens=3)).turns == 1
-    assert await client.delete_session(session_id="b", undo_s=60)
+    assert await client.delete_session(session_id="b", undo_s=59.5)
     assert await client.delete_session(session_id="b")
     assert await client.list_deletions(clear=True) == []
     assert await client.delete_session(one)

@@ -186,7 +186,7 @@ def branched() -> dict[str, Any]:
     )
     x.call(
         "delete_session",
-        w.DeleteSessionParams(session_id="b", undo_s=60.0),
+        w.DeleteSessionParams(session_id="b", undo_s=59.5),
         w.DeleteSessionResult(deleted=True),
     )
     x.call(
