@@ -10,7 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from ...backends.errors import ConnectionLost, InferdError, PermissionDenied
+from ...backends.errors import (
+    ConnectionLost,
+    InferdError,
+    PermissionDenied,
+    UnsupportedOperation,
+)
 from ...ipc.messages import AddModelResult
 
 
@@ -68,6 +73,8 @@ def choose_destination(caller: Caller, answer: Answer) -> Destination:
             "its socket is not open to you. `sudo inferd pull` adds it for all users; `inferd"
             " start` starts a daemon of your own"
         )
+    elif isinstance(error, UnsupportedOperation):
+        reason = "it takes no files (a fleet's entry, or a daemon of an older version)"
     else:
         reason = error.message
     unseen = f"the model goes to {own}, from which the daemon at {answer.socket} offers nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -81,7 +82,7 @@ def _open_listening(number: int) -> socket.socket:
             return sock
         found = f"{sock.family.name} {sock.type.name}"
     except OSError as exc:
-        found = str(exc.strerror)
+        found = "it is closed" if exc.errno == errno.EBADF else str(exc.strerror)
     raise InvalidArgument(
         f"systemd passed something other than a listening Unix stream socket: {found}",
         hint="set ListenStream= to a path and Accept=no, as in systemd/user/inferd.socket",

@@ -52,7 +52,7 @@ def test_without_a_daemon_or_service_the_file_goes_to_the_own_folder() -> None:
         ),
         (Answer(SOCKET, PermissionDenied("x")), "the right `manage`"),
         (Answer(SOCKET, PermissionDenied("x"), False), "its socket is not open to you"),
-        (Answer(SOCKET, UnsupportedOperation("there is no call")), "there is no call"),
+        (Answer(SOCKET, UnsupportedOperation("there is no call")), "it takes no files"),
     ],
 )
 def test_a_daemon_that_will_not_offer_the_file_is_named_with_the_reason(
