@@ -5,6 +5,7 @@ No file holds them. Both caches live on the daemon's event loop.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,7 +58,9 @@ class EstimateCache:
 
 
 def _key(spec: ModelSpec) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(spec, name=""))
+    """Return a digest, because the records of measured settings in a spec can have many bytes."""
+    packed = msgspec.msgpack.encode(msgspec.structs.replace(spec, name=""))
+    return hashlib.sha256(packed).digest()
 
 
 class FailedLoads:

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
+from inferd.backends.probes import Setting
+from inferd.backends.tuning_choice import UNKNOWN_CPU, LoadTuning, ModelShape, TuningRecord
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.load_cache import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.daemon.models.registry import Registry
@@ -60,6 +62,22 @@ def test_estimates_for_devices_or_descriptors_are_not_stored() -> None:
     cache.store_estimate(msgspec.structs.replace(SPEC, fd=3), SIGNATURE, report())
     assert cache.estimates_of(SPEC, SIGNATURE) == []
     assert cache.estimates_of(msgspec.structs.replace(SPEC, fd=3), SIGNATURE) == []
+
+
+def test_another_measured_setting_needs_another_estimate() -> None:
+    cache = EstimateCache()
+    cache.store_estimate(SPEC, SIGNATURE, report(4))
+    shape = ModelShape(
+        architecture="llama", layers=1, embedding=1, heads=1, kv_heads=1, head_k=1, head_v=1,
+        size_bytes=1,
+    )  # fmt: skip
+    chosen = Setting(flash_attn=True)
+    records = (TuningRecord(shape=shape, cpu="c", build="b", chosen=chosen, reason="r"),)
+    tuned = msgspec.structs.replace(SPEC, tuning=LoadTuning(cpu=UNKNOWN_CPU, records=records))
+    assert cache.estimates_of(tuned, SIGNATURE) == []
+    cache.store_estimate(tuned, SIGNATURE, report(2))
+    assert cache.estimates_of(tuned, SIGNATURE) == [report(2)]
+    assert cache.estimates_of(SPEC, SIGNATURE) == [report(4)]
 
 
 def test_models_and_shapes_are_bounded() -> None:
