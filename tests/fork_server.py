@@ -248,7 +248,7 @@ def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
             importlib.import_module(name)
     if kind == "serve":
         _prepare_workers()
-    sys.modules.pop("rich", None)
+        sys.modules.pop("rich", None)  # elsewhere structlog may have imported parts of it
     gc.collect()
     gc.freeze()
     while True:
