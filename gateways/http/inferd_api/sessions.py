@@ -71,6 +71,8 @@ async def create_session(exchange: Exchange) -> None:
             if await client.sessions(dormant=True, session_id=session_id):
                 raise _id_in_use(session_id)
             try:
+                if options:
+                    await exchange.turns.precheck.check_parameters(options)
                 await _open_new(exchange, client, session_id, fields, options)
                 if fields.title:
                     await client.update_session(session_id, title=fields.title)
@@ -174,6 +176,8 @@ async def update_session(exchange: Exchange) -> None:
     async with exchange.turns.pool.lease(caller) as client:
         await find_session(client, caller, session_id)
         try:
+            if options:
+                await exchange.turns.precheck.check_parameters(options)
             await client.update_session(
                 session_id,
                 title=fields.title,

@@ -76,6 +76,18 @@ class TurnPrecheck:
             except InferdError:
                 return
 
+    async def check_parameters(self, options: Mapping[str, Any]) -> None:
+        """Check parameters that a session is to have, with their grammar.
+
+        :raises InferdError: no turn could have them.
+        """
+        async with self._lock:
+            await anyio.to_thread.run_sync(self._check_values, options)
+
+    def _check_values(self, options: Mapping[str, Any]) -> None:
+        adjusted, _ = adjust_parameters(read_options(options, strict=True).values)
+        self._check_grammar(sampling_params(adjusted, 0))
+
     def _check_alone(self, request: TurnRequest) -> Values:
         """Check a turn by itself, and return the values of its parameters."""
         values = read_options(request.options, strict=True).values

@@ -101,6 +101,20 @@ def test_settings_of_a_chat_are_stored_with_it(caller: Caller) -> None:
     assert patch(caller, "set", priority="urgent").status == 403
 
 
+@pytest.mark.parametrize("schema", ['{"type": "nonsense"}', "no JSON", '{"type": 7}', "[1]"])
+def test_a_schema_that_is_none_is_refused_by_name_and_changes_nothing(
+    caller: Caller, schema: str
+) -> None:
+    caller.post("/sessions", model="m", id="schema")
+    refused = patch(caller, "schema", json_schema=schema, title="changed")
+    assert refused.status == 400, refused
+    assert refused.json["error"]["param"] in ("json_schema", "json-schema")
+    assert caller.get("/sessions/schema").json["options"] == {}
+    assert caller.get("/sessions/schema").json["title"] == ""
+    made = caller.post("/sessions", model="m", id="unmade", json_schema=schema)
+    assert made.status == 400 and caller.get("/sessions/unmade").status == 404
+
+
 def test_the_priority_of_a_chat_is_that_of_its_turns(caller: Caller, client: Client) -> None:
     caller.post("/sessions", model="slow", id="polite", priority="low")
     body: dict[str, Any] = {"model": "slow", "session_id": "polite", "stream": True}
