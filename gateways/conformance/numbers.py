@@ -29,6 +29,7 @@ ERROR_NUMBERS = {
     "ConnectionLost": 211,
     "KvFull": 212,
     "QuotaExceeded": 213,
+    "InvalidAnswer": 214,
     "Unknown": 299,
 }
 """The number of each error, by the error's name."""

@@ -233,6 +233,7 @@ PROVOKED: dict[str, Provoke] = {
     "SessionExpired": _session_expired,
     "PermissionDenied": _permission_denied,
     "ConnectionLost": _never_sent,
+    "InvalidAnswer": _never_sent,
     "Unknown": _never_sent,
     "ShuttingDown": _shutting_down,
 }

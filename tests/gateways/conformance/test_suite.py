@@ -32,7 +32,13 @@ CONFIG = (
     + echo_model("echo-crashing", abort_on="crash")
 )
 SKIPPED = {
-    *("errors.ReaderTimeout", "errors.SessionExpired", "errors.ConnectionLost", "errors.Unknown"),
+    *(
+        "errors.ReaderTimeout",
+        "errors.SessionExpired",
+        "errors.ConnectionLost",
+        "errors.InvalidAnswer",
+        "errors.Unknown",
+    ),
     "frames.a_client_without_a_hello_is_disconnected",
     "frames.an_incomplete_frame_ends_the_connection",
 }
