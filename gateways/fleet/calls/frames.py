@@ -137,6 +137,19 @@ def integer_in(fields: Fields, name: str) -> int:
     return number
 
 
+def number_in(fields: Fields, name: str) -> float:
+    """Return a number among params, or 0 without one.
+
+    :raises InvalidArgument: it has another type.
+    """
+    if name not in fields:
+        return 0.0
+    try:
+        return _number.decode(fields[name])
+    except UNREADABLE:
+        raise InvalidArgument(f"`{name}` is not a number") from None
+
+
 def integers_in(fields: Fields, name: str) -> list[int]:
     """Return a list of integers in a result; an empty one if it is missing."""
     return _integers.decode(fields[name]) if name in fields else []

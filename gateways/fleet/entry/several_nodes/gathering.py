@@ -10,7 +10,7 @@ import anyio
 
 from .....backends.errors import Busy, InferdError, TooLarge
 from .....wire.frames import REPLY_BYTES_MAX
-from ...calls.frames import Fields, is_given, raw_of, text_in, values_of
+from ...calls.frames import Fields, number_in, raw_of, text_in, values_of
 from ...calls.merging import merge_results
 from ...routing.choice import RETRY_HINT, RETRY_S
 from ..clients.client import ClientRequest, FleetClient
@@ -115,7 +115,7 @@ async def call_for_session(
         raise _first(errors)
     if request.call == "delete_session":
         session_id = text_in(params, "session_id")
-        if not is_given(params, "undo_s"):  # else its node can restore it
+        if not number_in(params, "undo_s"):  # else its node can restore it
             client.fleet.homes.drop(SessionKey(client.owner, session_id))
         for context in client.contexts.drop_session(session_id):
             end_unused_lease(client, context.graph, context.node)

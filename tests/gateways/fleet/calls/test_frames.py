@@ -16,6 +16,7 @@ from inferd.gateways.fleet.calls.frames import (
     integer_in,
     is_given,
     is_part_of_answer,
+    number_in,
     open_message,
     raw_of,
     request_frame,
@@ -141,3 +142,10 @@ def test_parts_within_the_frame_need_no_descriptor() -> None:
         assert count_descriptors(msgspec.Raw(pack(params))) == 0
     with pytest.raises(InvalidArgument):
         count_descriptors(msgspec.Raw(pack({"tensor": 7})))
+
+
+def test_a_number_among_params_is_read_in_any_form_and_is_0_without_one() -> None:
+    fields = {"a": raw_of(0.0), "b": raw_of(60), "c": raw_of("x")}
+    assert [number_in(fields, name) for name in ("a", "b", "none")] == [0.0, 60, 0.0]
+    with pytest.raises(InvalidArgument, match="`c` is not a number"):
+        number_in(fields, "c")
