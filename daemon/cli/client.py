@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...backends.errors import Busy, InferdError, ModelNotFound, SessionExpired
+from ...backends.errors import Busy, InferdError, InvalidArgument, ModelNotFound, SessionExpired
 from .output import fraction_bar, note
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _delete_session(client: Client, session: Session, model: str) -> None:
         if client.connected:
             session.delete(timeout=CLOSE_S_MAX)
             return
-    except SessionExpired:
+    except (InvalidArgument, SessionExpired):  # it is not open, as the daemon no longer has it
         return
     except InferdError:
         pass

@@ -187,9 +187,9 @@ class InteractiveChat:
                     if not stop or self._losses.waits:
                         raise
                     note("stopped")
-                except ConnectionLost:
-                    raise
-                except InferdError as exc:  # the conversation continues
+                except InferdError as exc:  # the conversation continues, unless it was lost
+                    if isinstance(exc, ConnectionLost) or self._losses.waits:
+                        raise
                     if self._as_json:
                         write_json_line({"error": exc.to_wire()})
                     fail(exc.message_for_people, exc.hint_for_people)

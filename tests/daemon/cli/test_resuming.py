@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -170,6 +171,21 @@ def test_ctrl_c_ends_the_wait_of_a_chat_and_a_line_names_its_session(tmp_path: P
         with inferd_process(*command, socket=daemon.socket) as process:
             assert b"is continued" in process.communicate(timeout=60)[1]
         assert sessions_of(daemon) == [session_id], "it now has a name"
+
+
+def test_a_chat_ends_if_the_daemon_that_returns_no_longer_has_it() -> None:
+    with running_daemon(CONFIG) as daemon:
+        with inferd_process("chat", "m", socket=daemon.socket, stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(f"{STORY}\nnever read\n".encode())
+            process.stdin.flush()
+            assert process.stdout.read(4) == b"Once"
+            daemon.kill()
+            shutil.rmtree(daemon.directory / "state")
+            daemon.start_again()
+            out, errors = process.communicate(timeout=60)
+        assert process.returncode == 1 and b"never" not in out
+        assert b"no longer has session" in errors and b"keeps the conversation" not in errors
 
 
 @pytest.mark.parametrize("end", ["exit", "interrupt", "hangup", "terminate"])
