@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -82,6 +83,9 @@ def record(folder: Path, steps: Sequence[Step]) -> list[Output]:
             shell.run(step)
     finally:
         shell.close()
+        # A script that failed has not stopped the daemon.
+        stop = [sys.executable, "-m", "inferd", "stop", "--now"]
+        subprocess.run(stop, env=environ, capture_output=True, check=False)
     names = {
         re.escape(str(home)): "~",
         re.escape(str(run)): "/run/user/1000",
