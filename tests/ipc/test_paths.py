@@ -220,7 +220,11 @@ def test_a_daemon_makes_the_private_folder_and_finds_it_again(machine: Machine) 
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(("owner", "mode"), [(SQUATTER, 0o777), (OWN, 0o777), (SQUATTER, 0o700)])
+@pytest.mark.parametrize(
+    ("owner", "mode"),
+    [(SQUATTER, 0o777), (OWN, 0o777), (SQUATTER, 0o700)],
+    ids=["open to all, another user's", "open to all", "another user's"],
+)
 def test_a_daemon_listens_in_no_folder_that_others_can_change(owner: int, mode: int) -> None:
     with folder_of(owner, mode) as folder:
         with as_user(OWN):
