@@ -198,7 +198,7 @@ def test_texts_in_descriptors_count_too() -> None:
                 answers["Busy"] += 1
             else:
                 answers["set"] += 1
-        assert answers["set"] >= 4 and answers["Busy"], answers
+        assert answers["set"] >= 3 and answers["Busy"], answers  # so many are allowed at once
         memory.check_growth(GROWTH_MAX + USER_BYTES_DEFAULT)  # the texts are copied once more
         memory.wait_returned()
 

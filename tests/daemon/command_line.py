@@ -118,12 +118,15 @@ def on_terminal(*arguments: str, socket: str, **environ: str) -> Iterator[Termin
 
 @contextmanager
 def terminal_of(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run any program on a terminal of its own; *environ* extends this process's environment."""
+    """Run any program on a terminal of its own; *environ* extends this process's environment,
+    without the size of another terminal.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     ours, theirs = pty.openpty()
     try:
         process = ForkedProcess(
             command,
-            env={**os.environ, **environ},
+            env={**own, **environ},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -259,9 +259,16 @@ def test_a_session_is_deleted_if_the_machine_was_off_for_its_days(clock: Clock) 
 
 DATES = {
     "backends/llama/text/sandbox.py": "a chat template may say today's date",
+    "backends/llama/text/template_form.py": "some chat templates get the date as a text",
     "daemon/calls/transfers/moving.py": "a session that moves here counts as used now",
     "daemon/cli/operations/backup_commands.py": "sessions do not age while they are in a backup",
     "daemon/cli/operations/state_commands.py": "shows when a state was saved",
+    "daemon/cli/models/tune_command.py": "the date of a measurement",
+    "daemon/cli/monitoring/status_commands.py": "lists show how long ago sessions were deleted",
+    "daemon/models/tuner.py": "the date of a measurement",
+    "daemon/tuning/at_once.py": "the date of a measurement",
+    "gateways/http/inferd_api/sessions.py": "the date at which a chat will be deleted",
+    "sessions/session/deletions.py": "the dates of deletions",
     "daemon/state_clock.py": "the date at the start, beside the time since boot",
     "daemon/state_lock.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/files/persisted_settings.py": "the name of a damaged file",

@@ -136,7 +136,7 @@ def test_files_that_root_restores_belong_to_the_daemon_s_user(
     assert run(daemon, "backup", file).exit_code == 0
     (state / "models.json").symlink_to("/etc/passwd")
     for parent in tmp_path.parents:
-        if parent.stat().st_uid == os.getuid() and parent.name.startswith("pytest-"):
+        if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest-", "popen-")):
             parent.chmod(0o755)
     with inferd_process("restore", str(file), "--state-dir", str(state)) as process:
         output, errors = process.communicate(timeout=60)
