@@ -45,7 +45,7 @@ class Bare:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = slots * ctx_size, slots, False
         params.n_batch, params.n_ubatch = BATCH_SIZE, min(BATCH_SIZE, WEIGHTS_UBATCH_SIZE_MAX)
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # as inferd on a CPU
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # on every machine
         params.n_outputs_max = slots
         params.n_threads = params.n_threads_batch = THREADS
         self.context = llama_cpp.llama_init_from_model(self.model, params)

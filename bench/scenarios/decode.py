@@ -125,7 +125,7 @@ pieces of a stream. {SLOTS} slots of {CTX_SIZE} tokens.
   time. Its clients name neighbouring slots; without that, its batches break up over time.
 - **inferd stream** and **inferd pull** (`compute_single`, one call a token) share a daemon.
 - **bare** is a loop around llama.cpp that does nothing else, on {THREADS} threads: it has no queue,
-  no text and no other process.
+  no text and no other process. It computes without flash attention, whatever inferd has chosen.
 
 The overhead of inferd over **bare** with one stream was measured by a clock around each part of a
 worker's iteration (medians of 1500 steps of 10 to 13 ms, on a slow day, 2026-11-22):
@@ -148,7 +148,7 @@ tokens/s instead of 150.""",
         Figure("gap_p99_ms", "gap p99, ms", 1),
     ),
     targets=(
-        *_at_least(PUSHED, LLAMA_SERVER, dict.fromkeys(CASES, 1.03)),
+        *_at_least(PUSHED, LLAMA_SERVER, {1: 1.0, 4: 1.03, 16: 1.05}),
         *_at_least(PUSHED, BARE, {1: 0.85, 4: 0.85, 16: 0.9}),
         *_at_least(PULLED, PUSHED, {1: 0.9, 16: 0.9}),
     ),
