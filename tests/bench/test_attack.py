@@ -26,7 +26,9 @@ from bench.attack.attacks.floods import (
 from bench.attack.measuring import Measurement, Setup, median_of
 from bench.attack.report import GUARANTEES, Row
 from bench.attack.requests import ERRORS, connect, error_name
+from bench.attack.users import connecting_as
 from bench.attack.victim import Victim, VictimFigures
+from tests.daemon.other_users import ADA, BOB, as_user
 
 VICTIM = VictimFigures(
     tokens_per_s=50.0, gap_worst_s=0.1, call_p99_ms=9.0, call_worst_ms=12.0, errors=()
@@ -223,6 +225,15 @@ def test_an_attack_that_ends_by_an_error_fails_with_it(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     assert "FileNotFoundError" in ended.stderr
+
+
+def test_a_connection_keeps_roots_rights_for_itself_alone(tmp_path: Path) -> None:
+    secret = tmp_path / "of-root"
+    secret.touch(mode=0o600)
+    with connecting_as(ADA):
+        assert secret.read_bytes() == b""
+    with as_user(BOB), pytest.raises(PermissionError):
+        secret.read_bytes()
 
 
 @pytest.mark.process
