@@ -33,11 +33,11 @@ from typing import Any, NoReturn
 __all__ = ("ForkedProcess", "ForkedWorker", "use_fork_servers")
 
 MODULES = {
-    "serve": ("daemon.cli.operations.serve", "daemon.app"),
-    "fleet node": ("gateways.fleet.command", "gateways.fleet.node.serving", "daemon.cli.client"),
+    "serve": ("cli.operations.serve", "daemon.app"),
+    "fleet node": ("gateways.fleet.command", "gateways.fleet.node.serving", "cli.client"),
     "fleet serve": (
         *("gateways.fleet.command", "gateways.fleet.entry.server"),
-        *("gateways.fleet.entry.config", "daemon.cli.client"),
+        *("gateways.fleet.entry.config", "cli.client"),
     ),
     "gateway": (
         *("gateways.http.command", "gateways.http.server", "gateways.http.app"),
@@ -46,11 +46,11 @@ MODULES = {
     "wasm": ("gateways.wasm.command", "gateways.wasm.runner"),
     "nnrpc": ("gateways.nnrpc.command", "gateways.nnrpc.server", "ipc.client"),
     "": (
-        *("daemon.cli.client", "daemon.cli.one_shot", "daemon.cli.starting", "ipc.client"),
-        *("daemon.cli.inference.run", "daemon.cli.inference.chat", "daemon.cli.operations.start"),
-        *("daemon.cli.models.model_commands", "daemon.cli.monitoring.stats"),
+        *("cli.client", "cli.one_shot", "cli.starting", "ipc.client"),
+        *("cli.inference.run", "cli.inference.chat", "cli.operations.start"),
+        *("cli.models.model_commands", "cli.monitoring.stats"),
         *("daemon.config.show", "daemon.logs.log_lines", "daemon.service.background"),
-        *("daemon.doctor.examination", "daemon.doctor.report", "daemon.cli.operations.serve"),
+        *("daemon.doctor.examination", "daemon.doctor.report", "cli.operations.serve"),
     ),
 }
 """By the first words of a command, what it imports of inferd; "" is every other command."""
@@ -333,7 +333,7 @@ def _run(request: Mapping[str, Any]) -> None:
         exec(rest[0], {"__name__": "__main__"})
     elif option == "-m":
         from inferd import __main__ as module
-        from inferd.daemon.cli import main
+        from inferd.cli import main
 
         sys.path.insert(0, request["folder"])
         sys.argv = [str(module.__file__), *rest[1:]]

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from inferd import __version__
-from inferd.daemon.cli.app import ENVIRONMENT, STATUSES, app
+from inferd.cli.app import ENVIRONMENT, STATUSES, app
 
 COMPLETION = """\
 `inferd --install-completion` installs completion of commands, models, sessions and parameters; it

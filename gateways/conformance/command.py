@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from ...backends.errors import ConnectionLost, InvalidArgument
-from ...daemon.cli.client import socket_of
-from ...daemon.cli.options import EXIT_REFUSED, JsonOutput, SocketPath
-from ...daemon.cli.output import note, table, write, write_json
+from ...cli.client import socket_of
+from ...cli.options import EXIT_REFUSED, JsonOutput, SocketPath
+from ...cli.output import note, table, write, write_json
 from .peer import PROTOCOL
 
 Patterns = Annotated[

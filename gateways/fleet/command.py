@@ -11,10 +11,10 @@ import msgspec
 import typer
 
 from ...backends.errors import InvalidArgument
-from ...daemon.cli.commands import optional_import
-from ...daemon.cli.one_shot import OneShotClient
-from ...daemon.cli.options import JsonOutput, ModelName, SocketPath, exit_after
-from ...daemon.cli.output import Columns, note, table_of, write, write_json, write_result
+from ...cli.commands import optional_import
+from ...cli.one_shot import OneShotClient
+from ...cli.options import JsonOutput, ModelName, SocketPath, exit_after
+from ...cli.output import Columns, note, table_of, write, write_json, write_result
 
 DAYS = 365
 NEED = "the fleet's certificates use cryptography"
@@ -181,7 +181,7 @@ def node(
     """
     with optional_import(NEED, "fleet"):
         from .node.serving import run_node
-    from ...daemon.cli.client import socket_of
+    from ...cli.client import socket_of
 
     if ray and descriptors:
         raise InvalidArgument(
@@ -283,7 +283,7 @@ def copy(
 
     Its SHA-256 is checked before the node can load it.
     """
-    from ...daemon.cli.client import client_of
+    from ...cli.client import client_of
 
     with client_of(socket) as client:
         result = client.copy_model(model, to, sha256=sha256)

@@ -11,9 +11,9 @@ import typer
 
 from ...backends.library.library_log import LEVELS
 from ...backends.texts.choices import choice_of
-from ...daemon.cli.commands import optional_import
-from ...daemon.cli.options import SocketPath
-from ...daemon.cli.output import note
+from ...cli.commands import optional_import
+from ...cli.options import SocketPath
+from ...cli.output import note
 from .limits import RESTART_S_MAX, Limits, UnknownFields, clients_max_of
 
 _DEFAULTS = Limits()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...backends.errors import InferdError, InvalidArgument
-from ...daemon.cli.client import RETRIES
-from ...daemon.cli.commands import optional_import
-from ...daemon.cli.options import Label, PriorityOption, SocketPath, exit_after
-from ...daemon.cli.output import note
+from ...cli.client import RETRIES
+from ...cli.commands import optional_import
+from ...cli.options import Label, PriorityOption, SocketPath, exit_after
+from ...cli.output import note
 from ..guests.options import Allowed, Preloads, models_of
 from .limits import Limits
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError, PromptTooLong, TooLarge
-from ...daemon.cli.client import RETRIES, client_of
-from ...daemon.cli.commands import optional_import
-from ...daemon.cli.options import EXIT_BUSY, EXIT_INTERRUPTED, Label, PriorityOption, SocketPath
-from ...daemon.cli.output import fail
+from ...cli.client import RETRIES, client_of
+from ...cli.commands import optional_import
+from ...cli.options import EXIT_BUSY, EXIT_INTERRUPTED, Label, PriorityOption, SocketPath
+from ...cli.output import fail
 from ..guests import guest_timeout
 from ..guests.options import Allowed, Preloads, models_of
 from .component import add_component_to_linker

@@ -1,6 +1,6 @@
 """The command `inferd`, run as `python -m inferd`."""
 
-from .daemon.cli import main
+from .cli import main
 
 if __name__ == "__main__":
     main()

@@ -65,7 +65,7 @@ def _measure_blocks(path: str) -> None:
 
 def main() -> None:
     """Run the command with measured blocks, on the loop of the standard library."""
-    from inferd.daemon.cli import main as run_command
+    from inferd.cli import main as run_command
 
     sys.modules["uvloop"] = None  # type: ignore[assignment]
     _measure_blocks(sys.argv.pop(1))

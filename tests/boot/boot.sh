@@ -74,7 +74,7 @@ ln -s /opt/python/bin/"$version" opt/inferd/bin/python3
 cat >opt/inferd/bin/inferd <<'END'
 #!/opt/inferd/bin/python3
 import sys
-from inferd.daemon.cli import main
+from inferd.cli import main
 sys.exit(main())
 END
 chmod 0755 opt/inferd/bin/inferd

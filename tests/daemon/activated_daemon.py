@@ -16,7 +16,7 @@ LAUNCH = """
 import os, sys
 os.dup2(int(sys.argv.pop()), 3)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inferd.socket"}
-from inferd.daemon.cli import main
+from inferd.cli import main
 main()
 """
 """The steps of systemd before it starts a service with its opened socket, and the service, in a

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 import typer.testing
 
-from inferd.daemon.cli import app
+from inferd.cli import app
 from tests.fork_server import ForkedProcess
 
 __all__ = ("Result", "Terminal", "inferd", "inferd_process", "on_terminal", "terminal_of")
@@ -27,7 +27,7 @@ WAIT_S_MAX = 60.0
 # Tests that a shell starts in the background ignore Ctrl-C, and so would the command.
 _MAIN = """import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from inferd.daemon.cli import main
+from inferd.cli import main
 main()
 """
 _TERMINAL_MAIN = f"import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{_MAIN}"

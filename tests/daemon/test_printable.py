@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from inferd.daemon.cli.output import write, write_answer, write_json
+from inferd.cli.output import write, write_answer, write_json
 from inferd.daemon.printable import escape_controls
 
 WILD = "a\x1b]0;title\x07\x7f\x9b\r\u202eb\u2066\u200f\u2028"

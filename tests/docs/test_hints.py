@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("backends", "wire", "scheduler", "sessions", "ipc", "daemon", "gateways")
+PACKAGES = ("backends", "wire", "scheduler", "sessions", "ipc", "daemon", "cli", "gateways")
 
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
+PACKAGES = ("backends", "cli", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
 
 
 def modules() -> dict[str, Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.cli.app import STATUSES
+from inferd.cli.app import STATUSES
 from inferd.daemon.config.settings import SETTINGS
 from inferd.daemon.config.sources import load_config
 from inferd.testing import running_daemon

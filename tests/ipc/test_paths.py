@@ -14,7 +14,7 @@ import pytest
 
 from inferd import AsyncClient, Client
 from inferd.backends.errors import ConnectionLost, InferdError, PermissionDenied
-from inferd.daemon.cli.one_shot import OneShotClient
+from inferd.cli.one_shot import OneShotClient
 from inferd.ipc import paths
 from inferd.ipc.server.listener import UnixListener
 from tests.daemon.other_users import as_user

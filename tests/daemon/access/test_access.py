@@ -23,8 +23,8 @@ from inferd.backends.errors import (
     PermissionDenied,
     QuotaExceeded,
 )
-from inferd.daemon.cli.app import exit_code
-from inferd.daemon.cli.options import EXIT_BUSY
+from inferd.cli.app import exit_code
+from inferd.cli.options import EXIT_BUSY
 from inferd.ipc.server.listener import UnixListener
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, manager_of

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
+from inferd.cli.monitoring.top.screen import Top
 from inferd.daemon.access.rights import Access
-from inferd.daemon.cli.monitoring.top.screen import Top
 from inferd.daemon.config.access_settings import Right, Rule
 from inferd.ipc.server.server_connection import ServerConnection
 from inferd.scheduler import Owner
 from inferd.testing import RunningDaemon
-from tests.daemon.cli.test_top_screen import shown, states, until
+from tests.cli.test_top_screen import shown, states, until
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all
 from tests.daemon.residency.test_budget import echo

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from inferd.daemon.cli.completion import settings as completed
+from inferd.cli.completion import settings as completed
 from inferd.daemon.config import sources
 from inferd.daemon.config.declaration import Applies, setting, settings_of
 from inferd.daemon.config.settings import SETTINGS, Config, applies

@@ -19,7 +19,7 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.library.installation import install_command
-from inferd.daemon.cli.operations.doctor_command import _show
+from inferd.cli.operations.doctor_command import _show
 from inferd.daemon.doctor.checks.connection import CONNECTION_S_MAX, ConnectionFacts
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
@@ -149,7 +149,7 @@ def test_missing_packages_of_the_daemon_are_named() -> None:
                 raise metadata.PackageNotFoundError(name)
             return version(name)
         metadata.version = missing
-        from inferd.daemon.cli import main
+        from inferd.cli import main
         main()
     """
     done = subprocess.run(

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from inferd.backends.errors import NotFound, PermissionDenied
-from inferd.daemon.cli.operations.logs_command import format_line
+from inferd.cli.operations.logs_command import format_line
 from inferd.daemon.logs.log_lines import (
     SystemdJournal,
     last_lines,

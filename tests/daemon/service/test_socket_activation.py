@@ -185,7 +185,7 @@ def test_an_unsuitable_passed_socket_is_refused_with_a_hint(
         "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': str(len(kinds)),\n"
         "    'LISTEN_FDNAMES': names}\n"
         "sys.argv = ['inferd', 'serve']\n"
-        "from inferd.daemon.cli import main\n"
+        "from inferd.cli import main\n"
         "main()\n"
     )
     arguments = [sys.executable, "-c", script, "serve", ",".join(kinds), ":".join(names)]

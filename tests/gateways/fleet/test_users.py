@@ -115,9 +115,7 @@ def test_the_http_gateway_serves_from_all_nodes(fleet: RunningFleet) -> None:
 
 
 def test_without_the_extra_the_command_names_it() -> None:
-    main = (
-        "import sys\nsys.modules['cryptography'] = None\nfrom inferd.daemon.cli import main\nmain()"
-    )
+    main = "import sys\nsys.modules['cryptography'] = None\nfrom inferd.cli import main\nmain()"
     for command in (("init",), ("node", "a"), ("serve", "--config", "missing.toml")):
         with inferd_process("fleet", *command, main=main) as process:
             _, errors = process.communicate()

@@ -303,7 +303,7 @@ def test_systemd_may_pass_the_socket(daemon: RunningDaemon) -> None:
         started = f"""import os
 os.dup2({listener.fileno()}, 3)
 os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}}
-from inferd.daemon.cli import main
+from inferd.cli import main
 main()
 """
         passed: dict[str, Any] = {"main": started, "pass_fds": (listener.fileno(),)}
@@ -381,7 +381,7 @@ def test_a_preload_names_the_models_of_all_clients(daemon: RunningDaemon) -> Non
 
 
 def test_without_the_extra_the_command_names_it() -> None:
-    main = "import sys\nsys.modules['grpclib'] = None\nfrom inferd.daemon.cli import main\nmain()"
+    main = "import sys\nsys.modules['grpclib'] = None\nfrom inferd.cli import main\nmain()"
     with inferd_process("nnrpc", "--listen", "unix:/nonexistent/nn.sock", main=main) as process:
         _, errors = process.communicate()
     assert process.returncode == 1

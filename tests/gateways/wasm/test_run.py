@@ -375,7 +375,7 @@ def test_wrong_options_are_refused(
 
 
 def test_without_wasmtime_the_error_names_the_extra(daemon: RunningDaemon) -> None:
-    main = "import sys\nsys.modules['wasmtime'] = None\nfrom inferd.daemon.cli import main\nmain()"
+    main = "import sys\nsys.modules['wasmtime'] = None\nfrom inferd.cli import main\nmain()"
     with wasm_run(daemon, "x.wasm", main=main) as process:
         _, errors = process.communicate(timeout=END_S_MAX)
     assert process.returncode == 1
@@ -384,7 +384,7 @@ def test_without_wasmtime_the_error_names_the_extra(daemon: RunningDaemon) -> No
 
 def test_other_commands_do_not_import_wasmtime(daemon: RunningDaemon) -> None:
     code = (
-        "import sys\nfrom inferd.daemon.cli import main\n"
+        "import sys\nfrom inferd.cli import main\n"
         "try:\n    main()\nfinally:\n    assert 'wasmtime' not in sys.modules"
     )
     for arguments in (("ps",), ("--help",), ("wasm", "run", "--help")):

