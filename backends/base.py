@@ -226,14 +226,20 @@ class Model(Protocol):
         :raises BackendError: the batch failed; the caller must clear its slots.
         """
 
-    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
-        """Sample token number *index* of a turn from the slot's logits.
+    def sample(self, slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
+        """Sample token number *index* of a turn from the slot's logits: those after its last token,
+        or those after the token at *position*, which was in the slot's chunk of the last step.
+
+        The logits up to there are used up. So the tokens after one chunk can be sampled in order,
+        for example while each sampled token equals the next one in the chunk; `trim` then drops
+        the rest of the chunk, with its logits.
 
         :raises TooLarge: the grammar has met a limit.
+        :raises BackendError: there are no logits, or they are used up; the sampler is unchanged.
         """
 
-    def surprisal(self, slot: int) -> Callable[[int], float]:
-        """Return a function from a token to its surprisal by the slot's current logits.
+    def surprisal(self, slot: int, position: int | None = None) -> Callable[[int], float]:
+        """Return a function from a token to its surprisal by the logits that `sample` would use.
 
         The surprisal is −ln of the token's probability, in nats, before biases and samplers.
         """

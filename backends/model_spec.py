@@ -29,6 +29,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 4
     ctx_size: int = 0
     batch_size: int = 512
+    logits_per_slot: int = 1
+    """The tokens of each slot that can have logits in one step, at the same time in all slots, if
+    the batch is large enough. The memory of their logits is part of the model's.
+    """
     n_gpu_layers: int = 0
     """Layers on devices other than the CPU; -1 is all, which the daemon reduces to what fits."""
     main_gpu: int = -1

@@ -80,10 +80,26 @@ class EchoContext:
         """Do nothing: the echo model never loses logits."""
         assert self.slots[slot].has_logits
 
+    def check_logits(self, slot: int, position: int | None) -> None:
+        """Check that there are logits after the token at *position*, or after the last token."""
+        sequence = self.slots[slot]
+        found = sequence.has_logits if position is None else position in sequence.scored
+        if not found:
+            where = "" if position is None else f" after token {position}"
+            raise BackendError(f"slot {slot} has no logits{where}")
+
+    def use_logits(self, slot: int, position: int | None) -> list[int]:
+        """Drop the logits up to those after *position*, or all. Return the tokens before them."""
+        self.check_logits(slot, position)
+        sequence, last = self.slots[slot], len(self.slots[slot].tokens) - 1
+        position = last if position is None else position
+        sequence.scored = range(position + 1, sequence.scored.stop)
+        sequence.has_logits = position < last
+        return sequence.tokens[: position + 1]
+
     def take_logits(self, slot: int) -> object:
-        """Move the slot's logits out, which have no contents. Sampling uses this too."""
-        assert self.slots[slot].has_logits, f"slot {slot} has no logits"
-        self.slots[slot].has_logits = False
+        """Move the slot's logits out, which have no contents."""
+        self.use_logits(slot, None)
         return None
 
     def put_logits(self, slot: int, logits: object) -> None:
@@ -93,7 +109,7 @@ class EchoContext:
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens, or all if the memory cannot keep a part of them."""
         sequence = self.slots[slot]
-        sequence.has_logits = False
+        sequence.has_logits, sequence.scored = False, range(0)
         keep = min(keep, len(sequence.tokens))
         if keep <= 0 or not self._can_continue(sequence, keep):
             self.slots[slot] = EchoSlot()
@@ -129,7 +145,7 @@ class EchoContext:
             t for begin, _, count in moves for t in sequence.tokens[begin : begin + count]
         ]
         sequence.shifted |= any(begin != to for begin, to, _ in moves)
-        sequence.has_logits = False
+        sequence.has_logits, sequence.scored = False, range(0)
 
     def swap(self, a: int, b: int) -> None:
         """Exchange two slots."""

@@ -23,7 +23,7 @@ from ..base import (
 )
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
-from ..errors import BackendError, UnsupportedOperation, load_cancelled
+from ..errors import UnsupportedOperation, load_cancelled
 from ..grammars.checking import GrammarCheck
 from ..library.engine_build import LLAMA_COMMIT
 from ..memory.memory_need import layers_on_devices
@@ -137,30 +137,28 @@ class EchoModel(EchoContext):
         for chunk in chunks:
             self.faults.abort_on_tokens(self.append(chunk, adapters).tokens)
 
-    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
+    def sample(self, slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
         """Return the next byte of the slot's last prompt, then the end mark."""
-        self.take_logits(slot)
+        tokens = self.use_logits(slot, position)
         assert isinstance(sampler, EchoSampler)
         self.faults.abort_on_text("grammar", sampler.grammar)
         sequence, vocabulary = self.slots[slot], self._vocabulary
-        self.faults.sample_slowly(sequence.tokens)
-        token = next_token(sequence.tokens)
+        self.faults.sample_slowly(tokens)
+        token = next_token(tokens)
         if token < EOG:
             token = vocabulary.token(adapt(vocabulary.piece(token), sequence.adapters)[0])
         return sampler.accept(token)
 
-    def surprisal(self, slot: int) -> Callable[[int], float]:
+    def surprisal(self, slot: int, position: int | None = None) -> Callable[[int], float]:
         """Return a function that is ten nats for the bytes of `surprising`, else zero."""
-        assert self.slots[slot].has_logits
+        self.check_logits(slot, position)
         surprising, byte = self.options.surprising.encode(), self._vocabulary.byte
         return lambda token: 10.0 if token < EOG and byte(token) in surprising else 0.0
 
     def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
         """Return logprobs that fall with the distance between a token and its predecessor."""
-        sequence = self.slots[slot]
-        if position not in sequence.scored:
-            raise BackendError(f"token {position} of slot {slot} has no logits")
-        before = sequence.tokens[position]
+        self.check_logits(slot, position)
+        before = self.slots[slot].tokens[position]
 
         def value(other: int) -> float:
             return -abs(other - before) / DISTANCE
@@ -227,7 +225,9 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         ctx_size_trained=1 << 20,
         batch_size=spec.batch_size,
         slots=spec.slots,
-        logits_max=max(spec.slots, min(spec.batch_size, LOGITS_MAX)),
+        logits_max=max(
+            spec.slots, min(spec.batch_size, max(spec.slots * spec.logits_per_slot, LOGITS_MAX))
+        ),
         size_bytes=0,
         parameters=0,
         token_bytes_max=1,

@@ -122,53 +122,64 @@ class LlamaModel:
             self._logits.pop(chunk.slot, None)
         self._logits |= decoded
 
-    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
-        """Sample token number *index* of a turn from the slot's logits, and drop these."""
+    def sample(self, slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
+        """Sample token number *index* of a turn; see `Model.sample`."""
         assert isinstance(sampler, LlamaSampler)
         awaits_trigger = sampler.awaits_trigger
-        token = self._sample(slot, sampler, index)
+        found = self._find_logits(slot, position)
+        self._use_up(slot, found)
+        token = self._sample(found, sampler, index)
         if awaits_trigger:
             sampler.try_trigger(token)
         return token
 
-    def _sample(self, slot: int, sampler: LlamaSampler, index: int) -> int:
-        place = self._logits.get(slot)
-        if isinstance(place, range) and sampler.needs_only_chain:
-            del self._logits[slot]
+    def _sample(self, found: int | NDArray[np.float32], sampler: LlamaSampler, index: int) -> int:
+        if isinstance(found, int) and sampler.needs_only_chain:
             chain = sampler.chain(index)
-            return int(lib.llama_sampler_sample(chain, self._context.pointer, place[-1]))
-        logits = self._logits_of(slot)
-        del self._logits[slot]
+            return int(lib.llama_sampler_sample(chain, self._context.pointer, found))
         if self._candidates is None:
             self._candidates = Candidates(self._vocab.size)
-        token = self._candidates.sample(sampler, logits, index)
+        token = self._candidates.sample(sampler, self._values(found), index)
         if token is None:  # the grammar allows no token: the answer ends
             return next(iter(self._vocab.eog()), 0)
         return token
 
-    def _logits_of(self, slot: int) -> NDArray[np.float32]:
+    def _find_logits(self, slot: int, position: int | None) -> int | NDArray[np.float32]:
+        """Return the logits after the token at *position*, or else after the slot's last token: as
+        their index in the last batch, or as a copy.
+        """
         logits = self._logits.get(slot)
-        if logits is None:
-            raise BackendError(f"slot {slot} has no logits")
-        return self._context.logits_at(logits[-1]) if isinstance(logits, range) else logits
+        if position is None and isinstance(logits, np.ndarray):
+            return logits
+        before_last = 0 if position is None else self.length(slot) - 1 - position
+        if not isinstance(logits, range) or not 0 <= before_last < len(logits):
+            where = "" if position is None else f" after token {position}"
+            raise BackendError(f"slot {slot} has no logits{where}")
+        return logits[-1 - before_last]
 
-    def logits(self, slot: int) -> NDArray[np.float32]:
-        """Return a copy of the slot's logits."""
-        return self._logits_of(slot).copy()
+    def _use_up(self, slot: int, found: int | NDArray[np.float32]) -> None:
+        """Drop the slot's logits up to the *found* ones, which sampling changes."""
+        logits = self._logits.pop(slot)
+        if isinstance(logits, range) and isinstance(found, int) and found < logits[-1]:
+            self._logits[slot] = range(found + 1, logits.stop)
 
-    def surprisal(self, slot: int) -> Callable[[int], float]:
+    def _values(self, found: int | NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._context.logits_at(found) if isinstance(found, int) else found
+
+    def logits(self, slot: int, position: int | None = None) -> NDArray[np.float32]:
+        """Return a copy of the logits that `sample` would use."""
+        return self._values(self._find_logits(slot, position)).copy()
+
+    def surprisal(self, slot: int, position: int | None = None) -> Callable[[int], float]:
         """Return a function from a token to its surprisal; see `Model.surprisal`."""
-        logits = self.logits(slot)
+        logits = self.logits(slot, position)
         top = float(logits.max())
         log_total = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
         return lambda token: log_total - float(logits[token])
 
     def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
         """Return the logprobs of tokens after the one at *position*; see `Model.probs_after`."""
-        indices, before_last = self._logits.get(slot), self.length(slot) - 1 - position
-        if not isinstance(indices, range) or not 0 <= before_last < len(indices):
-            raise BackendError(f"token {position} of slot {slot} has no logits")
-        logits = self._context.logits_at(indices[-1 - before_last])
+        logits = self._values(self._find_logits(slot, position))
         return probs_before_sampling(logits, token, top, ranked=True)
 
     def hold_logits(self, slot: int) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.backends import Chunk, InferdError, Model
-from inferd.backends.errors import InvalidArgument
+from inferd.backends import Chunk, InferdError, Model, SamplingParams
+from inferd.backends.errors import BackendError, InvalidArgument
 from tests.backends.driving import GREEDY, SAMPLED, generate, prefill, sample_tokens
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
@@ -108,6 +108,56 @@ def test_a_step_with_too_many_logits_is_refused_and_changes_nothing(
         with pytest.raises(REFUSED):
             model.step(chunks)
         assert model.length(0) == 0
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_tokens_are_sampled_in_order_after_each_token_of_a_chunk(
+    model: Model, prompt: list[int], params: SamplingParams
+) -> None:
+    """A chunk of the answer and a wrong token: its tokens are confirmed up to the wrong one."""
+    answer = generate(model, 0, prompt, params, count=5)
+    wrong = next(t for t in prompt if t != answer[3])
+    position = prefill(model, 1, prompt)
+    sampler = model.sampler(params, prompt)
+    found = [model.sample(1, sampler, 0)]
+    drafts = [*answer[1:3], wrong, answer[4]]
+    model.step([Chunk(1, [answer[0], *drafts], position, logits=5)])
+    for index, draft in enumerate(drafts, start=1):
+        at = position + index - 1
+        surprisal, value = model.surprisal(1, at), model.probs_after(1, at, draft, 1).value
+        if model.info.description[:4] != "echo":
+            assert surprisal(draft) == pytest.approx(-value, abs=1e-4)
+        found.append(model.sample(1, sampler, index, at))
+        with pytest.raises(REFUSED):
+            model.sample(1, sampler, index, at)  # used up
+        if found[-1] != draft:
+            break
+    assert found == answer[:4]
+    kept = position + 3
+    if model.trim(1, kept) == kept:  # the wrong token and the one behind it
+        with pytest.raises(REFUSED):
+            model.sample(1, sampler, 4, kept - 1)
+        model.step([Chunk(1, found[3:], kept, logits=1)])
+        assert model.sample(1, sampler, 4) == answer[4]
+    sampler.close()
+
+
+def test_only_tokens_with_logits_can_be_sampled_after(model: Model, prompt: list[int]) -> None:
+    tokens = prompt[:12]
+    model.step([Chunk(0, tokens, 0, logits=3), Chunk(1, tokens, 0, logits=0)])
+    sampler = model.sampler(GREEDY, tokens)
+    for slot, position in [(0, 8), (0, 12), (0, -1), (1, 11), (2, 0)]:
+        with pytest.raises(BackendError, match="no logits"):
+            model.sample(slot, sampler, 0, position)
+        with pytest.raises(BackendError, match="no logits"):
+            model.surprisal(slot, position)
+    model.sample(0, sampler, 0, 10)
+    with pytest.raises(BackendError, match="no logits"):
+        model.sample(0, sampler, 0, 9)  # before those used up
+    model.sample(0, sampler, 0)
+    with pytest.raises(BackendError, match="no logits"):
+        model.sample(0, sampler, 0)
+    sampler.close()
 
 
 def test_greedy_text_is_the_same_each_time_and_in_each_slot(

@@ -99,7 +99,7 @@ class LlamaMemoryEstimator:
         context = open_context(spec, params, self._model, self._log)
         info = embed_info(spec, self._model, context, self._values)
         encoder = not lib.llama_get_memory(context)
-        need = self._with_gaps(total_need(*self._taken(context)), params)
+        need = self._with_gaps(total_need(*self._taken(context, spec.logits_per_slot)), params)
         need = replace(need, options=self._added_by_options(spec, need))
         if not encoder:
             need = replace(need, measuring=self._of_probes(spec))
@@ -120,7 +120,8 @@ class LlamaMemoryEstimator:
             return 0
         self._log.clear()
         params = context_params(spec, self._options.without_memory(), self._model)
-        plain = total_need(*self._taken(open_context(spec, params, self._model, self._log)))
+        context = open_context(spec, params, self._model, self._log)
+        plain = total_need(*self._taken(context, spec.logits_per_slot))
         return _of_context(need) - _of_context(self._with_gaps(plain, params))
 
     def _of_probes(self, spec: ModelSpec) -> int:
@@ -151,7 +152,7 @@ class LlamaMemoryEstimator:
             return need
         return replace(need, compute=need.compute + WORK_GAP_BYTES)
 
-    def _taken(self, context: Any) -> tuple[list[Share], int, int, int]:
+    def _taken(self, context: Any, logits_per_slot: int = 1) -> tuple[list[Share], int, int, int]:
         """Return a context's arguments for `total_need`, and free the context.
 
         The buffer of logits, which is on the host, is missing in the breakdown. llama.cpp enlarges
@@ -159,7 +160,7 @@ class LlamaMemoryEstimator:
         """
         shares, process = breakdown(context), resident_bytes() + self._growth(context)
         slots, batch_size = int(lib.llama_n_seq_max(context)), int(lib.llama_n_batch(context))
-        logits = logits_max_of(slots, batch_size, self._model)
+        logits = logits_max_of(slots, batch_size, self._model, logits_per_slot)
         output = LOGIT_BYTES * self._vocab_size * logits
         # With layers on devices, the graph's buffers would be allocated there.
         work = work_bytes(context, logits) if self._layers == 0 else 0

@@ -339,14 +339,16 @@ def _set_attention(
         params.n_ubatch = min(spec.batch_size, WEIGHTS_UBATCH_SIZE_MAX)
 
 
-def logits_max_of(slots: int, batch_size: int, model: Any) -> int:
+def logits_max_of(slots: int, batch_size: int, model: Any, logits_per_slot: int = 1) -> int:
     """Return the most tokens of a step that have logits. llama.cpp aborts the process for more.
 
-    Each slot needs one. Further ones are for the logprobs of prompts; a step has fewer of them if
-    the vocabulary is large, because the logits of all are in memory at the same time.
+    Each slot needs *logits_per_slot*. Further ones are for the logprobs of prompts; a step has
+    fewer of them if the vocabulary is large, because the logits of all are in memory at the same
+    time.
     """
     tokens = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-    return max(slots, min(batch_size, LOGITS_MAX, LOGITS_BYTES_MAX // (LOGIT_BYTES * tokens)))
+    of_prompts = min(LOGITS_MAX, LOGITS_BYTES_MAX // (LOGIT_BYTES * tokens))
+    return max(slots, min(batch_size, max(slots * logits_per_slot, of_prompts)))
 
 
 def _keeps_threads(spec: ModelSpec) -> bool:
@@ -358,7 +360,7 @@ def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
     params = lib.llama_context_default_params()
     params.n_ctx = ctx_size_of(spec, model) * spec.slots
     params.n_seq_max, params.n_batch = spec.slots, spec.batch_size
-    params.n_outputs_max = logits_max_of(spec.slots, spec.batch_size, model)
+    params.n_outputs_max = logits_max_of(spec.slots, spec.batch_size, model, spec.logits_per_slot)
     chosen = chosen_setting(spec, options, model)
     _set_attention(spec, options, chosen, params)
     measured = Setting(False) if chosen is None or _keeps_threads(spec) else chosen.setting

@@ -29,12 +29,12 @@ class SlowToSample(EchoModel):
         self._bench.now += STEP_S
         super().step(chunks)
 
-    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
+    def sample(self, slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
         if slot == 0:
             self._bench.now += self._wall_s
             self.sampled_s += self._wall_s
             self.cpu_s += self._cpu_s
-        return super().sample(slot, sampler, index)
+        return super().sample(slot, sampler, index, position)
 
 
 def bench_with(wall_s: float, cpu_s: float) -> tuple[Bench, SlowToSample]:

@@ -450,10 +450,10 @@ def test_a_bad_parameter_for_a_waiting_task_refuses_only_this_task() -> None:
 class Unsampled(EchoModel):
     """A model that fails to sample where the prompt contains `bad`."""
 
-    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
+    def sample(self, slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
         if b"bad" in bytes(t for t in self.slots[slot].tokens if t < 256):
             raise BackendError("nothing to sample")
-        return super().sample(slot, sampler, index)
+        return super().sample(slot, sampler, index, position)
 
 
 def test_a_failed_sample_fails_only_its_task() -> None:

@@ -85,9 +85,9 @@ def test_the_record_names_the_task_that_is_sampled() -> None:
     recorder, sample = bench.engine.metrics.recorder, bench.model.sample
     seen: list[Activity] = []
 
-    def recorded(slot: int, sampler: Sampler, index: int) -> int:
+    def recorded(slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
         seen.append(recorder.read_activity())
-        return sample(slot, sampler, index)
+        return sample(slot, sampler, index, position)
 
     bench.model.sample = recorded  # type: ignore[method-assign]
     bench.run(*(bench.submit(n, str(n)) for n in (1, 2, 3)))
