@@ -1,0 +1,1 @@
+"""The functions of inferd that a call of the protocol passes."""
