@@ -15,7 +15,7 @@ from pathlib import Path
 
 from inferd.backends.library.engine_build import LLAMA_COMMIT
 from inferd.backends.tuning_choice import this_cpu
-from inferd.daemon.models.files.tuning_records import TuningRecords
+from inferd.daemon.models.tuning_records import TuningRecords
 
 from . import daemon
 from .machine import THREADS

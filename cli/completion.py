@@ -85,7 +85,7 @@ def _query(ctx: typer.Context, query: Callable[[OneShotClient], Offers]) -> Offe
 def local_models(ctx: typer.Context, incomplete: str) -> Offers:
     """Return the models of the models directory."""
     from ..daemon.config.sources import load_config
-    from ..daemon.residency.model_files import models_in
+    from ..daemon.models.model_files import models_in
 
     try:
         named = {"config": ctx.params.get("config"), "models_dir": ctx.params.get("models_dir")}

@@ -75,7 +75,7 @@ def check_offered(model: str, config: Config) -> None:
     :raises ModelNotFound: it would not.
     """
     from ..daemon.config.model_settings import ECHO
-    from ..daemon.residency.model_files import find_models
+    from ..daemon.models.model_files import find_models
     from ..daemon.state_files import SETTINGS_FILE
 
     if file_of(model) is not None:

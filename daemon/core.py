@@ -60,13 +60,12 @@ from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
-from .models.lease import DormantLease
+from .models.model import DormantLease
 from .models.registry import Registry
 from .models.similarity import EmbeddingComparer
 from .models.specs import engine_settings
 from .models.swap import Swaps
-from .models.transfers.exports import ModelExports
-from .models.transfers.imports import ModelImports, remove_unfinished
+from .models.transfers import ModelExports, ModelImports, remove_unfinished
 from .models.tuner import TuningPace
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace

@@ -11,7 +11,7 @@ from ..backends.errors import InvalidArgument
 from ..backends.params import Options
 from ..ipc.server.server_connection import ServerConnection
 from ..sessions.admission.kept_bytes import KeptBytes, memory_bytes
-from .models.lease import Lease
+from .models.model import Lease
 
 GRAPHS_MAX = 1000
 """Graphs per connection."""

@@ -273,10 +273,10 @@ def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
 
 def _prepare_workers() -> None:
     """Import what workers do, in their environment, and have daemons fork them."""
-    from inferd.daemon.workers import spawner, worker_process
+    from inferd.daemon.workers import process, spawner
 
     own = dict(os.environ)
-    os.environ.update(worker_process._environment())
+    os.environ.update(process._environment())
     ForkedWorker.environment = dict(os.environ)
     for name in WORKER_MODULES:
         importlib.import_module(f"inferd.{name}")

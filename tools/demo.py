@@ -23,7 +23,7 @@ import inferd
 from inferd import Priority
 from inferd.backends import ModelSpec
 from inferd.backends.tuning_choice import this_cpu
-from inferd.daemon.models.files.tuning_records import TuningRecords
+from inferd.daemon.models.tuning_records import TuningRecords
 from inferd.daemon.residency.machine import cores_usable
 from inferd.daemon.tuning.at_once import SECONDS_MAX, measure_at_once
 from inferd.testing import RunningDaemon, running_daemon

@@ -95,7 +95,7 @@ def _measure(name: str, config: Config) -> None:
     script does not wait: the daemon measures the model while it is idle.
     """
     from ...backends.tuning_choice import this_cpu
-    from ...daemon.models.files.tuning_records import TuningRecords
+    from ...daemon.models.tuning_records import TuningRecords
     from ...daemon.tuning.at_once import SECONDS_MAX, measure_at_once
     from .measured_model import measured_spec
 

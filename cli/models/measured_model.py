@@ -11,7 +11,7 @@ from ...backends.model_spec import ModelSpec
 from ...daemon.config.model_settings import ECHO, ModelConfig
 from ...daemon.config.settings import Config
 from ...daemon.models.model import SLOTS_DEFAULT
-from ...daemon.residency.model_files import find_models
+from ...daemon.models.model_files import find_models
 from ...ipc.model_names import find_name
 from ..model_arguments import check_offered, file_of
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...backends.llama.measuring.requests import Opened
     from ...backends.tuning_choice import CpuFacts, TuningRecord
     from ...daemon.config.settings import Config
-    from ...daemon.models.files.tuning_records import TuningRecords
+    from ...daemon.models.tuning_records import TuningRecords
     from ...daemon.tuning.measured_stages import TuneResult
 
 SECONDS, SECONDS_MIN, SECONDS_MAX = 120.0, 1.0, 3600.0
@@ -63,7 +63,7 @@ def tune(
     from ...backends.library.engine_build import LLAMA_COMMIT
     from ...backends.tuning_choice import this_cpu
     from ...daemon.config.sources import load_config
-    from ...daemon.models.files.tuning_records import TuningRecords
+    from ...daemon.models.tuning_records import TuningRecords
     from ...daemon.residency.machine import MachineMemory
     from ...daemon.tuning.at_once import present_choice, variant_of
     from ...daemon.tuning.measured_stages import measure_model

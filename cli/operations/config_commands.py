@@ -32,7 +32,7 @@ def check(
     """
     from ...backends.gguf.kinds import other_content
     from ...daemon.config.sources import read_sources
-    from ...daemon.residency.model_files import (
+    from ...daemon.models.model_files import (
         FoundModels,
         files_not_offered,
         find_models,

@@ -29,7 +29,7 @@ from ..core import Daemon
 from ..logs.setup import logs
 from ..metrics.collector import metric_values
 from ..models.model import ManagedModel
-from ..residency.residency_request import ResidencyRequest
+from ..residency.residency import ResidencyRequest
 from ..workers.worker import Worker
 
 log = structlog.get_logger()

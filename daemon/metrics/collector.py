@@ -17,8 +17,7 @@ from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_metrics import PAGE_COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
-from ..models.lease import Lease
-from ..models.model import ManagedModel, ModelState
+from ..models.model import Lease, ManagedModel, ModelState
 from ..models.swap import HIDDEN_UID
 from .families import FAMILIES
 from .waiting import WAIT_REASONS, finishing_turns, model_wait, reasons_in_engine

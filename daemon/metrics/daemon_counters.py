@@ -23,8 +23,7 @@ from ...backends.errors import (
 )
 from ...scheduler.recording.engine_metrics import Histogram
 from ...sessions import ModelSource, Turn
-from ..models.lease import Lease
-from ..models.model import ManagedModel
+from ..models.model import Lease, ManagedModel
 from ..models.swap import HIDDEN_UID
 from ..models.worker_launcher import LoadListener
 from ..workers.worker import Worker

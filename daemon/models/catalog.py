@@ -16,19 +16,13 @@ from ...ipc.model_names import find_name, is_model_file, model_not_found, names_
 from ..components import Components
 from ..config.model_settings import ECHO, ModelConfig
 from ..config.settings import Config
-from ..residency.model_files import (
-    FileNotOffered,
-    FoundModels,
-    files_not_offered,
-    find_models,
-    missing_files,
-)
 from ..state_files import SETTINGS_FILE
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
-from .files.other_contents import OtherContents
-from .files.persisted_settings import PersistedModels
+from .file_contents import OtherContents
 from .model import ManagedModel, ModelState
+from .model_files import FileNotOffered, FoundModels, files_not_offered, find_models, missing_files
+from .persisted_settings import PersistedModels
 from .specs import engine_settings
 
 LOGGED_MAX = 50

@@ -12,9 +12,9 @@ from ...backends.memory.memory_need import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
 from ..residency.budget import MemoryBudget
 from ..residency.machine import has_gpus
-from ..residency.model_files import files_in_use, modified_at, signature_of, size_bytes
 from .load_cache import EstimateCache
 from .model import ManagedModel
+from .model_files import files_in_use, modified_at, signature_of, size_bytes
 from .specs import CTX_SIZE_DEFAULT, adapter_bytes, spec_of, with_adapters, without_adapters
 
 

@@ -20,7 +20,7 @@ from ...backends.errors import (
     UnsupportedOperation,
 )
 from ...scheduler.messages import MemoryEstimate
-from ..residency.model_files import Signature, signature_of
+from .model_files import Signature, signature_of
 
 ESTIMATED_MODELS_MAX = 1000
 SHAPES_MAX = 64

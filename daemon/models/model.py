@@ -1,30 +1,31 @@
-"""A model as the registry manages it: its state, its worker, and the settings of its name."""
+"""A model as the registry manages it: its state, its worker, the settings of its name, and the
+leases on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 
-from ...backends.errors import InferdError, WorkerCrashed
+from ...backends.errors import InferdError, SessionExpired, WorkerCrashed
 from ...backends.params import REQUESTABLE, overflow_beside
 from ...backends.tuning_choice import LoadTuning
 from ...scheduler.priority import Priority
-from ...sessions.turns.sentence_comparison import Comparison, Similarity
-from ...sessions.worker_client import TaskReader
+from ...sessions import WorkerClient
+from ...sessions.turns.sentence_comparison import Comparison, Similarity, compare_nothing
+from ...sessions.worker_client import TaskReader, retry_query
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
 from ..residency.gate import ResidencyGate
-from ..residency.residency import Residency
-from ..residency.residency_request import ResidencyRequest
-from ..workers.evicted_turns import EvictedTurns
-from ..workers.failures.recovery import Recovery
+from ..residency.residency import Residency, ResidencyRequest
 from ..workers.process_client import ProcessClient
+from ..workers.recovery import EvictedTurns, Recovery
 from ..workers.worker import Worker
-from .files.persisted_settings import PersistedSettings, SwappedName
+from .persisted_settings import PersistedSettings, SwappedName
 from .tuner import Tuner
 
 SLOTS_DEFAULT = 4
@@ -323,3 +324,87 @@ class ManagedModel:
         self.leases.discard(lease)
         self.used_at = self.registry.seconds()
         self.registry.note_use_ended(self)
+
+
+T = TypeVar("T")
+
+
+class Lease:
+    """A lease on a model: a `sessions.ModelSource`. While it lasts, the model does not expire. The
+    model may be evicted for another one, and is loaded again when needed.
+    """
+
+    def __init__(self, model: ManagedModel):
+        self.model = model
+        self.name = model.name
+        self.closed = False
+        model.leases.add(self)
+
+    @property
+    def loaded(self) -> ProcessClient | None:
+        """The client of the model's worker, if the model is loaded."""
+        worker = self.model.loaded
+        return None if worker is None else worker.client
+
+    @property
+    def held(self) -> bool:
+        """Whether a swap holds turns back."""
+        return self.model.turns_held
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""
+        await self.model.released()
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
+        """Return the client of the model's worker, loading the model if needed."""
+        return await self.model.ready(on_progress)
+
+    async def query(self, query: Callable[[ProcessClient], Awaitable[T]]) -> T:
+        """Return the worker's answer; if the worker dies meanwhile, query another one.
+
+        :raises WorkerCrashed: the query ended the worker, or too many workers have died.
+        """
+        return await retry_query(self.ready, query)
+
+    def predecessor(self, vocabulary: str) -> ManagedModel | None:
+        """Return the model that had the name before a swap and has this vocabulary hash."""
+        return self.model.predecessors.get(vocabulary)
+
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
+        """Compare a sentence of the model's output, as the model is configured."""
+        self.model.registry.compare_sentence(self.model, comparison, report)
+
+    def close(self) -> None:
+        """End the lease."""
+        self.closed = True
+        self.model.end_lease(self)
+
+
+class DormantLease:
+    """The `ModelSource` of a dormant session. *find_client* returns the client of the model's
+    worker if the model is loaded.
+    """
+
+    held = False
+
+    def __init__(self, name: str, find_client: Callable[[], WorkerClient | None]):
+        self.name, self._find_client = name, find_client
+
+    async def released(self) -> None:
+        """Return at once: a dormant session has no turns."""
+
+    @property
+    def loaded(self) -> WorkerClient | None:
+        """The client of the model's worker, if the model is loaded."""
+        return self._find_client()
+
+    def predecessor(self, vocabulary: str) -> None:
+        """Return None: a dormant session migrates nothing."""
+
+    async def ready(self) -> WorkerClient:
+        """Raise `SessionExpired`: a dormant session computes nothing."""
+        raise SessionExpired(f"the session is dormant and does not hold {self.name!r}")
+
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
+        """Skip the comparison: a dormant session has no output."""
+        compare_nothing(comparison, report)

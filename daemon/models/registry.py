@@ -28,15 +28,14 @@ from ..residency.idle_unloader import IdleUnloader
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import MachineMemory
 from ..state_files import KV_DIR
-from ..workers.failures.recovery import fail_readers
+from ..workers.recovery import fail_readers
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
-from .files.file_facts import FileFactsCache
-from .files.kv_index import KvFilePlace, KvIndex
-from .files.tuning_records import TuningRecords
-from .lease import Lease
-from .model import ManagedModel, PassedFile, SentenceComparer
+from .file_contents import FileFactsCache
+from .kv_index import KvFilePlace, KvIndex
+from .model import Lease, ManagedModel, PassedFile, SentenceComparer
 from .tuner import Tuner, TuningPace
+from .tuning_records import TuningRecords
 from .worker_launcher import WorkerLauncher
 
 log = structlog.get_logger()

@@ -21,11 +21,10 @@ from ...backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ...backends.params import BY_NAME
 from ...sessions import Ledger, Parameters, Session, SessionSettings, TurnOptions
 from ...sessions.turns.sentence_comparison import Comparison, Similarity
-from ..residency.residency_request import ResidencyRequest
+from ..residency.residency import ResidencyRequest
 from ..traces.current_request import clear_current_request
 from ..workers.process_client import ProcessClient
-from .lease import Lease
-from .model import ManagedModel, ModelState
+from .model import Lease, ManagedModel, ModelState
 from .registry import Registry
 
 REFERENCES_MAX = 64

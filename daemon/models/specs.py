@@ -13,8 +13,8 @@ from ...backends.engine_options import engine_options_of
 from ...scheduler.messages import MemoryEstimate
 from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
-from ..residency.model_files import files_in_use
 from .model import ManagedModel
+from .model_files import files_in_use
 
 CTX_SIZE_DEFAULT = 4096
 TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}

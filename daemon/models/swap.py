@@ -30,9 +30,8 @@ from ...backends.errors import (
 from ...ipc.messages import SwapResult
 from ...sessions import Session, TaskReader
 from ..config.model_settings import ModelConfig
-from ..workers.failures.recovery import fail_readers
-from ..workers.process_client import ProcessClient
-from ..workers.tasks import WorkerTasks
+from ..workers.process_client import ProcessClient, WorkerTasks
+from ..workers.recovery import fail_readers
 from ..workers.worker import Worker
 from .model import ManagedModel
 from .registry import Registry

@@ -31,7 +31,7 @@ from ...scheduler import messages as m
 from ..residency.budget import MemoryBudget
 from ..workers.cores import busy_s, own_s
 from ..workers.worker import Worker
-from .files.tuning_records import TuningRecords
+from .tuning_records import TuningRecords
 
 MEASURED_SOURCES = ("like", "rule", "default")
 """The sources of settings that a measurement may replace."""

@@ -18,14 +18,14 @@ from ..residency.budget import MemoryBudget
 from ..residency.fit import smaller_shape, smallest_shape, with_address_space, with_sizes
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills, address_space_limit
-from ..residency.model_files import Signature, files_in_use, signature_of, size_bytes
 from ..workers.cores import Cores
-from ..workers.failures.deaths import Death
-from ..workers.tasks import WorkerListener
+from ..workers.deaths import Death
+from ..workers.process_client import WorkerListener
 from ..workers.worker import Worker
-from .files.kv_index import KvIndex
+from .kv_index import KvIndex
 from .load_cache import EstimateCache
 from .model import ManagedModel, ModelHost
+from .model_files import Signature, files_in_use, signature_of, size_bytes
 from .specs import with_adapters, without_adapters
 
 

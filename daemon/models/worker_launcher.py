@@ -16,14 +16,14 @@ from ...scheduler import Priority
 from ..residency.budget import MemoryBudget
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills
-from ..residency.model_files import files_in_use, signature_of
 from ..workers.cores import Cores
 from ..workers.spawner import SpawnedProcess
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
-from .files.kv_index import KvIndex
+from .kv_index import KvIndex
 from .load_cache import EstimateCache, FailedLoads
 from .model import ManagedModel, ModelHost
+from .model_files import files_in_use, signature_of
 from .specs import conditions_of, engine_settings, spec_of, without_adapters
 from .worker_events import WorkerEvents
 

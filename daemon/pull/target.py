@@ -17,7 +17,7 @@ from ...backends.errors import InvalidArgument
 from ...backends.split_gguf import PART, parts_of
 from ...ipc.model_names import find_name
 from ..config.model_settings import check_model_name
-from ..residency.model_files import FoundModels, find_models
+from ..models.model_files import FoundModels, find_models
 from .part import NOTE_NAME, Part, Progress, PullFailed, hash_file
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")

@@ -30,8 +30,7 @@ from .fit import (
 from .load_queue import LoadQueue
 from .machine import MachineMemory
 from .reservations import PendingLoad, PendingLoads, Reservations, bytes_on
-from .residency import ResidentModel
-from .residency_request import ResidencyRequest
+from .residency import ResidencyRequest, ResidentModel
 
 log = structlog.get_logger()
 

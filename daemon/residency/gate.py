@@ -14,8 +14,7 @@ import anyio
 
 from ...backends.errors import InferdError
 from .budget import MemoryBudget
-from .residency import ResidentModel
-from .residency_request import ResidencyRequest
+from .residency import ResidencyRequest, ResidentModel
 
 ADVANCE_S = 0.05
 """The interval of `advance` while a load waits for models that are in use."""

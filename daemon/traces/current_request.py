@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 from ...ipc.server.request import Request
 from ...sessions import Turn
-from ..residency.residency_request import ResidencyRequest
+from ..residency.residency import ResidencyRequest
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
 TOKEN_CALL = "compute_single"

@@ -19,7 +19,7 @@ from ...ipc.server.request import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
-from ..models.lease import Lease
+from ..models.model import Lease
 from .current_request import OPERATIONS, TOKEN_CALL, TracedRequest, current_request
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 

@@ -16,7 +16,7 @@ from ...backends.tuning_choice import (
     TuningRecord,
     choose_setting,
 )
-from ..models.files.tuning_records import TuningRecords
+from ..models.tuning_records import TuningRecords
 from ..residency.machine import MachineMemory
 from .measured_stages import TuneResult, measure_attention
 from .measuring_process import MeasuringProcess

@@ -1,7 +1,7 @@
 """The order in which KV states are evicted: GreedyDual-Size.
 
 Cao & Irani, "Cost-aware WWW proxy caching algorithms", USITS 1997. `KvStore` uses it for the states
-in a worker's memory, daemon/models/files/kv_index.py for the files on disk.
+in a worker's memory, daemon/models/kv_index.py for the files on disk.
 """
 
 from __future__ import annotations

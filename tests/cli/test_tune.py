@@ -15,7 +15,7 @@ from inferd.backends import ModelSpec, load_model
 from inferd.backends.library.engine_build import LLAMA_COMMIT
 from inferd.backends.tuning_choice import ChosenSetting, LoadTuning, TuningRecord, this_cpu
 from inferd.cli.options import EXIT_BUSY, EXIT_INTERRUPTED
-from inferd.daemon.models.files.tuning_records import TuningRecords
+from inferd.daemon.models.tuning_records import TuningRecords
 from inferd.daemon.tuning.stages import SHARES
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
 from tests.models import ONE_THREAD

@@ -19,8 +19,8 @@ from inferd.backends.errors import (
     InvalidArgument,
     PermissionDenied,
 )
-from inferd.daemon.models.transfers import imports
-from inferd.daemon.models.transfers.imports import ModelImport
+from inferd.daemon.models import transfers
+from inferd.daemon.models.transfers import ModelImport
 from inferd.daemon.pull.part import BLOCK
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
@@ -211,7 +211,7 @@ def test_a_client_that_vanishes_and_a_daemon_that_is_killed_leave_nothing(
 
 
 def test_a_copy_leaves_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imports, "FREE_BYTES_MIN", 1 << 60)
+    monkeypatch.setattr(transfers, "FREE_BYTES_MIN", 1 << 60)
     source = tmp_path / "source.gguf"
     source.write_bytes(content_of())
     models = tmp_path / "models"

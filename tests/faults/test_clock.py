@@ -271,7 +271,7 @@ DATES = {
     "sessions/session/deletions.py": "the dates of deletions",
     "daemon/state_clock.py": "the date at the start, beside the time since boot",
     "daemon/state_lock.py": "a number that no daemon had before, where none can be kept",
-    "daemon/models/files/persisted_settings.py": "the name of a damaged file",
+    "daemon/models/persisted_settings.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
     "gateways/fleet/certificates/authority.py": "the dates of certificates",
     "gateways/fleet/certificates/tls.py": "the rest of a certificate's time",

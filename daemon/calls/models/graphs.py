@@ -28,10 +28,9 @@ from ....ipc import messages as w
 from ....ipc.server.request import Request
 from ....scheduler.priority import Priority
 from ...core import Daemon
-from ...models.lease import Lease
-from ...models.model import ManagedModel, PassedFile
-from ...residency.model_files import identity_of
-from ...residency.residency_request import ResidencyRequest
+from ...models.model import Lease, ManagedModel, PassedFile
+from ...models.model_files import identity_of
+from ...residency.residency import ResidencyRequest
 from ...workers.process_client import ProcessClient
 from ..arguments import metadata_text, number_of
 

@@ -13,7 +13,7 @@ from ...core import Daemon
 from ...models import model_adapters
 from ...models.description import describe_model, estimate_memory, need_bytes
 from ...models.model import ManagedModel
-from ...residency.model_files import files_in_use
+from ...models.model_files import files_in_use
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:

@@ -13,9 +13,8 @@ from ....scheduler.priority import Priority
 from ....sessions import Session
 from ....sessions.admission.bounds import Ticket
 from ...core import Daemon
-from ...models.lease import Lease
-from ...models.model import ManagedModel
-from ...residency.residency_request import ResidencyRequest
+from ...models.model import Lease, ManagedModel
+from ...residency.residency import ResidencyRequest
 from ...traces.current_request import TOKEN_CALL, note_model_request
 from ..arguments import TIMEOUT_S_MIN, priority_of, seconds_of
 

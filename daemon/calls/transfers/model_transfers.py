@@ -12,8 +12,7 @@ from ....ipc import messages as w
 from ....ipc.server.request import Request
 from ...config.model_settings import check_model_name
 from ...core import Daemon
-from ...models.transfers.exports import check_single_file
-from ...models.transfers.imports import PassedModel
+from ...models.transfers import PassedModel, check_single_file
 from ...pull.part import NOTE_NAME
 from ..models.graphs import check_passed_file
 

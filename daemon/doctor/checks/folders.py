@@ -15,7 +15,7 @@ from ....backends.gguf.kinds import other_content
 from ....backends.split_gguf import parts_of
 from ...config.settings import Config
 from ...config.sources import ConfigError, load_config
-from ...residency.model_files import (
+from ...models.model_files import (
     FileNotOffered,
     FoundModels,
     files_in_use,

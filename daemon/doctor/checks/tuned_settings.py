@@ -9,7 +9,7 @@ import msgspec
 from ....backends.library.engine_build import LLAMA_COMMIT
 from ....backends.tuning_choice import TuningRecord, choose_by_cpu, this_cpu
 from ...config.settings import Config
-from ...models.files.tuning_file import read_records
+from ...models.tuning_records import read_records
 from ...state_files import TUNING_FILE
 from ..finding import Finding, ok, warn
 

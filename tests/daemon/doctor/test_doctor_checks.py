@@ -46,8 +46,8 @@ from inferd.daemon.doctor.checks.tuned_settings import (
 )
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
 from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
-from inferd.daemon.models.files.tuning_records import TuningRecords
-from inferd.daemon.residency.model_files import missing_files
+from inferd.daemon.models.model_files import missing_files
+from inferd.daemon.models.tuning_records import TuningRecords
 from inferd.daemon.service.install import Service, Write, install_plan
 from inferd.daemon.state_files import TUNING_FILE
 from tests.daemon.other_users import BOB, as_user

@@ -13,8 +13,14 @@ import anyio
 import pytest
 
 from inferd.backends.errors import BackendError, Busy, InvalidArgument, UnsupportedOperation
-from inferd.daemon.models.transfers.exports import EXPORTS_MAX, ModelExports, check_single_file
-from inferd.daemon.models.transfers.imports import IMPORTS_MAX, ModelImports, remove_unfinished
+from inferd.daemon.models.transfers import (
+    EXPORTS_MAX,
+    IMPORTS_MAX,
+    ModelExports,
+    ModelImports,
+    check_single_file,
+    remove_unfinished,
+)
 from inferd.daemon.pull.target import locked_name
 from inferd.ipc.messages import PART_BYTES
 

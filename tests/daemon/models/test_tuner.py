@@ -27,8 +27,8 @@ from inferd.backends.tuning_choice import (
     this_cpu,
 )
 from inferd.daemon.models import tuner
-from inferd.daemon.models.files.tuning_records import TuningRecords
 from inferd.daemon.models.tuner import Tuner, TuningPace
+from inferd.daemon.models.tuning_records import TuningRecords
 from inferd.daemon.models.worker_launcher import uses_other_setting
 from inferd.scheduler import messages as m
 

@@ -11,7 +11,7 @@ import pytest
 
 from inferd.daemon.models.model import ManagedModel
 from inferd.daemon.models.registry import Registry
-from tests.daemon.workers.failures.test_recovery import registry_in
+from tests.daemon.workers.test_recovery import registry_in
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.process]
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.daemon.residency.residency import JUST_USED_S, Residency
-from inferd.daemon.residency.residency_request import AGEING_S_MIN, ResidencyRequest
+from inferd.daemon.residency.residency import AGEING_S_MIN, JUST_USED_S, Residency, ResidencyRequest
 from inferd.scheduler.priority import Priority
 from tests.repetitions import repetitions
 

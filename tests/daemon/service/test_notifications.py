@@ -20,7 +20,7 @@ from inferd.daemon.service.notifier import (
     feed_interval_s,
     status_line,
 )
-from inferd.daemon.workers.hang_detector import HangDetector
+from inferd.daemon.workers.process import HangDetector
 from inferd.daemon.workers.spawner import KILLED_S
 from inferd.scheduler.recording.recorder import ActivityKind, Recorder
 from inferd.testing import RunningDaemon, running_daemon

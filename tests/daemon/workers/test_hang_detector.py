@@ -10,8 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from inferd.daemon.workers.hang_detector import CHECKS, HangDetector, stands_still
-from inferd.daemon.workers.worker_process import cpu_seconds, usage_of
+from inferd.daemon.workers.process import CHECKS, HangDetector, cpu_seconds, stands_still, usage_of
 from inferd.scheduler.recording.recorder import ActivityKind, Recorder
 
 HANG_S = 0.04

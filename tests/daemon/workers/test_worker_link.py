@@ -15,12 +15,12 @@ import pytest
 from inferd.backends import ModelSpec
 from inferd.backends.errors import Busy
 from inferd.daemon.workers.process_client import NO_USER, ProcessClient
-from inferd.daemon.workers.worker_link import WorkerLink
+from inferd.daemon.workers.worker import WorkerLink
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.scheduler.process.link import SocketLink
-from tests.daemon.workers.failures.test_recovery import Listener
+from tests.daemon.workers.test_recovery import Listener
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB = Requester(Owner(1)), Requester(Owner(2))

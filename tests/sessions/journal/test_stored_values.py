@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from inferd.backends import Rendering
-from inferd.daemon.models.files.persisted_settings import PersistedSettings
+from inferd.daemon.models.persisted_settings import PersistedSettings
 from inferd.scheduler.messages import SharedKv
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority

@@ -14,13 +14,38 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-import structlog
 
-from ....backends.tuning_choice import ModelShape, TuningRecord
-from ...state_files import TUNING_FILE
-from .tuning_file import RECORDS_MAX, TuningFile, read_records
+from ...backends.tuning_choice import ModelShape, TuningRecord
+from ..state_files import TUNING_FILE
 
-log = structlog.get_logger()
+TUNING_VERSION = 1
+RECORDS_MAX = 64
+"""Records that are kept; the one measured longest ago is dropped first."""
+TUNING_BYTES_MAX = 1 << 20
+"""A record takes about 1 kB."""
+
+
+class TuningFile(msgspec.Struct):
+    """The content of the file."""
+
+    version: int = TUNING_VERSION
+    records: list[TuningRecord] = []
+
+
+def read_records(path: Path) -> tuple[TuningRecord, ...]:
+    """Return the records in a file.
+
+    :raises OSError: the file cannot be read.
+    :raises ValueError: it is damaged, too large, or of another version.
+    """
+    with path.open("rb") as file:
+        data = file.read(TUNING_BYTES_MAX + 1)
+    if len(data) > TUNING_BYTES_MAX:
+        raise ValueError(f"it has more than {TUNING_BYTES_MAX} bytes")
+    found = msgspec.json.decode(data, type=TuningFile)
+    if found.version != TUNING_VERSION:
+        raise ValueError(f"it has version {found.version}")
+    return tuple(found.records[-RECORDS_MAX:])
 
 
 class TuningRecords:
@@ -75,7 +100,11 @@ class TuningRecords:
                 try:
                     self._records = read_records(self._path)
                 except (OSError, ValueError) as exc:  # not JSON, or of another form or version
-                    log.warning("tuning.ignored", file=str(self._path), cause=str(exc))
+                    import structlog  # here: `inferd doctor` reads records without it
+
+                    structlog.get_logger().warning(
+                        "tuning.ignored", file=str(self._path), cause=str(exc)
+                    )
         return self._records
 
     def _signature(self) -> tuple[int, ...] | None:

@@ -1,6 +1,7 @@
-"""Recovery of the tasks of a dead worker, which continue in a new worker.
+"""Turns that no worker has: those of a dead worker, which continue in a new worker, and those that
+were set aside, which continue once their clients read again or their sessions have a place.
 
-The evidence about the death (`deaths`) decides whether tasks are suspects. The new worker's engine
+The evidence about a death (`deaths`) decides whether tasks are suspects. The new worker's engine
 computes suspects alone, one a step, until each has the tokens of its trial. If a worker dies again
 in a step with the suspect alone, or while it samples for it, the task is refused and quarantined.
 """
@@ -10,15 +11,23 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+import anyio
 import msgspec
 import structlog
 
-from ....backends.errors import InferdError, LoadFailed, OutOfMemory, WorkerCrashed
-from ....scheduler import messages as m
-from ....sessions.worker_client import TaskReader, WorkerClient
+from ...backends import ModelInfo
+from ...backends.errors import (
+    Cancelled,
+    InferdError,
+    LoadFailed,
+    OutOfMemory,
+    ReaderTimeout,
+    WorkerCrashed,
+)
+from ...scheduler import messages as m
+from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
 from .deaths import Cause, Death, DeathPhase, Verdict
 from .quarantine import Quarantine, quarantine_error
-from .suspects import Suspect, SuspectReader
 
 BACKOFF_S = 0.25
 BACKOFF_S_MAX = 4.0
@@ -251,3 +260,152 @@ def fail_readers(readers: Mapping[int, TaskReader], error: InferdError) -> None:
             reader.report(m.Failed(number, error.to_wire()))
         except Exception:  # the other readers still get their report
             log.exception("task.report_failed", task=number)
+
+
+TRIAL_GROWTH, TRIAL_TOKENS_MAX = 4, 256
+"""Each trial is longer than the previous one, as an input may crash the worker only at times."""
+
+
+class Suspect:
+    """A task in whose steps workers have died."""
+
+    def __init__(self) -> None:
+        self.deaths = 0
+        """Deaths since it last passed a trial."""
+        self.trial_tokens = 1
+        """Tokens that it is to sample alone in the next trial."""
+        self._left = 0
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether it is to be computed alone."""
+        return self.deaths > 0
+
+    def note_death(self) -> None:
+        """Note another death; a new trial begins, unless one is under way."""
+        self.deaths += 1
+        if self._left == 0:
+            self._left = self.trial_tokens
+            self.trial_tokens = min(self.trial_tokens * TRIAL_GROWTH, TRIAL_TOKENS_MAX)
+
+    @property
+    def tokens_left(self) -> int:
+        """The tokens of the present trial that are left."""
+        return self._left
+
+    def note_tokens(self, count: int) -> None:
+        """Note sampled tokens; the last one of the trial clears the task."""
+        self._left = max(0, self._left - count)
+        if self._left == 0:
+            self.deaths = 0
+
+
+class SuspectReader:
+    """A suspect's reader, which counts the task's tokens. *ended* gets the task's id at its end."""
+
+    begun = True
+
+    def __init__(self, reader: TaskReader, suspect: Suspect, ended: Callable[[int], object]):
+        self.reader, self.spec = reader, reader.spec
+        self._suspect, self._ended = suspect, ended
+
+    def report(self, report: m.Report) -> None:
+        """Pass a report on; see `TaskReader.report`."""
+        self.reader.report(report)
+        if isinstance(report, m.Tokens):
+            self._suspect.note_tokens(len(report.tokens))
+        elif isinstance(report, m.Finished | m.Failed):
+            self._ended(self.spec.id)
+
+    def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
+        """Continue in another worker; see `TaskReader.continue_on`."""
+        return self.reader.continue_on(client)
+
+    def unread_for(self, seconds: float) -> bool:
+        """Return whether nobody has read its output; see `TaskReader.unread_for`."""
+        return self.reader.unread_for(seconds)
+
+
+class EvictedTurns:
+    """The `TaskClient` of turns that no worker has; a turn continues when its client reads again.
+    Owned by the daemon's event loop.
+
+    *move* loads the model and continues turns in its worker. *start* starts background work. A turn
+    that is not read for *timeout_s* fails.
+    """
+
+    def __init__(
+        self,
+        move: Callable[[Mapping[int, TaskReader]], None],
+        start: Callable[..., None],
+        timeout_s: float,
+    ):
+        self._move, self._start, self._timeout_s = move, start, timeout_s
+        self._readers: dict[int, TaskReader] = {}
+        self._info: ModelInfo | None = None
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def add_turns(self, readers: Mapping[int, TaskReader], info: ModelInfo) -> None:
+        """Add turns that their worker no longer has; *info* describes its model."""
+        self._info = info
+        added = {number: r for number, r in readers.items() if r.continue_on(self) is not None}
+        self._readers |= added
+        if added:
+            self._start(self._fail_unread, added)
+
+    async def _fail_unread(self, added: Mapping[int, TaskReader]) -> None:
+        await anyio.sleep(self._timeout_s)
+        # Some may have been read since, whose sessions wait for a place.
+        unread = {number: r for number, r in added.items() if r.unread_for(self._timeout_s)}
+        self._fail(unread, ReaderTimeout(f"the stream was not read for {self._timeout_s:g} s"))
+
+    def fail_swapped(self, model: str) -> None:
+        """Fail all turns, because the next worker of *model* may have a different vocabulary."""
+        error = Cancelled(
+            f"the turn ended with its model: {model!r} was swapped",
+            hint="send the next turn: the history is kept",
+        )
+        self._fail(dict(self._readers), error)
+
+    def _fail(self, readers: Mapping[int, TaskReader], error: InferdError) -> None:
+        for number, reader in readers.items():
+            if self._readers.get(number) is reader:
+                del self._readers[number]
+                reader.report(m.Failed(number, error.to_wire()))
+
+    # The methods of `TaskClient`.
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the evicted model."""
+        assert self._info is not None, "no turn was evicted"
+        return self._info
+
+    def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
+        """Start a turn in a worker."""
+        self._move({spec.id: reader})
+
+    def has_task(self, task_id: int, reader: TaskReader) -> bool:
+        """Return whether a turn waits here for its reader."""
+        return self._readers.get(task_id) is reader
+
+    def withdraw_task(self, task_id: int) -> None:
+        """Remove a turn."""
+        del self._readers[task_id]
+
+    def keep_turn(self, reader: TaskReader) -> None:
+        """Add a turn whose session has no place."""
+        self.add_turns({reader.spec.id: reader}, self.info)
+
+    def send_command(self, command: m.Command) -> None:
+        """Drop a cancelled turn. Continue a turn whose client reads again or requests a token.
+
+        Other commands are ignored: a continued turn starts with its current parameters and requests
+        the pending comparison of a sentence again.
+        """
+        if isinstance(command, m.Cancel | m.Credit | m.PullToken):
+            reader = self._readers.pop(command.task_id, None)
+            if reader is not None and not isinstance(command, m.Cancel):
+                self._move({command.task_id: reader})

@@ -24,9 +24,10 @@ from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
 from inferd.daemon.residency.fit import with_sizes
-from inferd.daemon.workers.failures.deaths import Death
-from inferd.daemon.workers.failures.quarantine import QUARANTINE_S, VERDICTS_MAX
-from inferd.daemon.workers.failures.recovery import (
+from inferd.daemon.workers.deaths import Death
+from inferd.daemon.workers.process_client import ProcessClient, WorkerListener
+from inferd.daemon.workers.quarantine import QUARANTINE_S, VERDICTS_MAX
+from inferd.daemon.workers.recovery import (
     BACKOFF_S_MAX,
     CAREFUL_S,
     SHRINK_S,
@@ -34,8 +35,6 @@ from inferd.daemon.workers.failures.recovery import (
     Recovery,
     fail_readers,
 )
-from inferd.daemon.workers.process_client import ProcessClient
-from inferd.daemon.workers.tasks import WorkerListener
 from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from inferd.backends.errors import LoadFailed
-from inferd.daemon.models.files import file_facts
-from inferd.daemon.models.files.file_facts import FileFactsCache
+from inferd.daemon.models import file_contents
+from inferd.daemon.models.file_contents import FileFactsCache
 from tests.tiny_gguf import write_tiny
 
 
@@ -48,7 +48,7 @@ async def test_a_file_that_does_not_answer_delays_a_caller_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, file = FileFactsCache(), write_tiny("llama", tmp_path)
-    monkeypatch.setattr(file_facts, "READ_S_MAX", 0.01)
+    monkeypatch.setattr(file_contents, "HEADER_S_MAX", 0.01)
     with held(cache), pytest.raises(LoadFailed, match="no answer within"):
         await cache.facts_of([file])
     monkeypatch.undo()
@@ -98,7 +98,7 @@ async def test_errors_name_the_file_and_the_reason(tmp_path: Path) -> None:
 async def test_the_facts_of_a_bounded_number_of_models_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_facts, "MODELS_MAX", 2)
+    monkeypatch.setattr(file_contents, "MODELS_MAX", 2)
     cache = FileFactsCache()
     for number in range(4):
         file = tmp_path / f"{number}.gguf"

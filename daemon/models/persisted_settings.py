@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from ...config.model_settings import ModelConfig
+from ..config.model_settings import ModelConfig
 
 PERSISTED_NAMES_MAX = 1000
 """Names with settings; the name changed longest ago is dropped first."""

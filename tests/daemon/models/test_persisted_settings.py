@@ -14,7 +14,8 @@ from inferd import Client, ModelInfo
 from inferd.backends.errors import Busy, LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
-from inferd.daemon.models.files.persisted_settings import (
+from inferd.daemon.models.model import PassedFile
+from inferd.daemon.models.persisted_settings import (
     PERSISTED_NAMES_MAX,
     SETTINGS_VERSION,
     PersistedModels,
@@ -22,7 +23,6 @@ from inferd.daemon.models.files.persisted_settings import (
     SwappedName,
     version_checksum,
 )
-from inferd.daemon.models.model import PassedFile
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.state_files import SETTINGS_FILE
 from inferd.testing import RunningDaemon, running_daemon

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
-from inferd.daemon.models.files.kv_index import KvFilePlace, KvIndex
+from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
 from inferd.scheduler.kv.eviction_order import EvictionOrder
 from inferd.scheduler.kv.file_format import KvFile, KvKey
 from inferd.scheduler.kv.files import FileWritten, KvFiles

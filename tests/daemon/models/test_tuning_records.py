@@ -11,8 +11,12 @@ from structlog.testing import capture_logs
 
 from inferd.backends.probes import Setting
 from inferd.backends.tuning_choice import ModelShape, TuningRecord
-from inferd.daemon.models.files.tuning_file import RECORDS_MAX, TUNING_BYTES_MAX, TUNING_VERSION
-from inferd.daemon.models.files.tuning_records import TuningRecords
+from inferd.daemon.models.tuning_records import (
+    RECORDS_MAX,
+    TUNING_BYTES_MAX,
+    TUNING_VERSION,
+    TuningRecords,
+)
 from inferd.daemon.state_files import TUNING_FILE
 
 SHAPE = ModelShape(

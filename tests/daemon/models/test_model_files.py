@@ -9,8 +9,8 @@ import pytest
 
 from inferd.backends.gguf.kinds import OtherContent
 from inferd.daemon.config.model_settings import ModelConfig
-from inferd.daemon.residency import model_files
-from inferd.daemon.residency.model_files import files_not_offered, find_models
+from inferd.daemon.models import model_files
+from inferd.daemon.models.model_files import files_not_offered, find_models
 
 
 def write_files(folder: Path, *paths: str) -> None:

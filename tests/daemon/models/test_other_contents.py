@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from inferd.daemon.models.files import other_contents
-from inferd.daemon.models.files.other_contents import OtherContents
+from inferd.daemon.models import file_contents
+from inferd.daemon.models.file_contents import OtherContents
 from inferd.ipc.server.descriptors.blocking_thread import BlockingThread
 
 
@@ -44,7 +44,7 @@ async def test_callers_at_once_share_a_reading(tmp_path: Path) -> None:
 async def test_files_of_a_server_that_does_not_answer_are_awaited_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_contents, "READ_S_MAX", 0.05)
+    monkeypatch.setattr(file_contents, "KINDS_S_MAX", 0.05)
     thread, answer = BlockingThread("test"), threading.Event()
 
     def wait() -> None:
@@ -55,7 +55,7 @@ async def test_files_of_a_server_that_does_not_answer_are_awaited_once(
     file.touch()
     await contents.read([file])
     assert contents.of_file(file) is None, "unknown files count as models"
-    monkeypatch.setattr(other_contents, "READ_S_MAX", 60.0)
+    monkeypatch.setattr(file_contents, "KINDS_S_MAX", 60.0)
     with anyio.fail_after(30):
         await contents.read([file])
     answer.set()

@@ -1,1 +1,0 @@
-"""Facts about models' files, the index of KV files on disk, and persisted settings."""

@@ -1,1 +1,0 @@
-"""Files of models on their way to another daemon, and from one."""
