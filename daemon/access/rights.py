@@ -10,13 +10,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...backends.errors import PermissionDenied
+from ...ipc.messages import Call, Right
 from ...ipc.names import check_user_name
 from ...ipc.peer import Peer
 from ...ipc.server.request import Request
 from ...ipc.server.server_connection import ServerConnection
 from ...scheduler import PRIORITIES, Owner
 from ...sessions import Quota, check_connections, check_priority
-from ..config.access_settings import Right, Rule, SharedState
+from ..config.access_settings import Rule, SharedState
 from .delegation import DelegatedUsers, NamedUser, OwnUserNames, identify_user, is_own_user
 from .rules import (
     MEANINGS,
@@ -29,46 +30,10 @@ from .rules import (
 )
 from .user_groups import UserGroups
 
-_USE = (
-    *("load", "load_by_name", "load_by_name_with_config"),
-    *("init_execution_context", "init_execution_context_with_session_id", "prompt_init"),
-    *("set_input", "compute", "compute_single", "get_output", "get_output_single"),
-    *("prompt_compute", "run_inference", "stream", "chat", "answers", "resume", "embed"),
-    *("reset", "rewind", "fork_session", "save_state", "set_options", "parameters"),
-    *("update_session", "restore_session"),
-    *("tokenize", "detokenize", "apply_template"),
-)
-_MANAGE = (
-    *("unload_model", "pin", "unpin", "swap", "add_adapter", "remove_adapter"),
-    *("add_model", "export_model", "import_model", "end_model_transfer", "copy_model"),
-    *("log_level", "export_session", "import_session", "end_transfer"),
-    *("read_copy", "store_copy"),
-)
-_FREE = (
-    *("models", "show", "sessions", "queue", "stats", "metrics"),
-    *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
-    *("history", "delete_session", "list_deletions", "list_states", "delete_state"),
-    *("unload", "init_backend", "deinit_backend"),
-)
-"""Calls that read public state or the caller's own, or release the caller's resources.
-`Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.
-"""
 
-NEEDS: dict[str, Right | None] = {
-    **dict.fromkeys(_USE, Right.USE),
-    **dict.fromkeys(_MANAGE, Right.MANAGE),
-    **dict.fromkeys(_FREE, None),
-    "drain": Right.DRAIN,
-    "exchange_served": Right.DELEGATE,
-}
-"""The right that each call needs; with `all`, `sessions` and `queue` need `SEE_ALL`."""
-
-
-def right_for(call: str, params: Any) -> Right | None:
-    """Return the right that a call needs; a call without an entry needs `MANAGE`."""
-    if call in ("sessions", "queue") and params.all:
-        return Right.SEE_ALL
-    return NEEDS.get(call, Right.MANAGE)
+def right_for(row: Call, params: Any) -> Right | None:
+    """Return the right that a call with these params needs."""
+    return Right.SEE_ALL if getattr(params, "all", False) else row.right
 
 
 class Access:
@@ -215,7 +180,7 @@ class Access:
         :raises PermissionDenied: the user lacks one of them.
         """
         rights = self.rights_of_connection(request.connection)
-        right = right_for(request.call, request.params)
+        right = right_for(request.row, request.params)
         if right is not None and right not in rights.allowed:
             raise _denied(request.connection, right, MEANINGS[right])
         priority = PRIORITIES.get(getattr(request.params, "priority", ""))

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from ...ipc.messages import Right
 from ...scheduler import PRIORITIES, PRIORITY_MAX
 from ...sessions import Quota
 from ..config.access_settings import (
     MEMBER_PRIORITY_MAX,
     MEMBER_RIGHTS,
-    Right,
     Rule,
     SharedState,
 )

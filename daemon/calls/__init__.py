@@ -1,10 +1,15 @@
 """The calls of the protocol, one function each, by subject.
 
-Each function takes the daemon and a request and returns a result struct of `ipc.messages`, or
-raises an error of the tree. A module's `CALLS` are its functions that have the name of a call.
-`IMMEDIATE_CALLS` are those that never wait: the daemon runs them without a task.
+Each function has the name of its call, takes the daemon and a request, and returns a result struct
+of `ipc.messages`, or raises an error of the tree. A function that is not a coroutine never waits:
+the daemon runs it without a task.
 """
 
+from inspect import getmodule, iscoroutinefunction, isfunction, signature
+from types import ModuleType
+from typing import Any
+
+from ...ipc.messages import CALLS
 from ..core import CallTable, ImmediateCallTable
 from . import (
     contexts,
@@ -17,27 +22,38 @@ from . import (
     turns,
 )
 from .models import graphs, model_operations
-from .models.residency_requests import admitted
-from .place_waits import with_place
+from .running import with_waits
 from .transfers import copies, model_transfers, moving
-from .turn_failures import with_failure
 
 __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 
-_NAMED = (
-    *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *several_answers.CALLS, *texts.CALLS),
-    *(*session_operations.CALLS, *states.CALLS, *model_operations.CALLS, *monitoring.CALLS),
-    *moving.CALLS,
-    *(*copies.CALLS, *model_transfers.CALLS, *fair_share.CALLS),
+_MODULES = (
+    *(graphs, contexts, turns, several_answers, texts, session_operations, states),
+    *(model_operations, monitoring, moving, copies, model_transfers, fair_share),
 )
-_CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
-    "prompt_init": contexts.init_execution_context,
-    "close_execution_context": contexts.finalize_execution_context,
-    "load_by_name_with_config": graphs.load_by_name,
-    "unpin": model_operations.pin,
+
+
+def _is_call(function: Any, module: ModuleType) -> bool:
+    """Return whether a value in a module is a public function of the daemon and a request alone."""
+    if not isfunction(function) or getmodule(function) is not module:
+        return False
+    return tuple(signature(function).parameters) == ("daemon", "request")
+
+
+_functions = {
+    name: value
+    for module in _MODULES
+    for name, value in vars(module).items()
+    if not name.startswith("_") and _is_call(value, module)
 }
+if _functions.keys() != CALLS.keys():
+    raise TypeError(f"without a row or a function: {sorted(_functions.keys() ^ CALLS.keys())}")
+
 ALL_CALLS: CallTable = {
-    name: with_failure(name, with_place(name, admitted(name, call)))
-    for name, call in _CALLS.items()
+    name: with_waits(CALLS[name], function)
+    for name, function in _functions.items()
+    if iscoroutinefunction(function)
 }
-IMMEDIATE_CALLS: ImmediateCallTable = {call.__name__: call for call in contexts.IMMEDIATE_CALLS}
+IMMEDIATE_CALLS: ImmediateCallTable = {
+    name: function for name, function in _functions.items() if name not in ALL_CALLS
+}

@@ -123,6 +123,9 @@ async def init_execution_context(daemon: Daemon, request: Request) -> w.ContextR
     return w.ContextResult(context=session.handle, attached=attached)
 
 
+prompt_init = init_execution_context
+
+
 async def init_execution_context_with_session_id(
     daemon: Daemon, request: Request
 ) -> w.ContextResult:
@@ -185,6 +188,9 @@ async def finalize_execution_context(daemon: Daemon, request: Request) -> w.Empt
     else:
         await daemon.sessions.close_session(session)
     return w.Empty()
+
+
+close_execution_context = finalize_execution_context
 
 
 async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
@@ -260,11 +266,3 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)
     return result
-
-
-CALLS = (
-    *(init_execution_context, init_execution_context_with_session_id, set_input),
-    *(fini_single, finalize_execution_context, compute, compute_single),
-    *(prompt_compute, run_inference),
-)
-IMMEDIATE_CALLS = (get_output, get_output_single)

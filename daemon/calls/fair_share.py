@@ -46,6 +46,3 @@ async def exchange_served(daemon: Daemon, request: Request) -> w.ExchangeServedR
                 known = {numbers[user]: n for user, n in tokens.items() if user in numbers}
                 group.start_soon(exchange, model.name, worker, known)
     return w.ExchangeServedResult(served=served)
-
-
-CALLS = (exchange_served,)

@@ -310,6 +310,3 @@ async def drain(daemon: Daemon, request: Request) -> w.DrainResult:
         return w.DrainResult()
     await daemon.drain(daemon.config.shutdown_grace_s)
     return w.DrainResult()
-
-
-CALLS = (sessions, queue, stats, metrics, log_level, drain)

@@ -256,10 +256,3 @@ async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionRes
         )
     await daemon.sessions.delete_session(daemon.session(request))
     return w.DeleteSessionResult(deleted=True)
-
-
-CALLS = (
-    *(cancel, park, reset, set_options, parameters),
-    *(fork_session, rewind, history, delete_session),
-    *(update_session, restore_session, list_deletions),
-)

@@ -123,6 +123,3 @@ class _Answers:
             scores_prompt=number == 0,
         )
         return turn_options(p, options)
-
-
-CALLS = (answers,)

@@ -72,6 +72,3 @@ async def delete_state(daemon: Daemon, request: Request) -> w.DeleteStateResult:
     """Delete a state and its KV state; return when they are deleted."""
     deleted = await daemon.states.delete_state(request.owner, request.params.name)
     return w.DeleteStateResult(deleted=deleted)
-
-
-CALLS = (save_state, list_states, delete_state)

@@ -309,6 +309,3 @@ def _embedding_of(turn: Turn) -> Embedded:
     if turn.embedding is None:
         raise InferdError("a turn has ended without an embedding")
     return turn.embedding
-
-
-CALLS = (tokenize, detokenize, apply_template, embed)

@@ -257,6 +257,3 @@ async def add_input(
     if p.raw:
         return await session.input.add_text(p.prompt.encode(), p.options)
     return await session.input.add_messages([{"role": "user", "content": p.prompt}], p.options)
-
-
-CALLS = (stream, chat, resume)

@@ -10,13 +10,13 @@ import hashlib
 import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
 from ...backends.errors import InvalidArgument
 from ...backends.params import as_whole, nearest
 from ...backends.texts.shorten import shorten
+from ...ipc.messages.calls import Right
 from ...ipc.names import OWN_USER, check_label, is_user_name
 from ...ipc.priorities import Priority
 from .declaration import (
@@ -64,16 +64,6 @@ class SharedState(NamedTuple):
     def numbered_name(self) -> str:
         """The name with the owner's number."""
         return f"{self.user}/{self.name.partition('/')[2]}"
-
-
-class Right(StrEnum):
-    """A right that a rule may grant."""
-
-    USE = "use"
-    MANAGE = "manage"
-    SEE_ALL = "see-all"
-    DRAIN = "drain"
-    DELEGATE = "delegate"
 
 
 MEMBER_RIGHTS = frozenset({Right.USE})

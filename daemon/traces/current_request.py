@@ -8,24 +8,7 @@ from contextvars import ContextVar
 from ...ipc.server.request import Request
 from ...sessions import Turn
 from ..residency.residency import ResidencyRequest
-from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
-
-TOKEN_CALL = "compute_single"
-"""The call that returns one token on demand."""
-OPERATIONS = {
-    "answers": CHAT,
-    "chat": CHAT,
-    "compute": COMPLETION,
-    TOKEN_CALL: COMPLETION,
-    "embed": EMBEDDINGS,
-    "prompt_compute": COMPLETION,
-    "resume": CHAT,
-    "run_inference": CHAT,
-    "stream": CHAT,
-}
-"""The calls that start turns, with the operation that is assumed until a turn has started.
-`calls.models.residency_requests` names the calls that wait for their model; a test compares both.
-"""
+from .spans import COMPLETION, RequestFacts, TurnFacts
 
 
 class TracedRequest:
@@ -36,9 +19,10 @@ class TracedRequest:
         is_ids = getattr(params, "prompt_tokens", None) is not None
         raw = (is_ids or getattr(params, "raw", False)) and params.messages is None
         self.parent: str = params.traceparent
+        assumed = request.row.operation
         self.facts = RequestFacts(
             call=request.call,
-            operation=COMPLETION if raw else OPERATIONS[request.call],
+            operation=COMPLETION if raw or assumed is None else assumed.value,
             began_at=time.monotonic(),
             ended_at=0.0,
             model=model,

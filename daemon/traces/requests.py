@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError
+from ...ipc.messages import CALLS, Starts
 from ...ipc.server.request import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
 from ..models.model import Lease
-from .current_request import OPERATIONS, TOKEN_CALL, TracedRequest, current_request
+from .current_request import TracedRequest, current_request
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class RequestTracer:
     def attach(self, daemon: Daemon) -> None:
         """Trace the requests of *daemon* that start turns, from now on."""
         daemon.ledger.turn_listeners.append(self)
-        calls = daemon.calls
-        daemon.calls = calls | {
-            name: partial(self._call, calls[name]) for name in OPERATIONS.keys() & calls.keys()
+        daemon.calls = {
+            name: call if CALLS[name].starts is None else partial(self._call, call)
+            for name, call in daemon.calls.items()
         }
 
     async def _call(self, call: Callable[..., Any], daemon: Daemon, request: Request) -> Any:
@@ -130,7 +131,7 @@ def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
 
 def _ends_earlier_turn(request: Request, session: Session | None, exc: BaseException) -> bool:
     """Return whether *exc* only reports the end of a turn that an earlier call started."""
-    if request.call != TOKEN_CALL:
+    if request.row.starts is not Starts.TOKEN:
         return False
     turn = None if session is None else session.turn
     known = isinstance(exc, EndOfSequence | ContextFull) or not isinstance(exc, InferdError)

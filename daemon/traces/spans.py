@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...backends.params import SamplingParams
+from ...ipc.messages import Operation
 from ...scheduler import Priority
 from ...scheduler.messages import TurnStats
 
-CHAT, COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
-"""The operations, by their names in the conventions."""
+CHAT, COMPLETION = Operation.CHAT.value, Operation.COMPLETION.value
+EMBEDDINGS = Operation.EMBEDDINGS.value
 PROVIDER = "inferd"
 UNFINISHED = "error"
 """The finish reason of an answer that failed."""

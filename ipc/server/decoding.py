@@ -115,10 +115,11 @@ def decode_request(
         cause = _TYPES.sub(lambda match: _WIRE_NAMES[match[1]], str(exc))
         raise InvalidArgument(f"the params do not match the call: {cause}") from None
     request = Request(connection, number, call, params)
-    parts = _parts_with_descriptors(params)
-    request.descriptors += connection.descriptors.claim(len(parts))
-    for part, descriptor in zip(parts, request.descriptors, strict=True):
-        part.fd = descriptor
+    if request.row.has_descriptors:
+        parts = _parts_with_descriptors(params)
+        request.descriptors += connection.descriptors.claim(len(parts))
+        for part, descriptor in zip(parts, request.descriptors, strict=True):
+            part.fd = descriptor
     return request
 
 

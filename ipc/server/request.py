@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from ...scheduler.owner import Owner
-from ..messages import CREDIT_MAX, Kind
+from ..messages import CALLS, CREDIT_MAX, Kind
 from .request_bytes import Charge
 from .server_connection import ServerConnection
 
@@ -22,6 +22,7 @@ class Request:
 
     def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
+        self.row = CALLS[call]
         self.uid = connection.uid
         self.descriptors: list[int] = []
         """Descriptors passed with the frame. They are closed with the request, except those that

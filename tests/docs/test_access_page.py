@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.access.rights import NEEDS
 from inferd.daemon.access.rules import MEMBER, OPERATOR, Rights, rights_of
-from inferd.daemon.config.access_settings import Right
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
 from inferd.ipc.http.listen_address import LOOPBACK
+from inferd.ipc.messages import CALLS as ROWS
+from inferd.ipc.messages import Right
 from inferd.scheduler.priority import Priority
 from tests.daemon.systemd_tools import SYSTEMD, directives
 
@@ -88,8 +88,8 @@ def test_the_rights_and_the_calls_that_need_none_are_named() -> None:
     manage = re.search(r"\*manage\*: (.*?)\.\n", CALLS, re.DOTALL)
     free = re.search(r"These calls need no right: (.*?)\.\s+A", CALLS, re.DOTALL)
     assert manage and free
-    assert names_in(manage[1]) == {call for call, right in NEEDS.items() if right is Right.MANAGE}
-    assert names_in(free[1]) == {call for call, right in NEEDS.items() if right is None}
+    assert names_in(manage[1]) == {name for name, row in ROWS.items() if row.right is Right.MANAGE}
+    assert names_in(free[1]) == {name for name, row in ROWS.items() if row.right is None}
     for right in Right:
         assert f"`{right}`" in USERS
 

@@ -147,6 +147,9 @@ async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
     )
 
 
+load_by_name_with_config = load_by_name
+
+
 async def _open_graph(
     daemon: Daemon, request: Request, lease: Lease, options: Options
 ) -> w.GraphResult:
@@ -264,6 +267,3 @@ async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
         await daemon.sessions.close_session(session)
     daemon.graphs.close_graphs(request.connection)
     return w.Empty()
-
-
-CALLS = (load, load_by_name, unload, init_backend, deinit_backend)

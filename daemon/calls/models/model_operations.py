@@ -61,8 +61,14 @@ async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def pin(daemon: Daemon, request: Request) -> w.Empty:
-    """Pin a model, or unpin it (the call `unpin`)."""
-    daemon.registry.pin_model(request.params.name, request.owner.user, pinned=request.call == "pin")
+    """Pin a model."""
+    daemon.registry.pin_model(request.params.name, request.owner.user, pinned=True)
+    return w.Empty()
+
+
+async def unpin(daemon: Daemon, request: Request) -> w.Empty:
+    """Unpin a model."""
+    daemon.registry.pin_model(request.params.name, request.owner.user, pinned=False)
     return w.Empty()
 
 
@@ -94,6 +100,3 @@ async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
     model = daemon.registry.catalog.get(p.name, request.owner.user)
     await model_adapters.remove_adapter(daemon.registry, model, p.adapter, force=p.force)
     return w.Empty()
-
-
-CALLS = (models, show, unload_model, pin, swap, add_adapter, remove_adapter)

@@ -83,6 +83,3 @@ async def _owner(daemon: Daemon, request: Request, on_behalf_of: str, label: str
     if on_behalf_of:
         user = await daemon.connections.access.identify(request.connection, on_behalf_of)
     return Owner(user, label)
-
-
-CALLS = (read_copy, store_copy)

@@ -137,6 +137,3 @@ async def copy_model(daemon: Daemon, request: Request) -> w.CopyModelResult:
         "this is a daemon, and not a fleet with nodes",
         hint="name the socket of `inferd fleet serve`",
     )
-
-
-CALLS = (add_model, export_model, import_model, end_model_transfer, copy_model)

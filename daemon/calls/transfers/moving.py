@@ -207,6 +207,3 @@ async def end_transfer(daemon: Daemon, request: Request) -> w.Empty:
     p: w.EndTransferParams = request.params
     await daemon.sessions.moving.end_transfer(p.transfer, p.outcome, request.connection)
     return w.Empty()
-
-
-CALLS = (export_session, import_session, end_transfer)

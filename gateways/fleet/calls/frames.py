@@ -15,8 +15,8 @@ import msgspec
 from ....backends.errors import InvalidArgument, ProtocolError
 from ....backends.params import as_whole
 from ....ipc.messages import Kind
+from ....ipc.messages.calls import SESSION
 from ....wire.frames import pack_frame
-from .routes import SESSION
 
 MESSAGE_ITEMS_MAX = 16
 """Items of a message's array, as in the daemon."""

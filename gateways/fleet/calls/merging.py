@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from .routes import SESSION
+import msgspec
+
+from ....ipc.messages import CALLS, Call, Merge
+from ....ipc.messages.calls import SESSION
 
 Result: TypeAlias = dict[str, Any]
 Results: TypeAlias = Mapping[str, Result]
@@ -31,12 +34,16 @@ OWN = (*SUMMED, "instance", "pid", "uptime_s")
 
 def merge_results(call: str, results: Results, map_context: ContextMap) -> Result:
     """Return one result for the *results* of a call, of which there is at least one."""
-    merge = _MERGES.get(call)
-    if merge is not None:
-        return merge(results)
-    if call in _LISTS:
-        return _joined(_LISTS[call], results, map_context)
-    node, first = next(iter(results.items()))
+    row, (node, first) = CALLS[call], next(iter(results.items()))
+    match row.merge:
+        case Merge.MODELS:
+            return _models(results)
+        case Merge.STATISTICS:
+            return _statistics(results)
+        case Merge.LISTS:
+            return _lists(row, results, map_context)
+        case Merge.ANY:
+            return {key: any(result[key] for result in results.values()) for key in first}
     if SESSION in first:
         session = {**first[SESSION], "node": node}
         if session["context"] is not None:
@@ -45,16 +52,29 @@ def merge_results(call: str, results: Results, map_context: ContextMap) -> Resul
     return dict(first)
 
 
-def _joined(key: str, results: Results, map_context: ContextMap) -> Result:
-    entries = [{**entry, "node": node} for node, result in results.items() for entry in result[key]]
-    for entry in entries:
-        if entry.get("context") is not None:
-            entry["context"] = map_context(entry["node"], entry["context"])
-    if key == "tasks":
-        entries.sort(key=lambda task: (task["model"], task["node"]))  # each node's order stays
-    if key == "deletions":
-        entries.sort(key=lambda note: -note["at"])
-    return {key: entries, **(_sessions(results) if key == "sessions" else {})}
+def _lists(row: Call, results: Results, map_context: ContextMap) -> Result:
+    """Return the list of all nodes, and the sum of each further number, or the least time."""
+    merged: Result = {}
+    for field in msgspec.structs.fields(row.result):
+        name = field.name
+        values = [(node, result[name]) for node, result in results.items() if name in result]
+        if field.type is int:
+            merged[name] = sum(value for _, value in values)
+        elif field.type is float:
+            merged[name] = min((value for _, value in values), default=0.0)
+        else:
+            entries = [{**entry, "node": node} for node, value in values for entry in value]
+            merged[name] = _sorted(name, entries)
+            for entry in entries:
+                if entry.get("context") is not None:
+                    entry["context"] = map_context(entry["node"], entry["context"])
+    return merged
+
+
+def _sorted(name: str, entries: list[Result]) -> list[Result]:
+    if name == "tasks":
+        return sorted(entries, key=lambda task: (task["model"], task["node"]))  # each node's order
+    return sorted(entries, key=lambda note: -note["at"]) if name == "deletions" else entries
 
 
 def _models(results: Results) -> Result:
@@ -78,7 +98,7 @@ def _one_model(entries: list[Result]) -> Result:
     return {**best, **sums, "node": best["node"], "nodes": entries}
 
 
-def _stats(results: Results) -> Result:
+def _statistics(results: Results) -> Result:
     by_node = {node: result["stats"] for node, result in results.items()}
     first = next(iter(by_node.values()))
     merged = dict(first)
@@ -109,34 +129,6 @@ def _metrics(by_node: Mapping[str, Result]) -> dict[str, list[Result]]:
         for family, samples in stats["metrics"].items():
             families.setdefault(family, []).extend({**s, "node": node} for s in samples)
     return families
-
-
-def _any(key: str) -> Callable[[Results], Result]:
-    return lambda results: {key: any(result[key] for result in results.values())}
-
-
-def _sessions(results: Results) -> Result:
-    """Return the numbers of dormant sessions of all nodes, and the shortest of their ages."""
-    parts = results.values()
-    summed = ("dormant_sessions", "dormant_sessions_max")
-    counts = {name: sum(part.get(name, 0) for part in parts) for name in summed}
-    ages_s = [part["dormant_s_max"] for part in parts if "dormant_s_max" in part]
-    return {**counts, "dormant_s_max": min(ages_s, default=0.0)}
-
-
-_LISTS = {
-    "sessions": "sessions",
-    "queue": "tasks",
-    "list_states": "states",
-    "list_deletions": "deletions",
-}
-_MERGES: Mapping[str, Callable[[Results], Result]] = {
-    "models": _models,
-    "show": _models,
-    "stats": _stats,
-    "delete_session": _any("deleted"),
-    "delete_state": _any("deleted"),
-}
 
 
 def session_homes(results: Results) -> Iterable[tuple[str, str, str]]:

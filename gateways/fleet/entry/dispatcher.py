@@ -19,7 +19,7 @@ from ....backends.errors import (
     ShuttingDown,
     UnsupportedOperation,
 )
-from ....ipc.messages import Kind
+from ....ipc.messages import ContextUse, Kind, Route
 from ....wire.nesting import check_shape
 from ..calls.descriptors import count_descriptors, model_refused
 from ..calls.frames import (
@@ -32,7 +32,7 @@ from ..calls.frames import (
     raw_of,
     request_of,
 )
-from ..calls.routes import Route, route_of
+from ..calls.routes import row_of
 from .clients.client import ClientRequest, FleetClient, without_shutdown
 from .clients.connection import ClientConnection
 from .placing.leases import close_context
@@ -43,12 +43,13 @@ from .placing.waiting_turns import WaitingTurn
 from .several_nodes.copying import copy_model
 from .several_nodes.gathering import (
     call_all,
-    call_connected,
     call_for_session,
+    configure_backend,
+    end_backend,
     read_metrics,
     unload_graph,
 )
-from .several_nodes.rolling import call_for_model
+from .several_nodes.rolling import call_for_model, swap_model
 
 log = logging.getLogger(__name__)
 
@@ -60,21 +61,16 @@ TASKS: Mapping[Route, Work] = {
     Route.LEASES: unload_graph,
     Route.SESSION: call_for_session,
     Route.MODEL: call_for_model,
+    Route.SWAP: swap_model,
     Route.ALL: call_all,
-    Route.CONNECTED: call_connected,
+    Route.DRAIN: call_all,
+    Route.CONFIGURE: configure_backend,
+    Route.END_BACKEND: end_backend,
     Route.ENTRY: read_metrics,
     Route.COPY: copy_model,
 }
 """Routes whose requests run as tasks; the others are sent on at once."""
-WHILE_STOPPING = frozenset(
-    (
-        *("cancel", "drain", "finalize_execution_context", "get_output", "metrics", "queue"),
-        *("stats", "unload"),
-    )
-)
-"""Calls that are still served while the entry stops."""
 TRUE = raw_of(True)
-CLOSING = frozenset(("finalize_execution_context", "close_execution_context", "delete_session"))
 
 
 class Dispatcher:
@@ -118,18 +114,18 @@ class Dispatcher:
                 )
             check_shape(message.body)
             call, params = request_of(message)
-            if self._client.fleet.stopping.is_set() and call not in WHILE_STOPPING:
+            row = row_of(call, params)
+            if self._client.fleet.stopping.is_set() and not (row and row.while_stopping):
                 raise ShuttingDown("the fleet's entry stops, and accepts no new requests")
-            route = route_of(call, params)
-            if route is None or route.route is Route.NONE:
+            if row is None or row.route is Route.NONE:
                 raise UnsupportedOperation(f"there is no call {call[:50]!r}")
-            needed = count_descriptors(message.items[3]) if route.has_tensors else 0
+            needed = count_descriptors(message.items[3]) if row.has_descriptors else 0
             descriptors = passed.claim(needed)
-            if descriptors and route.route not in (Route.CONTEXT, Route.LOAD):
+            if descriptors and row.route not in (Route.CONTEXT, Route.LOAD):
                 passed.close_claimed(descriptors)
                 raise model_refused()
-            request = requests[number] = ClientRequest(number, call, route)
-            if descriptors and route.route is Route.LOAD:
+            request = requests[number] = ClientRequest(number, call, row)
+            if descriptors and row.route is Route.LOAD:
                 work = partial(load_passed, passed, descriptors)
                 self._client.group.start_soon(self._run, work, request, params)
             elif descriptors:
@@ -180,10 +176,11 @@ class Dispatcher:
             self._connection.resume(self)
 
     def _dispatch(self, request: ClientRequest, params: Fields) -> None:
-        route = request.route.route
-        if request.call == "drain" and params.get("stop") == TRUE:
+        route = request.row.route
+        assert route is not None, "the row is complete"
+        if route is Route.DRAIN and params.get("stop") == TRUE:
             self._stop_entry(request)
-        elif request.call == "drain" and (is_given(params, "node") or is_given(params, "undo")):
+        elif route is Route.DRAIN and (is_given(params, "node") or is_given(params, "undo")):
             client = self._client
             client.group.start_soon(self._run, client.fleet.drain_node, request, params)
         elif route is Route.CONTEXT or (route is Route.SESSION and is_given(params, "context")):
@@ -213,11 +210,11 @@ class Dispatcher:
         if first is not None and first.move is not None:
             client.group.start_soon(self._forward_after, first.move, first, params)
             return
-        if request.call == "fork_session":
+        if "contexts" in request.row.handles_in_result:
             source = client.contexts.find(params)
             if source is not None:
                 request.on_result = partial(note_branches, client, params, source)
-        elif request.call in CLOSING:
+        elif request.row.context is ContextUse.END:
             handle = integer_in(params, "context")
             request.on_result = lambda _: close_context(client, handle)
         client.forward_to_context(request, params)

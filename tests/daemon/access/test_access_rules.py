@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inferd.daemon.access.rights import NEEDS, Access, right_for
+from inferd.daemon.access.rights import Access, right_for
 from inferd.daemon.access.rules import (
     MEANINGS,
     MEMBER,
@@ -19,8 +19,8 @@ from inferd.daemon.access.rules import (
     rights_of,
 )
 from inferd.daemon.access.user_groups import UserGroups
-from inferd.daemon.config.access_settings import Right, Rule, SharedState
-from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
+from inferd.daemon.config.access_settings import Rule, SharedState
+from inferd.ipc.messages import CALLS, QueueParams, Right, SessionsParams
 from inferd.scheduler import PRIORITIES, Priority
 from inferd.sessions import Quota
 from tests.daemon.other_users import Stranger
@@ -132,8 +132,7 @@ def test_a_rule_may_allow_nothing() -> None:
     assert rights_of([Rule(name="r", allow=frozenset())], ADA, (), OWN).allowed == frozenset()
 
 
-def test_every_call_says_which_right_it_takes() -> None:
-    assert set(NEEDS) == set(CALLS)
+def test_every_right_has_a_meaning() -> None:
     assert set(MEANINGS) == set(Right)
 
 
@@ -161,7 +160,7 @@ OPERATORS = {
 
 
 def test_what_changes_things_for_all_takes_more_than_using_them() -> None:
-    reported = {call: right for call, right in NEEDS.items() if right not in (None, Right.USE)}
+    reported = {name: c.right for name, c in CALLS.items() if c.right not in (None, Right.USE)}
     assert reported == OPERATORS
 
 
@@ -169,12 +168,8 @@ def test_what_changes_things_for_all_takes_more_than_using_them() -> None:
 def test_a_list_takes_a_right_where_it_is_of_all_users(
     call: str, params: type[SessionsParams] | type[QueueParams]
 ) -> None:
-    assert right_for(call, params(all=True)) is Right.SEE_ALL
-    assert right_for(call, params()) is None
-
-
-def test_a_call_that_nobody_has_judged_takes_the_operators_right() -> None:
-    assert right_for("brand_new", None) is Right.MANAGE
+    assert right_for(CALLS[call], params(all=True)) is Right.SEE_ALL
+    assert right_for(CALLS[call], params()) is None
 
 
 def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> None:

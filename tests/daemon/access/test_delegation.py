@@ -20,7 +20,8 @@ from inferd.backends.errors import (
 )
 from inferd.daemon.access.delegation import find_user, identify_user
 from inferd.daemon.access.rules import MEMBER, OPERATOR, delegated_rights
-from inferd.daemon.config.access_settings import OWN_USERS_MIN, Right
+from inferd.daemon.config.access_settings import OWN_USERS_MIN
+from inferd.ipc.messages import Right
 from inferd.ipc.server.descriptors import client_descriptors
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all

@@ -13,7 +13,8 @@ import pytest
 from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
 from inferd.cli.monitoring.top.screen import Top
 from inferd.daemon.access.rights import Access
-from inferd.daemon.config.access_settings import Right, Rule
+from inferd.daemon.config.access_settings import Rule
+from inferd.ipc.messages import Right
 from inferd.ipc.server.server_connection import ServerConnection
 from inferd.scheduler import Owner
 from inferd.testing import RunningDaemon

@@ -14,13 +14,13 @@ from inferd.daemon.config.access_settings import (
     ACCESS_KEYS,
     NAMES_MAX,
     RULES_MAX,
-    Right,
     Rule,
     SharedState,
 )
 from inferd.daemon.config.forms import MODE, group_default
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import ConfigError, load_config
+from inferd.ipc.messages import Right
 from inferd.ipc.paths import SYSTEM_SOCKET
 
 ROOT = pwd.getpwuid(0).pw_name

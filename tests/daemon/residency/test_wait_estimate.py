@@ -11,11 +11,12 @@ import pytest
 
 from inferd.backends.errors import Busy
 from inferd.backends.params import Options
-from inferd.daemon.calls.models.residency_requests import admitted
+from inferd.daemon.calls.running import with_waits
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.daemon.models.specs import spec_of
+from inferd.ipc.messages import CALLS
 from inferd.scheduler import Owner
 from inferd.sessions.admission.bounds import Ticket
 from tests.daemon.other_users import Stranger
@@ -43,11 +44,11 @@ async def ticket_for(daemon: Daemon, name: str, monkeypatch: pytest.MonkeyPatch)
         pass
     params = SimpleNamespace(graph=graph.handle, priority="", queue_timeout_s=0.0, timeout_s=0.0)
     request: Any = SimpleNamespace(
-        call="embed", params=params, connection=connection, owner=Owner(1)
+        row=CALLS["embed"], params=params, connection=connection, owner=Owner(1)
     )
     monkeypatch.setattr(daemon.ledger, "add_ticket", refuse)
     with pytest.raises(Busy):
-        await admitted("embed", compute)(daemon, request)
+        await with_waits(CALLS["embed"], compute)(daemon, request)
     return held[0]
 
 

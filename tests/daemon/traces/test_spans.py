@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from inferd.daemon.calls.models.residency_requests import TURN_CALLS
 from inferd.daemon.config.sources import ConfigError, load_config
-from inferd.daemon.traces.current_request import OPERATIONS
 from inferd.daemon.traces.export import FileExporter
 from inferd.daemon.traces.spans import CHAT, EMBEDDINGS, RequestFacts, Span, TurnFacts, spans_of
 from inferd.daemon.traces.target import TARGET_CHARACTERS_MAX, Target, parse_target
@@ -26,10 +24,6 @@ def request(*turns: TurnFacts, operation: str = CHAT, error: str | None = None) 
 
 def times(spans: list[Span]) -> list[tuple[str, float, float]]:
     return [(span.name, span.began_at, span.ended_at) for span in spans]
-
-
-def test_the_calls_that_start_turns_are_traced() -> None:
-    assert OPERATIONS.keys() == TURN_CALLS
 
 
 def test_phases_are_consecutive() -> None:

@@ -16,11 +16,10 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import Cancelled, InferdError
 from inferd.gateways.fleet.calls.frames import frame_of, open_message
-from inferd.gateways.fleet.calls.routes import route_of
 from inferd.gateways.fleet.entry.clients.client import ClientRequest, FleetClient
 from inferd.gateways.fleet.entry.placing.homes import FleetUser
 from inferd.gateways.fleet.entry.placing.waiting_turns import Withdrawal
-from inferd.ipc.messages import ClientHello, Kind
+from inferd.ipc.messages import CALLS, ClientHello, Kind
 from inferd.ipc.priorities import Priority
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
@@ -219,9 +218,7 @@ async def test_an_answer_that_was_held_back_is_sent_at_once() -> None:
     anything: Any = Socket()
     hello = ClientHello(protocol=(1, 0), software="test")
     client = FleetClient(fleet, anything, FleetUser("u", ""), hello, cast(Any, None))
-    route = route_of("chat", ())
-    assert route is not None
-    request = client.requests[1] = ClientRequest(1, "chat", route)
+    request = client.requests[1] = ClientRequest(1, "chat", CALLS["chat"])
     upstream: Any = SimpleNamespace(lost=None, node="a")
     request.upstream, request.withdrawal = upstream, Withdrawal()
     reply = msgspec.msgpack.encode([int(Kind.REPLY), 1, {"text": b"x"}])

@@ -23,7 +23,7 @@ from .....backends.errors import (
     ShuttingDown,
     error_from_wire,
 )
-from .....ipc.messages import CREDIT_MAX, ClientHello, CopiedChange, Kind
+from .....ipc.messages import CREDIT_MAX, Call, ClientHello, CopiedChange, Kind
 from .....wire.frames import HEADER_BYTES, pack_frame
 from ...calls.frames import (
     Fields,
@@ -36,7 +36,6 @@ from ...calls.frames import (
     with_handle,
     with_mapped_handles,
 )
-from ...calls.routes import CallRoute
 from ...copies.pending import PendingChange, call_after
 from ...link import ContentKind
 from ...routing.choice import node_unreachable
@@ -183,8 +182,8 @@ class RequestWithdrawal(Protocol):
 class ClientRequest:
     """A request of a client under way, on one node or as a task of the entry."""
 
-    def __init__(self, number: int, call: str, route: CallRoute):
-        self.number, self.call, self.route = number, call, route
+    def __init__(self, number: int, call: str, row: Call):
+        self.number, self.call, self.row = number, call, row
         self.upstream: Upstream | None = None
         self.scope = anyio.CancelScope()
         self.turns: OwnTurns | None = None
@@ -315,7 +314,7 @@ class FleetClient:
         request.context = handle = integer_in(params, "context")
         context = self.contexts.find(params)
         request.session_id = "" if context is None else context.session_id
-        if request.route.has_turn and context is not None:
+        if request.row.starts_on_context and context is not None:
             request.turns = self.fleet.nodes.turns_of(context.node)
             request.turns.drop_opened((self, handle))
             request.turns.begin_turn(request, context.kind, time.monotonic())
@@ -407,8 +406,8 @@ class FleetClient:
         elif message.kind == Kind.ERROR:
             error = error_from_wire(values_of(message.items[2]))
             self.fail(request.number, without_shutdown(error))
-        elif request.route.in_result or request.on_result is not None:
-            result = self.mapped(upstream, message.items[2], request.route.in_result)
+        elif request.row.handles_in_result or request.on_result is not None:
+            result = self.mapped(upstream, message.items[2], request.row.handles_in_result)
             self.reply(request, result)
         else:
             self._socket.add_frame(frame_of(message.body))
@@ -442,8 +441,8 @@ class FleetClient:
     def pass_event(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
         """Pass an event to the client."""
         request.has_tokens = request.has_tokens or is_part_of_answer(message)
-        if request.route.in_events:
-            event = self.mapped(upstream, message.items[2], request.route.in_events)
+        if request.row.handles_in_events:
+            event = self.mapped(upstream, message.items[2], request.row.handles_in_events)
             self._socket.add_frame(pack_frame([int(Kind.EVENT), request.number, event]))
         else:
             self._socket.add_frame(frame_of(message.body))

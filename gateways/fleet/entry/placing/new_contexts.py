@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from .....backends.errors import InferdError, InvalidArgument
+from .....ipc.messages import Starts
 from ...calls.frames import Fields, integer_in, is_given, raw_of, with_handle
 from ...calls.prompts import is_setup, prompt_text, setup_text
 from ...routing.choice import RouteRequest
@@ -32,8 +33,6 @@ is larger for a session with an id, whose move takes more calls.
 """
 OPEN_S_MAX = 2.0
 """Maximum time to open a context, or to copy a session, on another node; after that it stays."""
-SENT_AGAIN = frozenset(("chat", "stream", "prompt_compute", "run_inference", "compute"))
-"""The calls with a whole turn: one prompt, and one answer."""
 SENT_AGAIN_BYTES_MAX = 1 << 20
 
 
@@ -125,7 +124,7 @@ class FirstPrompt:
         self.move: ContextMove | None = None
         """The move of the context before the prompt is sent."""
         size = sum(len(raw) for raw in params.values())
-        self._is_whole_turn = request.call in SENT_AGAIN and size <= SENT_AGAIN_BYTES_MAX
+        self._is_whole_turn = request.row.starts is Starts.TURN and size <= SENT_AGAIN_BYTES_MAX
         self._client, self._blocks = client, blocks
 
     @property
@@ -198,11 +197,11 @@ def begin_request(
     context = client.contexts.find(params)
     if context is None or context.new is None:
         return None
-    prepares = is_setup(request.call, params)
-    if prepares and context.new.add_setup(request.call, params, setup_text(request.call, params)):
+    prepares = is_setup(request.row, params)
+    if prepares and context.new.add_setup(request.call, params, setup_text(params)):
         return None
     client.contexts.note_used(params)
-    text = b"" if prepares else prompt_text(request.call, params)
+    text = b"" if prepares else prompt_text(request.row, params)
     if not text:
         return None
     scope = f"{client.owner.user}\0{context.kind.model}"

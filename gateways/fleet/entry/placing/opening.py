@@ -46,7 +46,6 @@ from .leases import GraphHandle, leased, warm_up_another
 _NORMAL = CLASSES.index("normal")
 _LOAD_ELSEWHERE = (ModelNotFound, LoadFailed, OutOfMemory)
 """Errors of a load on one node that may not occur on another."""
-EMBED = "embed"
 GRAPHS_MAX = 1000
 """Graphs of one connection, as on a daemon."""
 
@@ -169,7 +168,7 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
         result = msgspec.msgpack.decode(raw, type=GraphHandle)
         graph.leases[node], graph.model = result.graph, result.model or graph.model
         client.graphs[client.contexts.client_handle(upstream, result.graph)] = graph
-        return client.mapped(upstream, raw, request.route.in_result)
+        return client.mapped(upstream, raw, request.row.handles_in_result)
 
     if not nodes.with_model(model) and not nodes.unreachable():
         return await attempt(nodes.reachable()[0])  # which refuses it with the right error
@@ -233,7 +232,7 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
         fleet.recent.put(recent, node)
         if not graph.node:
             warm_up_another(client, graph, node)
-        return client.mapped(upstream, raw, request.route.in_result)
+        return client.mapped(upstream, raw, request.row.handles_in_result)
 
     route = RouteRequest(graph.model, class_of(params), home, fleet.recent.find(recent))
     return await on_best_node(client, route, attempt, request)
@@ -302,12 +301,12 @@ async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fie
         async with leased(client, graph, node) as handle:
             fields = with_handle(params, "graph", handle)
             upstream, raw = await exchange(client, request, node, fields)
-        return client.mapped(upstream, raw, request.route.in_result)
+        return client.mapped(upstream, raw, request.row.handles_in_result)
 
     known = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
     if graph.node:
         return await attempt(graph.node)
-    if known is not None and request.call != EMBED:
+    if known is not None and request.row.starts is None:
         return await attempt(known)
     return await on_best_node(client, RouteRequest(graph.model, class_of(params)), attempt, request)
 

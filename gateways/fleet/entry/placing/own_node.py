@@ -55,7 +55,7 @@ async def load_passed(
         graph = FleetGraph(request.call, params, "", own.name)
         graph.leases[own.name] = msgspec.msgpack.decode(raw, type=GraphHandle).graph
         client.graphs[client.contexts.client_handle(upstream, graph.leases[own.name])] = graph
-        return client.mapped(upstream, raw, request.route.in_result)
+        return client.mapped(upstream, raw, request.row.handles_in_result)
     finally:
         passed.close_claimed(descriptors)
 

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from .....backends.errors import Busy, InferdError, TooLarge
+from .....ipc.messages import ContextUse, Merge
 from .....wire.frames import REPLY_BYTES_MAX
 from ...calls.frames import Fields, number_in, raw_of, text_in, values_of
 from ...calls.merging import merge_results
@@ -63,7 +64,7 @@ async def call_all(client: FleetClient, request: ClientRequest, params: Fields) 
     if not results:
         raise _first(errors)
     merged = merge_results(request.call, results, client.contexts.map_listed)
-    if request.call == "stats":
+    if request.row.merge is Merge.STATISTICS:
         counts = merged["stats"]["nodes"]
         merged["stats"] |= {
             "nodes": {name: counts.get(name, {}) | one for name, one in nodes.describe().items()},
@@ -113,7 +114,7 @@ async def call_for_session(
         )
     if not results:
         raise _first(errors)
-    if request.call == "delete_session":
+    if request.row.context is ContextUse.END:
         session_id = text_in(params, "session_id")
         if not number_in(params, "undo_s"):  # else its node can restore it
             client.fleet.homes.drop(SessionKey(client.owner, session_id))
@@ -122,27 +123,46 @@ async def call_for_session(
     return merge_results(request.call, found or results, client.contexts.map_listed)
 
 
-async def call_connected(
+async def configure_backend(
     client: FleetClient, request: ClientRequest, params: Fields
 ) -> dict[str, Any]:
-    """Configure or end the backend on all nodes to which the client is connected.
+    """Configure the backend on all nodes to which the client is connected, also later.
 
-    A configuration also holds on nodes to which it is connected later.
+    :raises InferdError: a node has refused the configuration.
+    """
+    result, refusals = await _call_connected(client, request, params)
+    if refusals:
+        raise _first(refusals)
+    client.prelude[:] = [(request.call, params)]
+    return result
 
-    :raises InferdError: a node has refused the configuration, or no node has ended the backend.
+
+async def end_backend(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> dict[str, Any]:
+    """End the backend on all nodes to which the client is connected.
+
+    :raises InferdError: no node has ended it.
+    """
+    result, _ = await _call_connected(client, request, params)
+    client.prelude.clear()
+    client.drop_all()
+    return result
+
+
+async def _call_connected(
+    client: FleetClient, request: ClientRequest, params: Fields
+) -> tuple[dict[str, Any], dict[str, InferdError]]:
+    """Return one result, and the errors of nodes that have refused the call.
+
+    :raises InferdError: it failed on all nodes.
     """
     nodes = list(client.upstreams) or client.fleet.nodes.reachable()[:1]
     results, errors = await gather(client, request.call, params, nodes)
     refusals = {node: exc for node, exc in errors.items() if not _is_loss(exc)}
-    ends = request.call == "deinit_backend"
-    if not results or (refusals and not ends):
+    if not results:
         raise _first(refusals or errors)
-    if ends:
-        client.prelude.clear()
-        client.drop_all()
-    else:
-        client.prelude[:] = [(request.call, params)]
-    return next(iter(results.values()))
+    return next(iter(results.values())), refusals
 
 
 async def unload_graph(

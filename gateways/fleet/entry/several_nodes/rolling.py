@@ -13,8 +13,6 @@ from .....backends.errors import InferdError
 from ...calls.frames import Fields, raw_of, text_in, values_of
 from ..clients.client import ClientRequest, FleetClient
 
-SWAP = "swap"
-
 
 async def call_for_model(
     client: FleetClient, request: ClientRequest, params: Fields
@@ -25,9 +23,6 @@ async def call_for_model(
     """
     nodes = client.fleet.nodes
     model = nodes.model_name(text_in(params, "name"))
-    if request.call == SWAP:
-        async with client.fleet.swaps.holding(model):
-            return await _swap(client, model, params)
     result: dict[str, Any] = {}
     done: list[str] = []
     for node in nodes.with_model(model) or nodes.reachable()[:1]:
@@ -40,7 +35,17 @@ async def call_for_model(
     return result
 
 
-async def _swap(client: FleetClient, model: str, params: Fields) -> dict[str, Any]:
+async def swap_model(client: FleetClient, request: ClientRequest, params: Fields) -> dict[str, Any]:
+    """Swap a model on all nodes that have it, or on none.
+
+    :raises InferdError: a node has failed; `data` names it, and the nodes that have succeeded.
+    """
+    model = client.fleet.nodes.model_name(text_in(params, "name"))
+    async with client.fleet.swaps.holding(model):
+        return await _swap(client, model, request.call, params)
+
+
+async def _swap(client: FleetClient, model: str, call: str, params: Fields) -> dict[str, Any]:
     nodes = client.fleet.nodes
     result: dict[str, Any] = {}
     before: dict[str, str] = {}
@@ -48,9 +53,9 @@ async def _swap(client: FleetClient, model: str, params: Fields) -> dict[str, An
         try:
             target = await _target(client, node, model)
             with nodes.swapping(node, model):
-                result = await _call(client, node, SWAP, params)
+                result = await _call(client, node, call, params)
         except InferdError as exc:
-            undone = await _undo_swaps(client, model, params, before)
+            undone = await _undo_swaps(client, model, call, params, before)
             done = [node for node in before if node not in undone]
             exc.data |= {"node": node, "nodes_done": done, "nodes_undone": undone}
             raise
@@ -65,7 +70,7 @@ async def _target(client: FleetClient, node: str, model: str) -> str:
 
 
 async def _undo_swaps(
-    client: FleetClient, model: str, params: Fields, before: Mapping[str, str]
+    client: FleetClient, model: str, call: str, params: Fields, before: Mapping[str, str]
 ) -> list[str]:
     """Swap back the nodes on which the name stood for another model; return those that succeed.
 
@@ -78,7 +83,7 @@ async def _undo_swaps(
         fields = {**params, "to": raw_of(target), "force": raw_of(True)}
         try:
             with client.fleet.nodes.swapping(node, model):
-                await _call(client, node, SWAP, fields)
+                await _call(client, node, call, fields)
         except InferdError:
             continue  # the error of the swap names this node as one that is done
         undone.append(node)

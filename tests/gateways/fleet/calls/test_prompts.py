@@ -8,6 +8,7 @@ import pytest
 
 from inferd.gateways.fleet.calls.frames import Fields, raw_of
 from inferd.gateways.fleet.calls.prompts import is_setup, prompt_text, setup_text
+from inferd.ipc.messages import CALLS
 
 
 def fields(**values: Any) -> Fields:
@@ -31,22 +32,24 @@ CHAT = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "tw
     ],
 )
 def test_every_call_with_a_prompt_is_read(call: str, params: dict[str, Any]) -> None:
-    assert prompt_text(call, fields(context=1, **params)) == b"a prompt"
+    assert prompt_text(CALLS[call], fields(context=1, **params)) == b"a prompt"
 
 
 def test_a_longer_history_begins_like_the_shorter_one() -> None:
-    shorter = prompt_text("chat", fields(messages=CHAT[:1]))
-    longer = prompt_text("chat", fields(messages=CHAT * 10))
+    shorter = prompt_text(CALLS["chat"], fields(messages=CHAT[:1]))
+    longer = prompt_text(CALLS["chat"], fields(messages=CHAT * 10))
     assert shorter and longer.startswith(shorter)
 
 
 def test_tools_come_before_the_messages() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    text = prompt_text("chat", fields(messages=CHAT, options={"tools": tools, "seed": 1}))
+    text = prompt_text(CALLS["chat"], fields(messages=CHAT, options={"tools": tools, "seed": 1}))
     assert text.startswith(bytes(raw_of(tools)))
-    assert text == prompt_text("stream", fields(messages=CHAT, options={"seed": 2, "tools": tools}))
-    assert setup_text("set_options", fields(options={"tools": tools})) == bytes(raw_of(tools))
-    assert setup_text("reset", fields(system="Be brief.")) == b"Be brief."
+    assert text == prompt_text(
+        CALLS["stream"], fields(messages=CHAT, options={"seed": 2, "tools": tools})
+    )
+    assert setup_text(fields(options={"tools": tools})) == bytes(raw_of(tools))
+    assert setup_text(fields(system="Be brief.")) == b"Be brief."
 
 
 @pytest.mark.parametrize(
@@ -64,11 +67,13 @@ def test_tools_come_before_the_messages() -> None:
     ],
 )
 def test_a_request_that_cannot_be_read_has_no_prompt(call: str, params: dict[str, Any]) -> None:
-    assert prompt_text(call, fields(**params)) == b""
+    assert prompt_text(CALLS[call], fields(**params)) == b""
 
 
 def test_calls_that_prepare_a_context_are_known() -> None:
-    assert is_setup("reset", {}) and is_setup("set_options", {})
-    assert is_setup("set_input", fields(index=1)) and not is_setup("set_input", fields(index=0))
-    assert not is_setup("chat", {})
-    assert setup_text("set_options", fields(options=7)) == b""
+    assert is_setup(CALLS["reset"], {}) and is_setup(CALLS["set_options"], {})
+    assert is_setup(CALLS["set_input"], fields(index=1)) and not is_setup(
+        CALLS["set_input"], fields(index=0)
+    )
+    assert not is_setup(CALLS["chat"], {})
+    assert setup_text(fields(options=7)) == b""
