@@ -32,7 +32,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 _FOR_PROGRAMS = re.compile(
     r"[\w.]\((?!s\))"  # a call in Python, such as resume(tokens, text); not the URL http(s)://
@@ -67,6 +67,23 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """It cannot be served as requested, or a bound of the daemon or the user is reached."""
     FAILED = "failed"
+
+
+class ErrorFields(TypedDict):
+    """An error as the protocol sends it."""
+
+    name: str
+    """Its name; never changes once released."""
+    number: int
+    """The name as a number: 0–8 and 100–103 are WasmEdge's, inferd's own begin at 200."""
+    message: str
+    """A description with the values, for people."""
+    hint: str
+    """A remedy, for people."""
+    retryable: bool
+    """Whether the same request may succeed later."""
+    data: dict[str, Any]
+    """Values for programs, as described below."""
 
 
 class InferdError(Exception):
@@ -143,7 +160,7 @@ class InferdError(Exception):
         """The outcome of the call or turn that ends with this error."""
         return self.outcome_default
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> ErrorFields:
         """Return the fields that the protocol sends."""
         return {
             "name": self.name,

@@ -15,6 +15,8 @@ from tools.json_schema_page import page as json_schema_page
 from tools.man_pages import man_pages
 from tools.metrics_page import metrics_page
 from tools.parameters_page import page
+from tools.protocol_page import PAGE as PROTOCOL
+from tools.protocol_page import page as protocol_page
 from tools.python_types import sources as python_sources
 from tools.settings_page import page as settings_page
 from tools.typescript_types import sources as typescript_sources
@@ -37,6 +39,7 @@ def pages() -> dict[Path, str]:
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
         DOCS / "settings.md": settings_page(),
+        PROTOCOL: protocol_page(),
         SECURITY: security_page(),
         WASI_NN: wasi_nn_page(),
         DOCS / "parameters.schema.json": _json(json_schema()),

@@ -1,4 +1,6 @@
-"""The tables and sections of docs/protocol.md."""
+"""The page docs/protocol.md, whose tables of results come from their structs; its tables and
+sections.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ("PAGE", "Field", "Table", "sections", "tables")
+from tools.documented_fields import RESULTS, fields_of
+
+__all__ = ("PAGE", "Field", "Table", "page", "sections", "tables")
 
 PAGE = Path(__file__).parent.parent / "docs" / "protocol.md"
+_MARK = "<!-- `make docs` writes this table -->\n"
+_TABLE = re.compile(f"^{_MARK}(\\| (\\w+) .*\n)(\\|.*\n)*", re.MULTILINE)
+_NAMES = {"Unix"}
+"""Words with a capital at the beginning of a field's documentation."""
+
+
+def page() -> str:
+    """Return the text of docs/protocol.md with current tables of results."""
+    return _TABLE.sub(lambda found: _MARK + found[1] + _rows(found[2]), PAGE.read_text())
+
+
+def _rows(column: str) -> str:
+    rows = (
+        f"| `{field.name}` | {field.type} | {_cell(field.doc)} |\n"
+        for field in fields_of(RESULTS[column])
+    )
+    return "|---|---|---|\n" + "".join(rows)
+
+
+def _cell(doc: str) -> str:
+    """Return a sentence as a phrase in a table."""
+    first, text = doc.split()[0], doc.removesuffix(".").replace("|", "\\|")
+    is_name = first in _NAMES or (first.isupper() and len(first) > 1)
+    return text if is_name else text[0].lower() + text[1:]
 
 
 class Field(NamedTuple):

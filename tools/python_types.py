@@ -1,15 +1,22 @@
-"""Generator of the Python client's typed maps: results, from the tables of docs/protocol.md, and
-parameters, from their table.
+"""Generator of the Python client's typed maps: results, from the structs that the daemon builds,
+and parameters, from their table.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
+import types
+import typing
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from inferd.backends.errors import ErrorFields
+from inferd.backends.gguf import FileFacts
 from inferd.backends.params.parameter_table import PARAMETERS, Kind, Parameter
-from tools.protocol_page import PAGE, Field, tables
+from inferd.ipc.priorities import Priority
+from inferd.wire.metadata import Metadata
+from tools.documented_fields import RESULTS, fields_of
 
 __all__ = ("sources",)
 
@@ -21,56 +28,14 @@ HEADER = '''"""{}
 
 from __future__ import annotations
 '''
-RESULTS = {
-    "error": ("ErrorFields", "An error as the protocol sends it."),
-    "metadata": ("Metadata", "The metadata of a turn that has ended; a plain empty map before."),
-    "file_info": ("FileInfo", "Facts in the header of a model's file."),
-    "model": ("ModelInfo", "A model, as `models` describes it."),
-    "shown": ("ShownModel", "A model, as `show` describes it."),
-    "session": ("SessionInfo", "A session, as `sessions` describes it."),
-    "task": ("TaskInfo", "A waiting or running turn, as `queue` describes it."),
-    "parameter": ("ParameterInfo", "A parameter in force, as `parameters` describes it."),
-    "deletion": ("DeletionInfo", "A session that the daemon has deleted by itself."),
-    "state": ("StateInfo", "A named state, as `list_states` describes it."),
-    "stats": ("Stats", "The daemon's statistics."),
+NAMES: dict[type, tuple[str, str]] = {
+    Metadata: ("Metadata", "The metadata of a turn that has ended; a plain empty map before."),
+    FileFacts: ("FileInfo", "Facts in the header of a model's file."),
+    ErrorFields: ("ErrorFields", "An error as the protocol sends it."),
 }
-"""By the first column of a table, the name of its type and the type's docstring."""
-BASES = {"ShownModel": "ModelInfo"}
-NAMED = {
-    ("Metadata", "error"): "ErrorFields",
-    ("Metadata", "lora"): "dict[str, float]",
-    ("Metadata", "adjusted"): "dict[str, str]",
-    ("ModelInfo", "error"): "ErrorFields | None",
-    ("ShownModel", "file_info"): "FileInfo | None",
-    ("SessionInfo", "priority"): "Priority",
-    ("TaskInfo", "priority"): "Priority",
-    ("TaskInfo", "effective_priority"): "Priority | None",
-}
-"""More exact types than those in the page's column."""
-NODE = "    node: NotRequired[str]", '    """In a fleet, its node."""'
-FLEET = {
-    "ModelInfo": (
-        *NODE,
-        "    nodes: NotRequired[list[dict[str, Any]]]",
-        '    """In a fleet, the model as each node describes it."""',
-    ),
-    "SessionInfo": NODE,
-    "TaskInfo": NODE,
-    "DeletionInfo": NODE,
-    "StateInfo": NODE,
-    "Stats": (
-        "    nodes: NotRequired[dict[str, dict[str, Any]]]",
-        '    """In a fleet, those of each node."""',
-        "    unreachable: NotRequired[list[str]]",
-        '    """In a fleet, the nodes that do not answer."""',
-    ),
-}
-"""The lines of fields that only the entry of a fleet adds (docs/fleet.md)."""
-SCALARS = {"int": "int", "float": "float", "bool": "bool", "str": "str", "nil": "None"} | {
-    "bin": "bytes",
-    "map": "dict[str, Any]",
-    "any": "Any",
-}
+"""The names and docstrings of typed maps that differ from those of their structs."""
+PRESENT = {"parks"}
+"""Keys that a turn's metadata lacks only before its end."""
 KINDS: dict[Kind, str] = {
     "int": "int",
     "float": "float",
@@ -100,28 +65,47 @@ def sources() -> dict[str, str]:
 
 def _results() -> str:
     lines = [
-        HEADER.format("The maps that calls return.", "the tables of docs/protocol.md"),
+        HEADER.format("The maps that calls return.", "the structs of the daemon's results"),
         "from typing import Any, NotRequired, TypedDict\n",
+        "from ...backends.errors import ErrorFields",
         "from ..priorities import Priority",
     ]
-    found = {table.columns[0]: table for table in tables(PAGE.read_text())}
-    for column, (name, about) in RESULTS.items():
-        lines.append(f'\n\nclass {name}({BASES.get(name, "TypedDict")}):\n    """{about}"""\n')
-        for field in found[column].fields():
-            lines += [f"    {field.name}: {_result_type(name, field)}", *_doc(field.meaning)]
-        lines += FLEET.get(name, ())
+    for struct in RESULTS.values():
+        if struct is ErrorFields:
+            continue
+        [base, *_] = struct.__bases__
+        base_name = _name(base) if base in RESULTS.values() else "TypedDict"
+        lines.append(f'\n\nclass {_name(struct)}({base_name}):\n    """{_about(struct)}"""\n')
+        for field in fields_of(struct):
+            kind = _type_source(field.kind)
+            if field.optional and field.name not in PRESENT:
+                kind = f"NotRequired[{kind}]"
+            lines += [f"    {field.name}: {kind}", *_doc(field.doc.removesuffix("."))]
     return "\n".join(lines) + "\n"
 
 
-def _result_type(owner: str, field: Field) -> str:
-    kind = NAMED.get((owner, field.name)) or " | ".join(map(_scalar, field.type.split(" or ")))
-    return f"NotRequired[{kind}]" if re.search(r"\babsent\b", field.meaning, re.I) else kind
+def _name(struct: type) -> str:
+    return NAMES[struct][0] if struct in NAMES else struct.__name__
 
 
-def _scalar(text: str) -> str:
-    if text.startswith("array of "):
-        return f"list[{_scalar(text.removeprefix('array of '))}]"
-    return SCALARS[text]
+def _about(struct: type) -> str:
+    return NAMES[struct][1] if struct in NAMES else str(struct.__doc__)
+
+
+def _type_source(kind: Any) -> str:
+    """Return the source text of a type."""
+    if kind == Priority:
+        return "Priority"
+    if kind in RESULTS.values():
+        return _name(kind)
+    arguments = [_type_source(argument) for argument in typing.get_args(kind)]
+    match typing.get_origin(kind):
+        case types.UnionType | typing.Union:
+            return " | ".join(arguments)
+        case None:
+            return "Any" if kind is Any else "None" if kind is types.NoneType else kind.__name__
+        case origin:
+            return f"{origin.__name__}[{', '.join(arguments)}]"
 
 
 def _doc(meaning: str) -> Iterator[str]:

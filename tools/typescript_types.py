@@ -71,7 +71,9 @@ class _Writer:
         self._interfaces.add(name)
         self.lines.append(f"\nexport interface {name}{base and f' extends {base}'} {{")
         for field in fields:
-            optional = given and field.default != "required"
+            optional = (
+                given and field.default != "required"
+            ) or "otherwise absent" in field.meaning
             self.lines += _comment(field.meaning, "  ")
             kind = type_of(field, given=given) + (" | undefined" if optional else "")
             self.lines.append(f"  {field.name}{'?' if optional else ''}: {kind};")

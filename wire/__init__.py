@@ -1,1 +1,1 @@
-"""Frames, and the reading of sockets that carry them."""
+"""Frames, the reading of sockets that carry them, and the metadata of a turn."""

@@ -1,4 +1,39 @@
 """GGUF files, read without llama.cpp: their headers, and the facts in them."""
 
+from __future__ import annotations
+
+import msgspec
+
 MAGIC = b"GGUF"
 """The first bytes of each file."""
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts in the header of a model's file; None where it does not state them."""
+
+    title: str | None
+    """Its name as its author gives it."""
+    architecture: str | None
+    """Such as `llama`."""
+    quantization: str | None
+    """Such as `Q4_K_M`."""
+    parameters: int
+    """Number of its weights."""
+    ctx_size_trained: int | None
+    """The context with which it was trained, in tokens."""
+    embedding_size: int | None
+    """Numbers in the embedding of a token."""
+    layers: int | None
+    """Number of its layers."""
+    license: str | None
+    """Its license."""
+    license_link: str | None
+    """The address of the license's text."""
+    chat_template: str | None
+    """Its own chat template, which the parameters `chat-template` and `chat-template-file`
+    replace; nil above 262144 characters.
+    """
+    supports_tools: bool
+    """Whether that template uses tools."""
+    kv_token_bytes_max: int | None
+    """KV state of a token; layers that attend to a window take less."""

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
-from . import MAGIC
+from . import MAGIC, FileFacts
 from .header import CutOffHeader, DamagedHeader, GgufHeader, TensorEntry, read_header
 
 READ_BYTES = (1 << 20, 1 << 24, 1 << 26)
@@ -36,25 +34,6 @@ QUANTIZATIONS = {
 """Names of `general.file_type`: `llama_ftype` in llama.h."""
 _KV_WEIGHT = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
 ValueT = TypeVar("ValueT")
-
-
-class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a model; None where the header does not state them."""
-
-    title: str | None
-    architecture: str | None
-    quantization: str | None
-    parameters: int
-    ctx_size_trained: int | None
-    embedding_size: int | None
-    layers: int | None
-    license: str | None
-    license_link: str | None
-    chat_template: str | None
-    supports_tools: bool
-    """Whether the chat template uses tools."""
-    kv_token_bytes_max: int | None
-    """Bytes of a token's KV state; it takes less where layers attend only to a window."""
 
 
 def uses_tools(template: str) -> bool:

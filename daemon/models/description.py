@@ -7,7 +7,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from ...backends.engine_options import cache_share_max
-from ...backends.gguf.facts import NUMBER_MAX, FileFacts
+from ...backends.gguf import FileFacts
+from ...backends.gguf.facts import NUMBER_MAX
 from ...backends.memory.memory_need import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
 from ..residency.budget import MemoryBudget

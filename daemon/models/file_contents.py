@@ -15,7 +15,8 @@ from pathlib import Path
 import anyio
 
 from ...backends.errors import LoadFailed
-from ...backends.gguf.facts import FileFacts, read_facts
+from ...backends.gguf import FileFacts
+from ...backends.gguf.facts import read_facts
 from ...backends.gguf.header import DamagedHeader
 from ...backends.gguf.kinds import OtherContent, other_content
 from ...ipc.server.descriptors.blocking_thread import BlockingThread

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...backends.errors import ErrorFields
+
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
 
@@ -54,12 +56,12 @@ class GuestContext:
     metadata: bytes | None = None
     in_turn: bool = False
     prefix: bytes = b""
-    failure: dict[str, Any] = field(default_factory=dict)
+    failure: ErrorFields | None = None
 
     def clear_output(self, text: bytes | None = b"") -> None:
         """Forget the last turn."""
         self.text, self.piece, self.metadata = text, b"", None
-        self.in_turn, self.prefix, self.failure = False, b"", {}
+        self.in_turn, self.prefix, self.failure = False, b"", None
 
     def end_turn(self, text: bytes, metadata: bytes) -> None:
         """Keep the output of a turn that has ended; *text* is the part after `prefix`."""

@@ -226,7 +226,7 @@ class Guest:
     async def _run(self, context: GuestContext, action: TurnAction) -> None:
         end = await self._noting_failure(context, self.remote.call(context, action))
         if end is not None:
-            context.failure = {} if isinstance(end, EndOfSequence) else end.to_wire()
+            context.failure = None if isinstance(end, EndOfSequence) else end.to_wire()
             raise end
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...backends.errors import ErrorFields
 from ..handles import Context, Graph
 from ..messages import (
     PROTOCOL_VERSION,
@@ -34,7 +35,6 @@ from .functions import Tool
 from .parameters import Options, Parameters
 from .results import (
     DeletionInfo,
-    ErrorFields,
     FileInfo,
     Metadata,
     ModelInfo,

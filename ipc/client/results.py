@@ -1,30 +1,14 @@
 """The maps that calls return.
 
-`make docs` writes this file from the tables of docs/protocol.md; do not edit it.
+`make docs` writes this file from the structs of the daemon's results; do not edit it.
 """
 
 from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
+from ...backends.errors import ErrorFields
 from ..priorities import Priority
-
-
-class ErrorFields(TypedDict):
-    """An error as the protocol sends it."""
-
-    name: str
-    """Its name; never changes once released."""
-    number: int
-    """The name as a number: 0–8 and 100–103 are WasmEdge's, inferd's own begin at 200."""
-    message: str
-    """A description with the values, for people."""
-    hint: str
-    """A remedy, for people."""
-    retryable: bool
-    """Whether the same request may succeed later."""
-    data: dict[str, Any]
-    """Values for programs, as described below."""
 
 
 class Metadata(TypedDict):
@@ -213,7 +197,7 @@ class ModelInfo(TypedDict):
     no process.
     """
     memory: dict[str, Any] | None
-    """nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`,
+    """Nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`,
     `process` and `total`; `options` is the part of `context` and `compute` that the engine's
     options of the model add, negative if they save.
     """
@@ -223,13 +207,13 @@ class ModelInfo(TypedDict):
     fail with it.
     """
     error: ErrorFields | None
-    """nil, or the error of its last load."""
+    """Nil, or the error of its last load."""
     info: dict[str, Any] | None
-    """nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`,
+    """Nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`,
     `special_tokens`, ….
     """
     setting: dict[str, Any] | None
-    """nil, or the setting with which the loaded model computes on the CPU: `flash_attn`,
+    """Nil, or the setting with which the loaded model computes on the CPU: `flash_attn`,
     `threads` and `threads_batch` (0: as configured), `ubatch` (tokens of a micro-batch; 0: the
     default), `source` (`configured`, `measured` on this machine, `like` a model of similar
     shape, by a `rule` for the CPU's family, or `default`) and `reason`; `next_load` is the one
@@ -241,9 +225,9 @@ class ModelInfo(TypedDict):
     it is known from the file's header, and only where no GPU may hold a part.
     """
     node: NotRequired[str]
-    """In a fleet, its node."""
+    """In a fleet, its node; otherwise absent."""
     nodes: NotRequired[list[dict[str, Any]]]
-    """In a fleet, the model as each node describes it."""
+    """In a fleet, the model as each node describes it; otherwise absent."""
 
 
 class ShownModel(ModelInfo):
@@ -252,11 +236,11 @@ class ShownModel(ModelInfo):
     options: dict[str, Any]
     """Its configured parameters."""
     file_info: FileInfo | None
-    """nil, or a map of facts that the header of its file states; nil for `echo` and for models
+    """Nil, or a map of facts that the header of its file states; nil for `echo` and for models
     from descriptors.
     """
     file_error: str | None
-    """nil, or the reason why the header cannot be read, such as no answer from a file server
+    """Nil, or the reason why the header cannot be read, such as no answer from a file server
     within 5 s.
     """
     estimate: dict[str, Any] | None
@@ -318,11 +302,11 @@ class SessionInfo(TypedDict):
     on_behalf_of: str
     """The user for whom a gateway has opened it last, or empty."""
     transfer: dict[str, Any] | None
-    """nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the
+    """Nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the
     transfer gave them; of a copy the stream as `id`, and the `peer` that has the session.
     """
     node: NotRequired[str]
-    """In a fleet, its node."""
+    """In a fleet, its node; otherwise absent."""
 
 
 class TaskInfo(TypedDict):
@@ -363,7 +347,7 @@ class TaskInfo(TypedDict):
     age_s: float
     """Time since it was queued."""
     node: NotRequired[str]
-    """In a fleet, its node."""
+    """In a fleet, its node; otherwise absent."""
 
 
 class ParameterInfo(TypedDict):
@@ -398,7 +382,7 @@ class DeletionInfo(TypedDict):
     memory.
     """
     node: NotRequired[str]
-    """In a fleet, its node."""
+    """In a fleet, its node; otherwise absent."""
 
 
 class StateInfo(TypedDict):
@@ -423,7 +407,7 @@ class StateInfo(TypedDict):
     shared_by: int | None
     """The number of the user who owns a shared state; nil: it is the caller's own."""
     node: NotRequired[str]
-    """In a fleet, its node."""
+    """In a fleet, its node; otherwise absent."""
 
 
 class Stats(TypedDict):
@@ -510,6 +494,6 @@ class Stats(TypedDict):
     values come from the daemon's memory, without a query to the engines.
     """
     nodes: NotRequired[dict[str, dict[str, Any]]]
-    """In a fleet, those of each node."""
+    """In a fleet, those of each node; otherwise absent."""
     unreachable: NotRequired[list[str]]
-    """In a fleet, the nodes that do not answer."""
+    """In a fleet, the nodes that do not answer; otherwise absent."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ...backends import AdapterInfo, AdapterSpec, Device, MemoryNeed, ModelInfo, Shape
+from ...backends.errors import ErrorFields
 from ...backends.tuning_choice import ModelTuning, TuningRecord
 from ..priority import Priority
 from .base import Message, RequestMessage, TaskMessage
@@ -67,7 +68,7 @@ class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: AdapterSpec
     info: AdapterInfo | None = None
-    error: dict[str, Any] | None = None
+    error: ErrorFields | None = None
 
 
 class Loaded(Message):
@@ -90,9 +91,9 @@ class Measured(Message):
 
 
 class ModelNotLoaded(Message):
-    """The model could not be loaded; *error* has an error's fields."""
+    """The model could not be loaded."""
 
-    error: dict[str, Any]
+    error: ErrorFields
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -230,9 +231,9 @@ class Finished(TaskMessage):
 
 
 class Failed(TaskMessage):
-    """A task has failed; *error* has an error's fields."""
+    """A task has failed."""
 
-    error: dict[str, Any]
+    error: ErrorFields
 
 
 class CommandResult(RequestMessage):
@@ -244,7 +245,7 @@ class CommandResult(RequestMessage):
 class Refused(RequestMessage):
     """The refusal of a command that has an id."""
 
-    error: dict[str, Any]
+    error: ErrorFields
 
 
 Report = (

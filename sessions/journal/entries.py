@@ -7,7 +7,7 @@ session that is stored already. Priorities are stored by name.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ class TurnEnd(NamedTuple):
 
     reason: str
     metadata: bytes
-    error: dict[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
 
 
 class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     begin: TurnBegin | None = None
     end: str | None = None
     metadata: bytes = b""
-    error: dict[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):

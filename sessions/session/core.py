@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...backends.errors import PromptTooLong, QuotaExceeded
+from ...backends.errors import ErrorFields, PromptTooLong, QuotaExceeded
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Priority, Requester
@@ -116,7 +116,7 @@ class LastTurn:
     """The session before the turn's input, which is restored if the turn is refused."""
     overlong: Overlong | None = None
     """Input that is not in the history, because no context of the model holds it."""
-    failure: dict[str, Any] = field(default_factory=dict)
+    failure: ErrorFields | None = None
     """The error of the last call of wasi-nn for a turn, in the form of the protocol; empty if there
     is none. It may have refused the turn.
     """

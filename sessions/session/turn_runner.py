@@ -292,7 +292,7 @@ class TurnRunner:
         self._core.move_state(SessionCall.FINI_SINGLE)
         self.end_turn(Cancelled("the turn was ended by fini_single"))
         last = self._core.conversation.last
-        last.piece, last.output_cleared, last.failure = b"", True, {}
+        last.piece, last.output_cleared, last.failure = b"", True, None
 
     def end_turn(self, error: InferdError) -> None:
         """End the turn at once and cancel it in the engine, whose later reports are ignored."""

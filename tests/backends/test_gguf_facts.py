@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from inferd.backends import ModelSpec, estimate_memory
+from inferd.backends.gguf import FileFacts
 from inferd.backends.gguf.facts import (
     QUANTIZATIONS,
     READ_BYTES,
-    FileFacts,
     facts_of,
     read_facts,
 )

@@ -23,7 +23,7 @@ import inferd.ipc
 import inferd.sessions
 import inferd.wire
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
-from inferd.backends.gguf.facts import FileFacts
+from inferd.backends.gguf import FileFacts
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
 from inferd.scheduler import Owner
@@ -292,7 +292,9 @@ class NoModel(ModelSource):
 
 
 def keys(column: str) -> set[str]:
-    return {code(c) for c in only(column).column(column)}
+    """Return the keys of a map that no fleet adds."""
+    fleet = "otherwise absent"
+    return {code(name) for name, *_, meaning in only(column).rows if fleet not in meaning}
 
 
 def map_types(column: str) -> dict[str, str]:

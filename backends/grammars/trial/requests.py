@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+
+from ...errors import ErrorFields
 
 Mark = tuple[str | int, ...]
 """A text in parts: texts, and numbers of special tokens."""
@@ -61,5 +61,5 @@ class CheckReply(msgspec.Struct, omit_defaults=True):
     grammar: str = ""
     dropped: list[str] = []
     memory_bytes: int = 0
-    refusal: dict[str, Any] | None = None
+    refusal: ErrorFields | None = None
     failure: str = ""

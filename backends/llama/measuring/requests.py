@@ -5,10 +5,9 @@ Each request has one reply, which is a `Failed` if an error occurred.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from ...errors import ErrorFields
 from ...model_spec import ModelSpec
 from ...probes import Probe, Setting
 from ...tuning_choice import ModelShape
@@ -94,9 +93,9 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """An error; see `InferdError.to_wire`."""
+    """An error."""
 
-    error: dict[str, Any]
+    error: ErrorFields
 
 
 Request = OpenModel | RunProbe | MeasureLoss | CloseContexts

@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from inferd.backends import MemoryNeed, ModelInfo, ModelSpec, SamplingParams
 from inferd.backends.errors import (
+    Cancelled,
     InferdError,
     LoadFailed,
     OutOfMemory,
@@ -206,10 +207,10 @@ async def test_a_death_from_outside_keeps_the_trials() -> None:
 
 async def test_a_cancelled_suspect_is_skipped() -> None:
     scene = Scene()
-    scene.turns[0].report(m.Failed(1, {"name": "Cancelled", "message": "by the client"}))
+    scene.turns[0].report(m.Failed(1, Cancelled("by the client").to_wire()))
     assert await scene.die(1, 2) == [2, 3, 4]
     assert scene.on_trial() == {2: 1}
-    scene.line.readers[2].report(m.Failed(2, {"name": "Cancelled", "message": "by the client"}))
+    scene.line.readers[2].report(m.Failed(2, Cancelled("by the client").to_wire()))
     scene.now += CAREFUL_S
     assert not scene.recovery.careful_s
 

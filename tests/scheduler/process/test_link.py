@@ -12,13 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from inferd.backends.errors import LoadFailed
 from inferd.scheduler import messages as m
 from inferd.scheduler.process.link import READS_MAX, SocketLink
 from inferd.wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 
 SELECT_MAX = 1024
 """`select` rejects descriptors from this number on (FD_SETSIZE)."""
-MUCH = m.ModelNotLoaded({"message": "x" * (1 << 20)})
+MUCH = m.ModelNotLoaded(LoadFailed("x" * (1 << 20)).to_wire())
 """More than the socket accepts at once."""
 
 

@@ -282,6 +282,10 @@ export interface ModelInfo {
   setting: Fields | null;
   /** the memory of the host, in bytes, that its next load needs with all slots and full contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it, it is known from the file's header, and only where no GPU may hold a part */
   need_bytes: number | null;
+  /** in a fleet, its node; otherwise absent */
+  node?: string | undefined;
+  /** in a fleet, the model as each node describes it; otherwise absent */
+  nodes?: Fields[] | undefined;
 }
 
 export interface ShownModel extends ModelInfo {
@@ -361,6 +365,8 @@ export interface SessionInfo {
   on_behalf_of: string;
   /** nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the transfer gave them; of a copy the stream as `id`, and the `peer` that has the session */
   transfer: Fields | null;
+  /** in a fleet, its node; otherwise absent */
+  node?: string | undefined;
 }
 
 export function readSessionInfo(fields: Fields): SessionInfo {
@@ -400,6 +406,8 @@ export interface TaskInfo {
   output_tokens: number;
   /** time since it was queued */
   age_s: number;
+  /** in a fleet, its node; otherwise absent */
+  node?: string | undefined;
 }
 
 export function readTaskInfo(fields: Fields): TaskInfo {
@@ -461,6 +469,10 @@ export interface Stats {
   models: Fields;
   /** the metrics in metrics.md, except the histograms and `process_…`: a map of the names, without `inferd_` and `_total`, to an array of maps of the labels and `value`; the models' values come from the daemon's memory, without a query to the engines */
   metrics: Fields;
+  /** in a fleet, those of each node; otherwise absent */
+  nodes?: Fields | undefined;
+  /** in a fleet, the nodes that do not answer; otherwise absent */
+  unreachable?: string[] | undefined;
 }
 
 export interface ErrorFields {
