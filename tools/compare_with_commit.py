@@ -4,8 +4,8 @@
 
 Two daemons of the commit and one of this checkout, each on a copy of the same state directory,
 which a daemon of the commit has written (journal, named states, KV files), get the same commands
-with `--json`. Whatever is the same in both answers of the commit must be the same in the answer of
-this checkout: the keys, their types, and the values. Values that differ between two daemons of one
+with `--json`. If a key, a type or a value is the same in both answers of the commit, it must be the
+same in the answer of this checkout. Values that differ between two daemons of one
 commit (times, process ids, memory) are compared by their type. Then it lists which of the files
 that show the same from inside have changed: the conformance suite, the vectors of the protocol, the
 examples and the tests of the client's types.
@@ -141,8 +141,8 @@ def _json_or_text(line: str) -> Any:
 
 
 def differences(old: Any, same: Any, new: Any, path: str = "") -> Iterator[str]:
-    """Name each place where *new* differs from *old*, but for values in which *same*, another
-    answer of the old side, differs too.
+    """Name each place where *new* differs from *old*. Values in which *same*, another answer
+    of the old side, differs too are compared by their type.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys((*old, *new)):
@@ -171,8 +171,8 @@ def compare(old: Side, same: Side, new: Side) -> int:
     number = 0
     with old.daemon(), same.daemon(), new.daemon():
         for command in COMPARED:
-            answers = [list(side.run(command)) for side in (old, same, new)]
-            found = list(differences(*answers))
+            one, other, changed = (list(side.run(command)) for side in (old, same, new))
+            found = list(differences(one, other, changed))
             number += len(found)
             print(f"{'differs' if found else 'same   '}  inferd --json {command}")
             for line in found:
