@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from .errors import BackendError
+from .media import item_size
 
 
 class Chunk(msgspec.Struct, frozen=True):
     """Consecutive tokens of one sequence in a batch.
 
-    `tokens` have the positions `position`, `position + 1`, …; `logits` is the number of the last of
-    them after which the logits are computed: 0 for none, 1 for the last token.
+    `position` is the number of tokens before them in the slot; a backend in which an image takes
+    fewer positions than it has entries keeps the difference to itself. The tokens are those of a
+    text, or the entries of one whole item (`media`), which is a batch of its own. `logits` is the
+    number of the last of them after which the logits are computed: 0 for none, 1 for the last.
     """
 
     slot: int
@@ -29,11 +32,14 @@ def check_chunks(
     ctx_size: int,
     vocab: int,
     logits_max: int,
+    *,
+    media: bool = False,
 ) -> None:
     """Check a batch of at most *tokens_max* tokens for slots that hold *lengths* tokens.
 
     A slot holds at most *ctx_size* tokens; tokens are below *vocab*, and at most *logits_max* have
-    logits. llama.cpp aborts the process, or computes wrongly, for a batch that is refused here.
+    logits. With *media*, a chunk alone may be an item. llama.cpp aborts the process, or computes
+    wrongly, for a batch that is refused here.
 
     :raises BackendError: a chunk is wrong, or the batch is empty or too large.
     """
@@ -47,7 +53,10 @@ def check_chunks(
                 f"{len(tokens)} tokens at position {chunk.position} in slot {slot}, which has"
                 f" {lengths[slot]}"
             )
-        if min(tokens) < 0 or max(tokens) >= vocab:
+        if media and item_size(tokens, 0) == len(tokens):
+            if len(chunks) > 1 or chunk.logits > 1:
+                raise BackendError(f"a media item of slot {slot} beside other tokens or logits")
+        elif min(tokens) < 0 or max(tokens) >= vocab:
             raise BackendError(f"a token outside 0 … {vocab - 1} for slot {slot}")
         if chunk.position + len(tokens) > ctx_size:
             raise BackendError(f"slot {slot} holds at most {ctx_size} tokens")

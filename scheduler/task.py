@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from ..backends import Sampler
+from ..backends.media import items_of
 from .kv.origin import Origin, scoped
 from .messages import Adjust, ResumePoint, TaskSpec, TokenLogprob, TurnStats, unpack_tokens
 from .output.stopping import Ending, StopReason, TurnConditions
@@ -42,6 +43,8 @@ class Task:
     tokens: list[int]
     prompt_size: int
     text: TextAssembler
+    items: dict[int, int] = field(default_factory=dict)
+    """By the place at which it begins in `tokens`, the size of each image or sound."""
     ctx_size: int = 0
     """Bound on the tokens of prompt and output."""
     conditions: TurnConditions | None = None
@@ -148,6 +151,7 @@ class Task:
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.output_tokens,
             text=TextAssembler(spec.stop, spec.reverse_prompt, *texts),
+            items=dict(items_of(tokens)) if spec.media else {},
             conditions=conditions,
             scope=scope,
             session=session if spec.session else "",
@@ -241,9 +245,22 @@ class Task:
         return max(1, self.logprobs_done) - 1
 
     def tokens_to_checkpoint(self) -> int:
-        """Return the number of tokens up to the next point at which the state is saved."""
-        ahead = [point - self.computed for point in self.checkpoints if point > self.computed]
+        """Return the number of tokens up to the next point at which the state is saved, or at which
+        an image or a sound begins.
+        """
+        points = (*self.checkpoints, *self.items)
+        ahead = [point - self.computed for point in points if point > self.computed]
         return min(ahead, default=self.pending)
+
+    @property
+    def item_size(self) -> int:
+        """The entries of the image or sound that it computes next; 0 if that is a token."""
+        return self.items.get(self.computed, 0)
+
+    @property
+    def computes_alone(self) -> bool:
+        """Whether its next tokens are a step of their own: on trial, or those of an image."""
+        return self.trial_tokens > 0 or (bool(self.items) and self.item_size > 0)
 
     @property
     def unread_since(self) -> float | None:

@@ -44,7 +44,13 @@ class EchoContext:
         """Check that a step with *adapters* may decode *chunks*; see `Model.step`."""
         info, lengths = self.info, {i: len(slot.tokens) for i, slot in enumerate(self.slots)}
         check_chunks(
-            chunks, lengths, info.batch_size, info.ctx_size, info.vocab_size, info.logits_max
+            chunks,
+            lengths,
+            info.batch_size,
+            info.ctx_size,
+            info.vocab_size,
+            info.logits_max,
+            media=True,
         )
         for chunk in chunks:
             slot = self.slots[chunk.slot]

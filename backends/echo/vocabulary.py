@@ -54,4 +54,4 @@ class EchoVocabulary:
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """Return the bytes of *tokens*, without marks."""
-        return bytes(self.byte(t) for t in tokens if t < EOG)
+        return bytes(self.byte(t) for t in tokens if 0 <= t < EOG)

@@ -268,7 +268,7 @@ class Answers:
     # Context shift.
 
     def _may_shift(self, task: Task) -> bool:
-        can = self._model.info.can_shift and task.spec.ctx_shift
+        can = self._model.info.can_shift and task.spec.ctx_shift and not task.items
         return can and task.shifts < self._tasks.settings.shifts_max
 
     def shift_context(self, task: Task) -> None:

@@ -16,6 +16,7 @@ from ...backends.errors import (
     PromptTooLong,
     UnsupportedOperation,
 )
+from ...backends.media import ShortItems, check_tokens
 from ...backends.unexpected import error_of
 from ...wire.frames import CREDIT_MAX
 from .. import messages as m
@@ -38,6 +39,7 @@ class CommandHandler:
     def __init__(self, model: Model, tasks: TaskTable, steps: Steps, metrics: MetricsPublisher):
         self._model, self._tasks, self._steps = model, tasks, steps
         self._kv, self._reporter = tasks.kv, tasks.reporter
+        self._short_items = ShortItems()
         self.tokenizing = TokenizeQueue(
             model,
             metrics.recorder,
@@ -121,6 +123,7 @@ class CommandHandler:
         task = self._tasks.new_task(spec)
         try:
             check_task(task, self._model)
+            self._short_items.add(spec.media)
             if spec.embed is None:
                 self._steps.check_adapters(spec.adapters)
         except InferdError as exc:
@@ -231,11 +234,11 @@ def check_task(task: Task, model: Model) -> None:
             " one for the answer",
             data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
         )
-    vocab_size = model.info.vocab_size
-    if not 0 <= min(task.tokens) <= max(task.tokens) < vocab_size:
-        bad = next(t for t in task.tokens if not 0 <= t < vocab_size)
-        raise InvalidArgument(f"token {bad} is not in the vocabulary of {vocab_size}")
-    unknown = next((t for t in task.spec.stopping.stop_tokens if t >= vocab_size), None)
+    vocab_size, media = model.info.vocab_size, task.spec.media
+    check_tokens(task.tokens, vocab_size, media, model.info.batch_size)
+    if media and (embed is not None or task.scores_prompt):
+        raise UnsupportedOperation("images and sounds have neither embeddings nor logprobs")
+    unknown = next((t for t in task.spec.stopping.stop_tokens if not 0 <= t < vocab_size), None)
     if unknown is not None:
         raise InvalidArgument(
             f"stop-tokens: token {unknown} is not in the vocabulary of {vocab_size}",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from ...backends import Model
 from ...backends.errors import KvFull
+from ...backends.media import cut_point
 from ..policy.batch_plan import ScheduledTokens
 from ..policy.slot_plan import plan_slots, reader_lags
 from ..task import Task, TaskState
@@ -130,7 +131,8 @@ class SlotAssignment:
         shared = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
         if settings.shared_prefix_tokens_min <= shared < size:
             task.checkpoints.add(shared)
-        task.checkpoints.update(range(every, size, every), {size - 1})
+        points = [*range(every, size, every), size - 1]
+        task.checkpoints.update(cut_point(task.tokens, point) for point in points)
 
     def _park_task(self, task: Task, *, preempted_by_kv_pressure: bool = False) -> bool:
         """Put a running task back into the queue; return False if memory cannot hold its state. A

@@ -64,7 +64,7 @@ class Steps:
         self._embedded = False
         """The last step was one of embeddings."""
         self._tried = False
-        """The last step of generations computed a task on trial."""
+        """The last step of generations computed a task alone (`next_trial`)."""
         self.mix = StepMix()
         self._unlearned: _ComputedStep | None = None
         """The last step of generations, while its cost is not learned."""
@@ -201,7 +201,7 @@ class Steps:
         generating = [t for t in generating if t.slot >= 0 and t.has_work]  # a shift may end one
         trial = next_trial(generating, order, tried=self._tried)
         self._tried = trial is not None
-        tasks = [t for t in generating if not t.trial_tokens] if trial is None else [trial]
+        tasks = [t for t in generating if not t.computes_alone] if trial is None else [trial]
         adapters = plan_adapters(tasks, order, settings, self._quantum)
         self._excluded = sum(t.spec.adapters != adapters for t in tasks)
         if adapters != self.adapters:

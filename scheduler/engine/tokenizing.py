@@ -7,12 +7,13 @@ contain texts. Three threads tokenize long texts, render chats, and compile gram
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ...backends import InferdError, Model, Rendering, SamplingParams
 from ...backends.errors import OutOfMemory, PromptTooLong
+from ...backends.media import text_tokens
 from ...backends.texts.raw_bytes import bytes_of, is_utf8
 from .. import messages as m
 from ..call_thread import CallThread
@@ -218,8 +219,8 @@ class TokenizeQueue:
         render = partial(self._model.render, messages, rendering)
         return LaneCall(self._rendering, render, RENDER_S, charged_s_max=RENDER_CHARGED_S)
 
-    def _detokenize(self, tokens: list[int]) -> Generator[None, Any, bytes]:
-        pieces = []
+    def _detokenize(self, tokens: Sequence[int]) -> Generator[None, Any, bytes]:
+        pieces, tokens = [], text_tokens(tokens)
         for begin in range(0, len(tokens), PIECES):
             if begin:
                 yield None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...backends.base import KvKind
+from ...backends.media import has_short_item
 from .. import messages as m
 from ..task import Task
 from .file_format import KvFile, KvKey
@@ -190,7 +191,7 @@ class DiskTier:
     def save_state(self, entry: SavedState) -> bool:
         """Write an entry; return whether it is or will be on disk."""
         origin = entry.origin
-        if not origin.persist:
+        if not origin.persist or has_short_item(entry.tokens):
             return False
         key = _key(entry)
         name = key.name

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from ...backends import Model
+from ...backends.media import cut_point
 from ..prefix import common_prefix
 from .origin import Origin
 from .slots import Slot, SlotTable
@@ -82,7 +83,8 @@ class StateSearch:
         known += [(t.origin, array("i", t.tokens)) for t in self._slots.tasks]
         known += [(s.origin, s.tokens) for s in self._store]
         serving = (have for whose, have in known if whose.serves(origin))
-        return max((common_prefix(have, tokens) for have in serving), default=0)
+        longest = max((common_prefix(have, tokens) for have in serving), default=0)
+        return cut_point(tokens, longest)
 
     @property
     def changes(self) -> int:

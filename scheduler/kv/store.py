@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...backends.base import KvKind
+from ...backends.media import cut_point
 from ..prefix import common_prefix
 from .eviction_order import EvictionOrder
 from .origin import Origin
@@ -47,7 +48,7 @@ def covered_tokens(
         return size if size <= most and have == tokens[:size] else 0
     if have[more_than] != tokens[more_than]:
         return 0
-    shared = min(common_prefix(have, tokens), most)
+    shared = cut_point(tokens, min(common_prefix(have, tokens), most))
     return shared if shared > more_than else 0
 
 

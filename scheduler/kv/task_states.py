@@ -110,7 +110,7 @@ class TaskStates:
         """Move equal runs of *have*, behind the common prefix, to their places in *task*. Return
         how many tokens the task then has.
         """
-        if self._kv_kind != "plain" or not self._model.info.can_shift:
+        if self._kv_kind != "plain" or not self._model.info.can_shift or task.items:
             return 0
         runs = equal_runs(have, array("i", task.tokens), keep, task.spec.cache_reuse)
         if not runs:

@@ -7,6 +7,7 @@ import hashlib
 import msgspec
 
 from ...backends import EmbedSpec, SamplingParams
+from ...backends.media import MediaItem
 from ...backends.params import StoppingParams
 from ..owner import Owner
 from ..priority import Priority
@@ -84,6 +85,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     time. -1: the owner's user is a user of the system.
     """
     tokens: bytes
+    media: tuple[MediaItem, ...] = ()
+    """The images and sounds among the tokens, in their order."""
     sampling: SamplingParams
     priority: Priority = Priority.NORMAL
     pull: bool = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
+from ...backends.media import text_tokens
 from ..messages import unpack_floats, unpack_tokens
 from ..task import Task
 from .stopping import Ending, TurnConditions
@@ -35,7 +36,7 @@ def sampler_for(
 ) -> Sampler:
     """Return a sampler that has seen the tokens of *task* so far, with its compiled *grammar*."""
     prompt, answer = task.prompt_and_answer
-    return model.sampler(sampling, prompt, answer, grammar)
+    return model.sampler(sampling, text_tokens(prompt), answer, grammar)
 
 
 def sample_token(model: Model, task: Task, now: float, *, last: bool) -> AddedToken:

@@ -58,11 +58,12 @@ def load_of(batch: Sequence[ScheduledTokens]) -> StepLoad:
 
 
 def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
-    """Return the task on trial that the next step computes alone, or None if the next step computes
-    the other tasks. Both kinds of steps alternate; *tried* means that the last one was a trial.
+    """Return the task that the next step computes alone, on trial or with an image next. Return
+    None if the next step computes the other tasks. Both kinds of steps alternate; *tried* means
+    that the last one computed a task alone.
     """
-    trials = [t for t in tasks if t.trial_tokens and t.has_work]
-    if not trials or (tried and any(t.has_work and not t.trial_tokens for t in tasks)):
+    trials = [t for t in tasks if t.computes_alone and t.has_work]
+    if not trials or (tried and any(t.has_work and not t.computes_alone for t in tasks)):
         return None
     return min(trials, key=order.key)
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from ...backends.base import KvKind
+from ...backends.media import cut_point
 from ..kv.search import StateSearch
 from ..prefix import common_prefix
 from ..task import Task
@@ -64,7 +65,8 @@ class Leaders:
             if len(shared) >= OTHERS_MAX:
                 shared.clear()
             most = min(len(task.tokens) - 1, other.prompt_size)
-            shared[number] = min(common_prefix(task.tokens, other.tokens), most)
+            common = min(common_prefix(task.tokens, other.tokens), most)
+            shared[number] = cut_point(task.tokens, common)
         return shared[number]
 
     def _cached_tokens(self, task: Task, other: Task) -> int:

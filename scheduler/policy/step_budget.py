@@ -58,8 +58,10 @@ class StepBudget:
 
         Each chunk has a cost of its own. So a small rest of the prompt is added to the chunk before
         it, and a prompt does not begin with a few tokens. A prompt whose logprobs are wanted gets
-        no more tokens than may have logits.
+        no more tokens than may have logits. An image is scheduled whole.
         """
+        if task.item_size:
+            return task.item_size
         most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
         most = min(most, task.reserved_tokens or most, task.spec.batch_size or most)
         scored = task.tokens_within(1 + self.logits_left)

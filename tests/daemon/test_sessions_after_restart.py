@@ -197,6 +197,9 @@ def test_a_resumption_that_is_refused_can_be_repeated() -> None:
             params = {"context": opened["context"]}
             with pytest.raises(Timeout):
                 client.call("resume", queue_timeout_s=0.05, **params)
+            for token in (-1, -2, -(1 << 31), 259):
+                with pytest.raises(InvalidArgument):
+                    client.call("resume", tokens=[ord("a"), token], text=b"ab", **params)
             assert client.metadata(opened["context"])["stop_reason"] == "detached"
             other.call("cancel", context=context)
             assert client.call("resume", **params)["metadata"]["stop_reason"] == "eos"

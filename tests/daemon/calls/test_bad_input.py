@@ -563,12 +563,22 @@ def test_invalid_messages_are_refused_before_they_reach_the_worker(
                 client.call("apply_template", graph=graph, messages=messages)
 
 
-@pytest.mark.parametrize("token", [-1, 259, 2**31, 2**63])
+@pytest.mark.parametrize("token", [-1, -2, -(2**31), 259, 2**31, 2**63])
 def test_tokens_outside_the_vocabulary_are_refused(daemon: RunningDaemon, token: int) -> None:
+    """Among them are the numbers that stand for images in histories."""
     with RawClient(daemon.socket) as client:
         graph = client.call("load_by_name", name="echo")["graph"]
         with pytest.raises(InvalidArgument):
             client.call("detokenize", graph=graph, tokens=[65, token])
+        context = client.context("echo")
+        refused: list[dict[str, Any]] = [
+            {"prompt_tokens": [65, token]},
+            {"prompt": "x", "options": {"stop_tokens": [token]}},
+            {"prompt": "x", "options": {"token_conditions": [{"token_id": token}]}},
+        ]
+        for params in refused:
+            with pytest.raises(InvalidArgument):
+                client.call("chat", context=context, **params)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

@@ -193,7 +193,9 @@ def test_token_ids_are_a_prompt_as_they_are(raw: RawClient, client: Client) -> N
     assert plain["metadata"]["input_tokens"] == 2, "no mark was added"
 
 
-@pytest.mark.parametrize("tokens", [[], [-1], [97, VOCAB_SIZE], [1 << 40], [97, -(1 << 62)]])
+@pytest.mark.parametrize(
+    "tokens", [[], [-1], [97, -2], [-(1 << 31)], [97, VOCAB_SIZE], [1 << 40], [97, -(1 << 62)]]
+)
 def test_token_ids_outside_the_vocabulary_leave_the_session_as_it_was(
     raw: RawClient, tokens: list[int]
 ) -> None:
