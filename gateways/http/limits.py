@@ -18,8 +18,12 @@ CHECK_AFTER_S = 0.02
 being loaded. A loaded model's session opens in less.
 """
 PLACE_PAUSE_S = 0.5
-"""The least pause between two reports of a place in the queue, which changes often beside many
-streams.
+"""The least pause between two reports of a stream's place in the queue, which changes often beside
+many streams.
+"""
+PLACES_PER_S_MAX = 50
+"""The reports of all streams together in a second. Beyond as many streams as this allows, the pause
+grows with their number, because reports take the processor's time from those that compute.
 """
 HEADER_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = FRAME_BYTES_MAX

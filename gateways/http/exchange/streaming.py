@@ -11,7 +11,7 @@ import anyio
 
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent
-from ..limits import CHECK_AFTER_S, PLACE_PAUSE_S, WAITING_PAUSE_S
+from ..limits import CHECK_AFTER_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnProgress, TurnRequest
 from .exchange import Exchange
 from .statuses import status_of
@@ -187,14 +187,14 @@ class _StreamWriter:
             return 0.0
         if not self._unaccepted:
             await self._show_place()
-            return PLACE_PAUSE_S
+            return self._exchange.waiting.place_pause_s
         now = time.monotonic()
         if now < self._check_at:
             return self._check_at - now
         if self._check_at:
             self._check_at, self._check = 0.0, anyio.CancelScope()
             self._exchange.waiting.start(partial(self._check_unopened, self._check))
-        return PLACE_PAUSE_S
+        return self._exchange.waiting.place_pause_s
 
     async def _show_place(self) -> None:
         now = time.monotonic()
@@ -276,11 +276,12 @@ class _StreamWriter:
         await self._write_part(data)
 
     async def _write_part(self, data: bytes) -> None:
+        in_order = not self._writing
         self._writing += 1
         try:
             if not self._exchange.started:
                 await self._exchange.start(200, self._form.content_type, STREAM_HEADERS)
-            if data:
+            if data and not (in_order and self._exchange.link.write_now(data)):
                 await self._exchange.write(data)
         finally:
             self._writing -= 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -16,7 +17,15 @@ from typing import Protocol
 import anyio
 import anyio.abc
 
+from ..limits import PLACE_PAUSE_S, PLACES_PER_S_MAX
+
 log = logging.getLogger(__name__)
+
+
+_TOGETHER_S = 0.02
+"""Streams are shown again at multiples of this time, so that many are shown after one wait: a wait
+takes longer than a stream that is shown.
+"""
 
 
 class WaitingStream(Protocol):
@@ -47,12 +56,21 @@ class WaitingStreams:
         """Set when the first stream is due earlier than the task knows."""
         self._group: anyio.abc.TaskGroup | None = None
 
+    @property
+    def place_pause_s(self) -> float:
+        """The least pause between two reports of a stream's place."""
+        return max(PLACE_PAUSE_S, len(self._due) / PLACES_PER_S_MAX)
+
     def add(self, stream: WaitingStream, seconds: float) -> None:
         """Show *stream* after *seconds* if it still waits then."""
-        due = (time.monotonic() + seconds, next(self._numbers), stream)
-        heapq.heappush(self._due, due)
+        due = self._push(time.monotonic() + seconds, stream)
         if self._due[0] is due:
             self._earlier.set()
+
+    def _push(self, at: float, stream: WaitingStream) -> tuple[float, int, WaitingStream]:
+        due = (at, next(self._numbers), stream)
+        heapq.heappush(self._due, due)
+        return due
 
     def start(self, check: Callable[[], Awaitable[None]]) -> None:
         """Run *check* beside the streams. Only a stream that is being shown calls it."""
@@ -74,4 +92,5 @@ class WaitingStreams:
                 continue
             _, _, stream = heapq.heappop(self._due)
             if again_s := await stream.show_waiting():
-                self.add(stream, again_s)
+                at = time.monotonic() + again_s
+                self._push(math.ceil(at / _TOGETHER_S) * _TOGETHER_S, stream)

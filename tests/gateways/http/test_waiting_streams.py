@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from inferd.gateways.http.exchange import WaitingStreams
+from inferd.gateways.http.limits import PLACES_PER_S_MAX
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,6 +49,13 @@ async def test_a_stream_that_is_due_earlier_than_the_others_does_not_wait_for_th
             await early.begun.wait()
         group.cancel_scope.cancel()
     assert late.shown == 0
+
+
+async def test_all_streams_together_are_not_shown_more_often_than_allowed() -> None:
+    waiting = WaitingStreams()
+    for _ in range(3 * PLACES_PER_S_MAX):
+        waiting.add(Stream(), 3600)
+    assert waiting.place_pause_s == 3
 
 
 async def test_a_check_that_fails_does_not_end_the_other_streams(
