@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 
@@ -16,6 +19,8 @@ from .limits import Limits
 from .tls import TlsProtocol
 
 KEEP_ALIVE_S = 30
+_DATE_S = 1.0
+"""The resolution of the Date header."""
 
 
 def run_server(
@@ -51,7 +56,11 @@ def run_server(
 
 
 class _Server(uvicorn.Server):
-    """A server that reports when it is ready and when it stops."""
+    """A server that reports when it is ready and when it stops.
+
+    It wakes once a second for the date of its responses; uvicorn's own loop wakes ten times as
+    often, to poll for signals.
+    """
 
     def __init__(
         self,
@@ -61,9 +70,25 @@ class _Server(uvicorn.Server):
     ):
         super().__init__(config)
         self._on_ready, self._on_stop = on_ready, on_stop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signalled = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Run until a signal ends the server."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_S):
+                    await self._signalled.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End the server; a signal handler runs in no task."""
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._signalled.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             # Later collections then skip the modules, which would pause all streams for 10 ms.
