@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 from ..backends.errors import InvalidArgument
 from ..backends.params import Options
 from ..ipc.server.server_connection import ServerConnection
-from ..sessions.admission.kept_bytes import KeptBytes, memory_bytes
+from ..sessions.admission.bounds import KeptBytes
+from ..sessions.memory import memory_bytes
 from .models.model import Lease
 
 GRAPHS_MAX = 1000

@@ -1,33 +1,30 @@
 """Conversations: their owners, histories, states and ends. Independent of llama.cpp and sockets.
 
-`table.py` has the states; `session/` one conversation and the manager of all; `turn.py` one turn;
-`history/` token ids and messages; `journal/` sessions on disk; `states/` named states, from which
-sessions begin; `admission/` bounds and quotas; `turns/` a turn's options and start;
-`worker_client.py` the interface of the worker below.
+Imports go downwards: `manager.py` (all sessions) uses `named_states.py` and `elsewhere/` (sessions
+of other daemons), then `lifetimes/`, `conversation/`, `journal/`, `admission/`, `turn/`,
+`history/`, `worker_client.py` (the interface of the worker below), `entries.py` (stored values)
+and `answers/`.
+`table.py` has the states.
 """
 
-from .admission.bounds import AdmissionBounds
+from .admission.bounds import AdmissionBounds, Quota, check_connections, check_priority
 from .admission.ledger import Ledger
-from .admission.quotas import Quota, check_connections, check_priority
-from .copies.document import decode_change, encode_change
-from .copies.stored_copies import CopiedSession
-from .journal.entries import CopyChange, Dates, StoredSession, Transfer
-from .journal.journal import Journal
-from .journal.recording import ChangeSender, Recording
-from .moving.exported import ExportedSession
-from .moving.moving_sessions import DepartedSession, Hold
-from .moving.uploads import Upload, Uploads
-from .session.core import SessionSettings, name_of_id
-from .session.dormant import DAY_S, DormantLimits
-from .session.manager import SessionManager, check_id
-from .session.places import PlaceBounds, PlaceWait
-from .session.session import Session
-from .session.titles import check_search, checked_title, matches
-from .states.named_state import NamedState, StateFacts
-from .states.named_states import NamedStates, StateLimits
+from .conversation.core import SessionSettings
+from .conversation.session import Session
+from .conversation.titles import check_search, checked_title, matches
+from .elsewhere.copies import CopiedSession
+from .elsewhere.documents import ExportedSession, Upload, Uploads, decode_change, encode_change
+from .elsewhere.moving import DepartedSession, Hold
+from .entries import CopyChange, Dates, StoredSession, Transfer
+from .identity import check_id, name_of_id
+from .journal.journal import ChangeSender, Journal, Recording
+from .lifetimes.dormant import DAY_S, DormantLimits
+from .lifetimes.places import PlaceBounds, PlaceWait
+from .manager import SessionManager
+from .named_states import NamedState, NamedStates, StateFacts, StateLimits
 from .table import SessionState
-from .turn import Turn
-from .turns.turn_options import Parameters, TurnNotes, TurnOptions
+from .turn.options import Parameters, TurnNotes, TurnOptions
+from .turn.turn import Turn
 from .worker_client import ModelSource, TaskReader, WorkerClient
 
 __all__ = (

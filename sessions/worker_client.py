@@ -8,10 +8,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
-from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
+from ..scheduler.messages import (
+    AdapterReport,
+    Command,
+    Report,
+    TaskSpec,
+)
 from ..scheduler.owner import Owner
-from ..scheduler.priority import Requester
-from .turns.sentence_comparison import Comparison, Similarity
+from ..scheduler.priority import Priority, Requester
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -236,3 +240,19 @@ async def retry_query(ready: Callable[[], Awaitable[P]], query: Callable[[P], Aw
             if exc.data.get("cause") == "input":
                 raise
     return await query(await ready())
+
+
+class Comparison(NamedTuple):
+    """A sentence and the text to compare it with, for a turn of *owner* with this *priority*."""
+
+    owner: Owner
+    priority: Priority
+    sentence: str
+    text: str
+
+
+class Similarity(NamedTuple):
+    """The cosine of both embeddings, or None if they were not compared, for the reason *why*."""
+
+    cosine: float | None
+    why: str = ""

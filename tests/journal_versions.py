@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from inferd.sessions.journal.file_version import version_marks
+from inferd.sessions.journal.journal_file import version_marks
 
 __all__ = ("mark_version",)
 

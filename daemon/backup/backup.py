@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from ... import __version__
 from ...backends.errors import BackendError, NotFound
-from ...sessions.journal.file_version import NewerJournal, Unreadable
+from ...sessions.journal.journal_file import NewerJournal, Unreadable
 from ...sessions.journal.snapshot import copy_journal
 from ..state_files import JOURNALS, KV_DIR, SETTINGS_FILE
 from .archive import KV_MEMBER, Manifest, write_archive

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ...backends.errors import InvalidArgument, UnsupportedOperation
-from ...sessions.journal.file_version import NewerJournal, Unreadable
+from ...sessions.journal.journal_file import NewerJournal, Unreadable
 from ...sessions.journal.snapshot import add_to_dates, check_copy
 from ..state_files import JOURNAL_FILE, JOURNALS, KV_DIR
 from .archive import extract_archive

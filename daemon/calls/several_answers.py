@@ -17,8 +17,8 @@ from ...backends.params import SEEDS
 from ...ipc import messages as w
 from ...ipc.server.request import Request
 from ...sessions import Session, TurnOptions
-from ...sessions.history.reasoning import AnswerParts
-from ...sessions.turn import TokensSink, Turn
+from ...sessions.answers.splitter import AnswerParts
+from ...sessions.turn.turn import TokensSink, Turn
 from ..core import Daemon
 from .arguments import turn_options
 from .turns import add_input, metadata_if_cancelled, tool_call_parts

@@ -26,8 +26,8 @@ from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.priority import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
-from ...sessions.admission.kept_bytes import SESSION_BYTES, TOKEN_BYTES
-from ...sessions.session.core import Conversation
+from ...sessions.conversation.core import Conversation
+from ...sessions.memory import SESSION_BYTES, TOKEN_BYTES
 from ..core import Daemon
 from ..graph_table import Graph
 from .arguments import TIMEOUT_S_MIN, turn_options

@@ -15,11 +15,10 @@ from ...ipc.server.request import Request
 from ...scheduler.messages import Position, PromptLogprobs, PromptProgress, Tokens
 from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
 from ...sessions import Session, Turn, TurnOptions
-from ...sessions.history.answer_splitter import AnswerSplitter
-from ...sessions.history.reasoning import AnswerParts
-from ...sessions.session.core import BeforeInput
-from ...sessions.tool_calls.calls import ToolCallPart, merge_parts
-from ...sessions.turn import ProgressSink
+from ...sessions.answers.calls import ToolCallPart, merge_parts
+from ...sessions.answers.splitter import AnswerParts, AnswerSplitter
+from ...sessions.conversation.core import BeforeInput
+from ...sessions.turn.turn import ProgressSink
 from ..core import Daemon
 from .arguments import turn_options
 

@@ -16,8 +16,8 @@ from ...backends.params import REQUESTABLE, overflow_beside
 from ...backends.tuning_choice import LoadTuning
 from ...scheduler.priority import Priority
 from ...sessions import WorkerClient
-from ...sessions.turns.sentence_comparison import Comparison, Similarity, compare_nothing
-from ...sessions.worker_client import TaskReader, retry_query
+from ...sessions.turn.turn import compare_nothing
+from ...sessions.worker_client import Comparison, Similarity, TaskReader, retry_query
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
 from ..residency.gate import ResidencyGate

@@ -16,8 +16,8 @@ from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Owner
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
-from ...sessions.admission.quotas import NO_QUOTA, Quota, check_descriptor_models
-from ...sessions.turns.sentence_comparison import compare_nothing
+from ...sessions.admission.bounds import NO_QUOTA, Quota, check_descriptor_models
+from ...sessions.turn.turn import compare_nothing
 from ...sessions.worker_client import TaskReader
 from ..components import Components
 from ..config.model_settings import ModelConfig

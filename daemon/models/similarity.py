@@ -20,7 +20,7 @@ import anyio
 from ...backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ...backends.params import BY_NAME
 from ...sessions import Ledger, Parameters, Session, SessionSettings, TurnOptions
-from ...sessions.turns.sentence_comparison import Comparison, Similarity
+from ...sessions.worker_client import Comparison, Similarity
 from ..residency.residency import ResidencyRequest
 from ..traces.current_request import clear_current_request
 from ..workers.process_client import ProcessClient

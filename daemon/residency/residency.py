@@ -24,7 +24,7 @@ import anyio
 
 from ...backends.errors import InferdError
 from ...scheduler import PRIORITY_MAX, Priority
-from ...sessions.admission.wait_limit import WaitLimit
+from ...sessions.admission.bounds import WaitLimit
 from ..workers.worker import Worker
 
 AGEING_S_MIN = 10.0

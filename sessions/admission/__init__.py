@@ -1,1 +1,1 @@
-"""Admission of turns and sessions: bounds, quotas, and forecasts of waiting times."""
+"""Bounds of users, the admission of turns, and estimates for refused ones."""

@@ -13,12 +13,19 @@ from ...scheduler.priority import Priority, Requester
 from ...scheduler.settings import EngineSettings
 from ...scheduler.waiting.wait_estimate import RunningRatio
 from ..table import ACTIVE, SessionState
-from ..turn import TurnListener
-from .bounds import AdmissionBounds, Refusal, Ticket, WaitingCounts
+from ..turn.turn import TurnListener
+from .bounds import (
+    RULES,
+    AdmissionBounds,
+    KeptBytes,
+    OwnerCounts,
+    Refusal,
+    Spending,
+    Ticket,
+    WaitingCounts,
+    check_priority,
+)
 from .forecast import ForecastAccuracy, ModelForecasts
-from .kept_bytes import KeptBytes
-from .label_shares import OwnerCounts
-from .quotas import RULES, Spending, check_priority
 
 TURN_S_DEFAULT = 5.0
 RETRY_S_MIN = 0.1

@@ -1,1 +1,1 @@
-"""A session's history: a value, its packed form, retokenization, and reasoning in answers."""
+"""The tokens of a conversation: a value, its packed form, other vocabularies, full contexts."""

@@ -12,8 +12,17 @@ from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument, PromptTooLong
 from ...scheduler.messages import pack_tokens, unpack_tokens
 from ...scheduler.prefix import common_prefix
-from ..admission.kept_bytes import TOKEN_BYTES, memory_bytes
-from ..journal.entries import (
+from ..answers.calls import NO_TOOLS, ToolUse
+from ..answers.messages import (
+    answer_message,
+    new_parser,
+    opens_call,
+    raw_answer,
+    without_raw_answer,
+)
+from ..answers.parser import ToolCallParser
+from ..answers.splitter import opens_reasoning
+from ..entries import (
     NOTHING_DROPPED,
     DroppedPart,
     HistoryEntry,
@@ -24,16 +33,8 @@ from ..journal.entries import (
     decode_history,
     encode,
 )
-from ..tool_calls.calls import NO_TOOLS, ToolUse
-from ..tool_calls.messages import (
-    answer_message,
-    new_parser,
-    opens_call,
-    raw_answer,
-    without_raw_answer,
-)
-from ..tool_calls.parser import ToolCallParser
-from ..turn import Turn
+from ..memory import TOKEN_BYTES, memory_bytes
+from ..turn.turn import Turn
 from ..worker_client import ChatTokens, TextClient
 from .overflow import (
     DROPPED_BYTES_MAX,
@@ -48,7 +49,6 @@ from .overflow import (
     system_messages,
     turn_starts,
 )
-from .reasoning import opens_reasoning
 
 MARKS_MAX = 1000
 """Turns that can be rewound; older ones stay in the history."""

@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...backends.params import OverflowPolicy
-from ..admission.kept_bytes import memory_bytes
-from ..tool_calls.messages import answer_forms
+from ..answers.messages import answer_forms
+from ..memory import memory_bytes
 
 DROPPED_BYTES_MAX = 1 << 20
 """Bound on the memory of one history's dropped messages; the oldest ones are deleted beyond it."""

@@ -1,1 +1,1 @@
-"""Sessions on disk: the stored values, the SQLite file, and the schedule of writes."""
+"""Sessions on disk: the SQLite file, and the schedule of writes."""

@@ -1,17 +1,10 @@
-"""The journal's SQLite file, which has the sessions with an id. `journal.py` schedules its writes.
-
-One thread at a time may use it. It has users' texts, so only its owner may read it (0600), and
-deleted data is overwritten (`secure_delete`), in the write-ahead log too.
-
-Measured with 16 sessions: a commit of a piece of each takes 0.09 ms, of a past of 500 tokens each
-0.21 ms. Every 4 MB the log is copied into the file, which takes 10 to 15 ms more. Erasing a session
-takes 16 ms.
-"""
+"""The version of the journal's tables, and its check before and after SQLite opens the file."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +14,80 @@ from pathlib import Path
 import msgspec
 
 from ...scheduler.owner import Owner
-from .entries import SessionFacts, StoredSession, TurnPiece, resumable_of
-from .file_version import SCHEMA, Unreadable, check_header, check_version, version_marks
+from ..entries import SessionFacts, StoredSession, TurnPiece, resumable_of
+
+SCHEMA = 4
+"""Version of the tables, in the file's `user_version`. A newer file is not touched, an older one is
+set aside. `application_id` has a checksum of the version, which shows whether it is damaged.
+"""
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER = struct.Struct(">18xB41xi4xi28x")
+"""The format's write version, `user_version` and `application_id` in the file's header
+(https://www.sqlite.org/fileformat2.html, section 1.3)."""
+_WRITE_VERSIONS = 1, 2
+"""SQLite reads a file with another one, but does not write to it."""
+
+
+class NewerJournal(Exception):
+    """A newer version of inferd wrote the file; it is not touched."""
+
+
+class Unreadable(Exception):
+    """The file or one of its rows is damaged, or an older version of inferd wrote the file."""
+
+
+def check_header(path: Path) -> str:
+    """Check a file's header before SQLite opens the file, which would change it.
+
+    Return a defect that may leave the tables readable, or an empty text.
+
+    :raises NewerJournal: a newer version wrote it.
+    :raises Unreadable: it is not an SQLite file, or an older version wrote it.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER.size)
+    except FileNotFoundError:
+        return ""
+    if header and not header.startswith(_MAGIC):
+        raise Unreadable("it is not an SQLite file")
+    write_version, *version = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
+    defect = check_version(path, *version)
+    if header and write_version not in _WRITE_VERSIONS:
+        return f"its format {write_version} is unknown"
+    return defect
+
+
+def check_version(path: Path, version: int, checksum: int) -> str:
+    """Check the version of a file's tables. Version and checksum are 0 if it has none yet.
+
+    Return the defect of a damaged version, whose tables may be readable, or an empty text.
+
+    :raises NewerJournal: a newer version wrote them.
+    :raises Unreadable: an older version wrote them.
+    """
+    if version == checksum == 0:
+        return ""
+    if checksum != _checksum(version):
+        return f"the checksum of its version {version} is wrong"
+    tables = f"version of inferd (tables {version}, here {SCHEMA})"
+    if version > SCHEMA:
+        raise NewerJournal(f"{path} was written by a newer {tables}")
+    if version < SCHEMA:
+        raise Unreadable(f"it was written by an older {tables}")
+    return ""
+
+
+def version_marks(version: int) -> str:
+    """Return the SQL statements that mark a file as one of *version*."""
+    return f"PRAGMA user_version = {version};PRAGMA application_id = {_checksum(version)};"
+
+
+def _checksum(version: int) -> int:
+    """Return a checksum of a version that fits into `application_id`, a signed number."""
+    return zlib.crc32(f"inferd sessions {version}".encode()) >> 1
+
 
 _WAL_BYTES = 4 << 20
 _LOCK_WAIT_S = 1.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...backends.errors import Busy
-from .file_version import Unreadable, check_header
+from .journal_file import Unreadable, check_header
 
 ATTEMPTS = 50
 PAUSE_S = 0.02

@@ -21,7 +21,7 @@ from inferd.ipc.server.server import Server
 from inferd.ipc.server.server_connection import ServerConnection
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
-from inferd.sessions.turn import PROBABILITIES_MAX, Turn
+from inferd.sessions.turn.turn import PROBABILITIES_MAX, Turn
 from inferd.testing import running_daemon
 from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
 from inferd.wire.nesting import NESTING_MAX

@@ -36,7 +36,7 @@ from inferd.sessions import (
     SessionSettings,
     WorkerClient,
 )
-from inferd.sessions.turns.sentence_comparison import Comparison, Similarity
+from inferd.sessions.worker_client import Comparison, Similarity
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 

@@ -268,7 +268,7 @@ DATES = {
     "daemon/models/tuner.py": "the date of a measurement",
     "daemon/tuning/at_once.py": "the date of a measurement",
     "gateways/http/inferd_api/sessions.py": "the date at which a chat will be deleted",
-    "sessions/session/deletions.py": "the dates of deletions",
+    "sessions/lifetimes/deletion.py": "the dates of deletions",
     "daemon/state_clock.py": "the date at the start, beside the time since boot",
     "daemon/state_lock.py": "a number that no daemon had before, where none can be kept",
     "daemon/models/persisted_settings.py": "the name of a damaged file",
@@ -281,10 +281,10 @@ DATES = {
     "gateways/http/openai/chat.py": "the date of an answer, in OpenAI's API",
     "gateways/http/openai/completions.py": "the date of an answer, in OpenAI's API",
     "gateways/http/openai/responses/frame.py": "the date of an answer, in OpenAI's API",
-    "sessions/journal/entries.py": "the date at the start",
+    "sessions/entries.py": "the date at the start",
     "sessions/journal/journal_file.py": "the name of a damaged file",
     "gateways/fleet/ray_cluster/router.py": "Ray dates its requests",
-    "sessions/states/named_states.py": "lists show when a state was saved",
+    "sessions/named_states.py": "lists show when a state was saved",
 }
 """Modules that read the date, and their purpose. All others use clocks that cannot be set."""
 TIME_ATTRIBUTES = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}

@@ -15,14 +15,14 @@ from inferd.scheduler.engine.chat_text import appended_text
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
-from inferd.sessions.turn import Turn
-from inferd.sessions.turns.sentence_comparison import (
-    Comparer,
+from inferd.sessions.turn.turn import Comparer, Turn, compare_nothing
+from inferd.sessions.worker_client import (
+    ChatTokens,
     Comparison,
+    Predecessor,
     Similarity,
-    compare_nothing,
+    TaskReader,
 )
-from inferd.sessions.worker_client import ChatTokens, Predecessor, TaskReader
 from tests.scheduler.doubles import Bench
 
 

@@ -9,8 +9,8 @@ from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.errors import EndOfSequence
 from inferd.ipc import messages as w
 from inferd.scheduler.messages import Embedded, pack_tokens
-from inferd.sessions.session.outputs import embedding_json
-from inferd.sessions.tool_calls.calls import call_id
+from inferd.sessions.answers.calls import call_id
+from inferd.sessions.conversation.outputs import embedding_json
 
 from .exchange import Exchange
 

@@ -22,7 +22,7 @@ from inferd.daemon.backup.backup import write_backup
 from inferd.daemon.backup.restoration import MANAGED, finish_restoration
 from inferd.daemon.backup.restore import restore_backup
 from inferd.scheduler import Owner
-from inferd.sessions.journal.entries import HistoryEntry, SessionFacts, encode
+from inferd.sessions.entries import HistoryEntry, SessionFacts, encode
 from inferd.sessions.journal.journal_file import JournalFile, SavePast
 
 pytestmark = pytest.mark.process  # forks processes that kill themselves

@@ -8,7 +8,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument, NotFound, TooLarge
-from inferd.sessions.session.session import NOTE_BYTES_MAX
+from inferd.sessions.conversation.session import NOTE_BYTES_MAX
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.waiting import wait_until

@@ -12,8 +12,8 @@ from inferd.backends.echo.vocabulary import EOG
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
-from inferd.sessions.session.outputs import _probabilities
-from inferd.sessions.turn import PROBABILITIES_MAX, Turn
+from inferd.sessions.conversation.outputs import _probabilities
+from inferd.sessions.turn.turn import PROBABILITIES_MAX, Turn
 from tests.raw import RawClient
 
 ASKED = {"n-probs": 2}

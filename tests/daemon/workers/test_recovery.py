@@ -41,7 +41,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.scheduler.recording.recorder import Activity, ActivityKind
-from inferd.sessions.turn import Turn
+from inferd.sessions.turn.turn import Turn
 from inferd.sessions.worker_client import TaskReader
 from tests.sessions.doubles import InProcessClient
 

@@ -32,7 +32,7 @@ from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
-from inferd.sessions.turn import Turn
+from inferd.sessions.turn.turn import Turn
 from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench, iterate_engine
 from tests.sessions.doubles import InProcessClient

@@ -10,9 +10,8 @@ import pytest
 
 from inferd.backends.errors import QuotaExceeded
 from inferd.scheduler.owner import Owner
-from inferd.sessions.admission.bounds import AdmissionBounds
-from inferd.sessions.admission.kept_bytes import KeptBytes, MemoryMeter, memory_bytes
-from inferd.sessions.admission.quotas import Quota
+from inferd.sessions.admission.bounds import AdmissionBounds, KeptBytes, Quota
+from inferd.sessions.memory import MemoryMeter, memory_bytes
 
 VALUES: list[Any] = [
     [{}] * 1000,
@@ -52,7 +51,7 @@ def test_a_meter_counts_as_the_memory_and_walks_each_value_once(
         walked.extend(values)
         return memory_bytes(*values)
 
-    monkeypatch.setattr("inferd.sessions.admission.kept_bytes.memory_bytes", count)
+    monkeypatch.setattr("inferd.sessions.memory.memory_bytes", count)
     defaults, options = {"tools": tools}, {"grammar": "x" * 1000}
     size = meter.count_bytes(defaults, options)
     assert size == pytest.approx(memory_bytes(defaults, options), rel=0.1)

@@ -13,11 +13,8 @@ from inferd.scheduler.owner import Owner, OwnerClock
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.settings import EngineSettings
 from inferd.sessions import AdmissionBounds, Ledger, Quota
-from inferd.sessions.admission.bounds import Ticket
+from inferd.sessions.admission.bounds import KeptBytes, OwnerCounts, Spending, Ticket, exceeds_share
 from inferd.sessions.admission.forecast import Forecast
-from inferd.sessions.admission.kept_bytes import KeptBytes
-from inferd.sessions.admission.label_shares import OwnerCounts, exceeds_share
-from inferd.sessions.admission.quotas import Spending
 from tests.sessions.doubles import Harness
 
 PLAIN, GUEST, OTHER = Owner(1), Owner(1, "guest"), Owner(1, "other")

@@ -19,10 +19,8 @@ from inferd.sessions import (
     TurnOptions,
     check_priority,
 )
-from inferd.sessions.admission import quotas
-from inferd.sessions.admission.bounds import Ticket
-from inferd.sessions.admission.label_shares import OwnerCounts
-from inferd.sessions.admission.quotas import NO_QUOTA, Spending
+from inferd.sessions.admission import bounds as quotas
+from inferd.sessions.admission.bounds import NO_QUOTA, OwnerCounts, Spending, Ticket
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness
 

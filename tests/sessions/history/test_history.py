@@ -14,10 +14,10 @@ from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.chat_text import ChatText, render_chat
 from inferd.scheduler.owner import Owner
-from inferd.sessions.admission.kept_bytes import memory_bytes
+from inferd.sessions.entries import Mark
 from inferd.sessions.history.history import MARKS_MAX, History
-from inferd.sessions.journal.entries import Mark
-from inferd.sessions.turn import Turn
+from inferd.sessions.memory import memory_bytes
+from inferd.sessions.turn.turn import Turn
 from inferd.sessions.worker_client import ChatTokens
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import InProcessClient

@@ -8,7 +8,7 @@ from inferd.backends.errors import WorkerCrashed
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.sessions.history.history import History
-from inferd.sessions.history.retokenize import HistoryVocabulary
+from inferd.sessions.history.state import HistoryVocabulary
 from inferd.sessions.worker_client import Predecessor
 from tests.sessions.doubles import Harness, InProcessClient, Source
 

@@ -11,9 +11,9 @@ import pytest
 from inferd.backends import Rendering
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.tool_formats import ToolFormat
+from inferd.sessions.answers.calls import ToolUse
+from inferd.sessions.entries import decode_history, encode
 from inferd.sessions.history.history import History
-from inferd.sessions.journal.entries import decode_history, encode
-from inferd.sessions.tool_calls.calls import ToolUse
 from tests.sessions.history.test_history import ChatClient, ended, ids, said, turn_on, user
 
 pytestmark = pytest.mark.asyncio

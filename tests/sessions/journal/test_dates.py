@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.sessions.journal.entries import Dates
+from inferd.sessions.entries import Dates
 
 DAY_S = 86_400.0
 

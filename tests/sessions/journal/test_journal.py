@@ -26,7 +26,7 @@ from inferd.scheduler.messages import pack_tokens
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import DormantLimits, Journal, Session, TurnOptions
-from inferd.sessions.journal.entries import (
+from inferd.sessions.entries import (
     HistoryEntry,
     Mark,
     Replay,
@@ -36,21 +36,22 @@ from inferd.sessions.journal.entries import (
     decode_history,
     encode,
 )
-from inferd.sessions.journal.file_version import SCHEMA, NewerJournal
 from inferd.sessions.journal.journal_file import (
+    SCHEMA,
     Erase,
     JournalFile,
+    NewerJournal,
     SaveDeletions,
     SaveFacts,
     SavePast,
     SavePiece,
 )
-from inferd.sessions.session.dormant import DAY_S
-from inferd.sessions.session.manager import SessionManager
+from inferd.sessions.lifetimes.dormant import DAY_S
+from inferd.sessions.manager import SessionManager
 from tests.journal_versions import mark_version
 from tests.repetitions import repetitions
+from tests.sessions.conversation.test_sessions import HERE, THERE, answer, opened
 from tests.sessions.doubles import Harness
-from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
 OWNER = Owner(1000)
 SECRET = b"the cat is called Fluffington"

@@ -12,9 +12,14 @@ import pytest
 
 from inferd.backends.errors import Busy
 from inferd.scheduler import Owner
-from inferd.sessions.journal.entries import HistoryEntry, SessionFacts, encode
-from inferd.sessions.journal.file_version import NewerJournal, Unreadable
-from inferd.sessions.journal.journal_file import Erase, JournalFile, SavePast
+from inferd.sessions.entries import HistoryEntry, SessionFacts, encode
+from inferd.sessions.journal.journal_file import (
+    Erase,
+    JournalFile,
+    NewerJournal,
+    SavePast,
+    Unreadable,
+)
 from inferd.sessions.journal.snapshot import ATTEMPTS, copy_journal
 from tests.journal_versions import mark_version
 

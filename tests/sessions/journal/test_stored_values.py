@@ -15,8 +15,8 @@ from inferd.scheduler.messages import SharedKv
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Parameters, Session, SessionSettings
-from inferd.sessions.history.history import History
-from inferd.sessions.journal.entries import (
+from inferd.sessions.conversation.core import Conversation
+from inferd.sessions.entries import (
     HistoryEntry,
     SessionFacts,
     StoredSession,
@@ -25,8 +25,8 @@ from inferd.sessions.journal.entries import (
     TurnPiece,
     encode,
 )
+from inferd.sessions.history.history import History
 from inferd.sessions.journal.journal_file import JournalFile, SavePast, SavePiece
-from inferd.sessions.session.core import Conversation
 from tests.sessions.doubles import Harness
 
 

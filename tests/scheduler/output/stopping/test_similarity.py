@@ -15,8 +15,8 @@ from inferd.scheduler.output.stopping import Ending, TurnConditions
 from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
 from inferd.scheduler.output.text import TextAssembler
 from inferd.scheduler.settings import EngineSettings
-from inferd.sessions.turn import Turn
-from inferd.sessions.turns.sentence_comparison import Comparer, Comparison, Similarity
+from inferd.sessions.turn.turn import Comparer, Turn
+from inferd.sessions.worker_client import Comparison, Similarity
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import InProcessClient, dying
 

@@ -24,7 +24,7 @@ from inferd.scheduler.output.stopping import (
 from inferd.scheduler.output.stopping.ending import EMBEDDED, REASONS, TextCondition
 from inferd.scheduler.output.stopping.text_conditions import CharacterCondition
 from inferd.scheduler.output.text import TextAssembler
-from inferd.sessions.journal.entries import Replay, TurnPiece
+from inferd.sessions.entries import Replay, TurnPiece
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 METHODS = ("check_text", "add_token", "add_surprisal", "add_piece")

@@ -14,8 +14,8 @@ from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping.token_conditions import GRAM, MeanSurprisal, Repetition
 from inferd.scheduler.priority import Priority
-from inferd.sessions.journal.entries import Replay, TurnPiece
-from inferd.sessions.turn import Turn
+from inferd.sessions.entries import Replay, TurnPiece
+from inferd.sessions.turn.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import InProcessClient, dying
 

@@ -1,0 +1,1 @@
+"""Answers of a model: text, reasoning and tool calls."""

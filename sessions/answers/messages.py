@@ -1,0 +1,112 @@
+"""Answers with tool calls as messages of a chat, in the forms that chat templates may need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ...backends import Rendering
+from ...backends.tool_formats import ToolFormat
+from .calls import ToolCall, ToolUse, call_id, join_parts, json_text, template_arguments
+from .parser import ToolCallParser
+from .splitter import opens_reasoning
+
+_RAW = "raw_answer"
+"""The key of an answer's whole text, besides its text and its calls. No template gets it."""
+
+
+def new_parser(
+    use: ToolUse, rendering: Rendering, rendered: str, context: Callable[[], bytes]
+) -> ToolCallParser | None:
+    """Return the parser of an answer to the prompt *rendered*, or None if it cannot have calls. The
+    ids of the calls depend on *context*.
+    """
+    if use.form is ToolFormat.NONE:
+        return None
+    return ToolCallParser(
+        use.form,
+        _schemas(rendering.tools, use.names),
+        lambda index: call_id(context(), index),
+        calls_max=use.calls_max,
+        opened=opens_call(rendered),
+        opens_reasoning=opens_reasoning(rendered),
+    )
+
+
+def opens_call(prompt: str) -> bool:
+    """Return whether a prompt ends with the mark before a call, as functionary's do."""
+    return prompt.endswith(">>>")
+
+
+def _schemas(
+    tools: Iterable[Mapping[str, Any]], names: Collection[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the arguments of all functions, or of those with these *names*."""
+    functions = [tool["function"] for tool in tools]
+    return {
+        f["name"]: f.get("parameters") or {} for f in functions if not names or f["name"] in names
+    }
+
+
+def answer_message(answer: str, parser: ToolCallParser | None) -> dict[str, Any]:
+    """Return the message of a whole answer."""
+    if parser is not None:
+        first, rest = parser.parse(answer), parser.finish()
+        calls = join_parts([*first.parts, *rest.parts])
+        if calls:
+            return {
+                "role": "assistant",
+                "content": first.text + rest.text,
+                "tool_calls": [_message_call(call) for call in calls],
+                _RAW: answer,
+            }
+    return {"role": "assistant", "content": answer}
+
+
+def _message_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def raw_answer(message: Mapping[str, Any]) -> str:
+    """Return the whole text of an answer."""
+    return str(message.get(_RAW, message["content"]))
+
+
+def without_raw_answer(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as a template or a client has it."""
+    return {key: value for key, value in message.items() if key != _RAW}
+
+
+def answer_forms(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the forms of a message. An answer with calls has three: with their arguments as
+    objects, which most templates expect, with their arguments as JSON texts, and as the text that
+    was generated.
+    """
+    if _RAW not in message:
+        return [message]
+    raw = {"role": "assistant", "content": message[_RAW]}
+    return [_with_arguments(message, _object), _with_arguments(message, _text), raw]
+
+
+def _with_arguments(
+    message: dict[str, Any], convert: Callable[[dict[str, Any] | str], dict[str, Any] | str]
+) -> dict[str, Any]:
+    calls = [
+        call | {"function": call["function"] | {"arguments": convert(_arguments(call))}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _arguments(call: Mapping[str, Any]) -> dict[str, Any] | str:
+    found: dict[str, Any] | str = call["function"]["arguments"]
+    return found
+
+
+def _object(arguments: dict[str, Any] | str) -> dict[str, Any] | str:
+    return template_arguments(arguments) if isinstance(arguments, str) else arguments
+
+
+def _text(arguments: dict[str, Any] | str) -> dict[str, Any] | str:
+    return arguments if isinstance(arguments, str) else json_text(arguments)

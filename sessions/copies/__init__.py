@@ -1,1 +1,0 @@
-"""Copies of sessions that are on other daemons, kept in case these daemons are lost."""

@@ -1,0 +1,1 @@
+"""Sessions that are on other daemons: moves and copies."""

@@ -1,0 +1,1 @@
+"""Open, dormant and ended sessions, and the places of open ones."""

@@ -1,1 +1,0 @@
-"""Sessions that move to another daemon, and from one."""

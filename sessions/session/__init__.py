@@ -1,1 +1,0 @@
-"""One session, and the manager of all sessions."""

@@ -1,1 +1,0 @@
-"""Named states: frozen histories with which sessions begin."""

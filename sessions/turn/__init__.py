@@ -1,0 +1,1 @@
+"""One turn: its options, its task, its output."""

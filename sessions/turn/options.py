@@ -1,0 +1,337 @@
+"""A session's parameters, by origin: its graph, the session itself, its turn."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ...backends import EmbedSpec, Rendering, SamplingParams
+from ...backends.params import (
+    BY_NAME,
+    KEYS_MAX,
+    PARAMETERS,
+    Options,
+    OverflowPolicy,
+    adjust_parameters,
+    check_turn_level,
+    differing_values,
+    leave_out_unknown_biases,
+    overflow_beside,
+    read_options,
+    sampling_params,
+    stopping_params,
+    tool_choice_of,
+)
+from ...backends.tool_formats import ToolFormat
+from ...scheduler.messages import TaskSpec
+from ...scheduler.priority import Priority
+from ..answers.calls import ANSWER_CALLS_MAX, NO_TOOLS, ToolUse
+from ..answers.constraint import AUTO, NO_CALLS, constraint_of
+from ..history.overflow import ContextLimit
+from ..memory import MemoryMeter
+
+NO_SAMPLING = SamplingParams()
+"""Placeholder in a spec until `Parameters.fill`."""
+NO_OPTIONS: Mapping[str, Any] = {}
+NO_TEMPLATE = dict.fromkeys(("tools", "tool-choice"), "raw text has no tools: send messages")
+CHAT_TEMPLATE = "chat-template"
+SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
+
+
+class TurnNotes(msgspec.Struct, frozen=True):
+    """Keys of a turn's JSON that were ignored, and why values of it were replaced."""
+
+    ignored: list[str] = []
+    out_of_range: dict[str, str] = {}
+
+
+NO_NOTES = TurnNotes()
+TurnParameters = tuple[dict[str, Any], int, dict[str, str], TurnNotes]
+"""The options of a turn, its seed, its adjusted values, and the notes on its JSON."""
+
+
+class Effective(msgspec.Struct, frozen=True):
+    """A parameter's value in force, its origin, and why it differs from the requested value."""
+
+    name: str
+    value: Any
+    origin: str
+    adjusted: str = ""
+
+
+class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A call's options for its turn; empty fields leave the choice to the session."""
+
+    options: dict[str, Any] = {}
+    notes: TurnNotes = NO_NOTES
+    """The notes on *options* that were read from JSON."""
+    priority: Priority | None = None
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+    credit: int = -1
+    special: bool = True
+    pull: bool = False
+    scores_prompt: bool = True
+    """The turn returns the logprobs of its prompt, if the parameters request them."""
+    embeds: bool = False
+    """The caller accepts an embedding, if the parameters request one."""
+    watch: bool = False
+    """Report changes of the position in the queue."""
+    watch_prompt: bool = False
+    """Report the progress of the prompt."""
+    quota_checked: bool = False
+    """The token quota was checked already, for the first turn of the same call."""
+
+
+class Parameters:
+    """The parameters of a session, which owns them. `defaults` are its graph's, with their
+    `origins`; `options` are the session's. `ignored` and `not_applied` were requested and do not
+    apply. `adjusted` has the reasons why values of the last turn differ from those requested,
+    `out_of_range` those of values that were set as JSON. `seed` is that of the last turn.
+    """
+
+    def __init__(self, defaults: Mapping[str, Any], origins: Mapping[str, str] | None = None):
+        self.defaults = dict(defaults)
+        self.origins = dict(origins or {})
+        self.options: dict[str, Any] = {}
+        self.ignored: list[str] = []
+        self.not_applied: dict[str, Any] = {}
+        self.adjusted: dict[str, str] = {}
+        self.out_of_range: dict[str, str] = {}
+        self.seed = 0
+        self.unused: Mapping[str, str] = {}
+        """Parameters without effect on the present input's turn, with the reasons."""
+        self._turn: dict[str, Any] = {}
+        self._turn_notes = NO_NOTES
+        self._meter = MemoryMeter()
+        self._read: tuple[Mapping[str, Any], dict[str, Any]] = (NO_OPTIONS, {})
+        """The options that were read last, and their values: a turn needs them several times."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that they take."""
+        maps = (self.defaults, self.origins, self.options, self._turn)
+        notes = {"ignored": self.reported_ignored, "adjusted": self.adjusted}
+        return self._meter.count_bytes(*maps, self.not_applied, notes, self.out_of_range)
+
+    @property
+    def reported(self) -> dict[str, str]:
+        """Why values differ from those requested, by name: of the last turn, and set since then."""
+        return self.out_of_range | self.adjusted
+
+    @property
+    def reported_ignored(self) -> list[str]:
+        """The keys that were ignored, in the last turn's own JSON, too."""
+        return sorted({*self.ignored, *self._turn_notes.ignored})[:KEYS_MAX]
+
+    @property
+    def of_turn(self) -> TurnParameters:
+        """The values of the last turn."""
+        return self._turn, self.seed, self.adjusted, self._turn_notes
+
+    @of_turn.setter
+    def of_turn(self, values: TurnParameters) -> None:
+        self._turn, self.seed, self.adjusted, self._turn_notes = values
+
+    def copy(self) -> Parameters:
+        """Return the same parameters, for another session."""
+        new = Parameters(self.defaults, self.origins)
+        new.options, new.ignored = dict(self.options), list(self.ignored)
+        new.not_applied, new.unused = dict(self.not_applied), self.unused
+        new.out_of_range = dict(self.out_of_range)
+        return new
+
+    def apply(self, options: Options) -> None:
+        """Apply parameters that were read; note those that do not apply.
+
+        :raises InvalidArgument: they contradict the others.
+        """
+        model = options.level("model")
+        new = {k: v for k, v in options.values.items() if k not in model}
+        own = self.options | new | overflow_beside(self.defaults | self.options, new)
+        if "ctx-size" in model:
+            own |= self._smaller_context(model.pop("ctx-size"))
+        most = self.defaults.get("batch-size") or BY_NAME["batch-size"].default
+        if "batch-size" in model and model["batch-size"] <= most:
+            own["batch-size"] = model.pop("batch-size")
+            self.not_applied.pop("batch-size", None)
+        adjust_parameters(self.defaults | own | self._turn)
+        self.options = own
+        kept = {n: why for n, why in self.out_of_range.items() if n not in options.values}
+        self.out_of_range = kept | options.adjusted
+        kept = {n: value for n, value in self.not_applied.items() if n not in model}
+        self.not_applied = kept | differing_values(model, self.defaults)
+        self.ignored = sorted({*self.ignored, *options.ignored})[:KEYS_MAX]
+
+    def _smaller_context(self, size: int) -> dict[str, Any]:
+        """Return the option for a context of *size* tokens. If *size* is 0 or larger than the
+        graph's size, it is the graph's.
+        """
+        most = self.defaults.get("ctx-size", 0)
+        self.not_applied.pop("ctx-size", None)
+        if most and size > most:
+            self.not_applied["ctx-size"] = most
+        return {"ctx-size": min(size or most, most) if most else size}
+
+    def set_turn_options(self, options: Mapping[str, Any], notes: TurnNotes = NO_NOTES) -> None:
+        """Apply *options* to the next turn, and choose its seed. *notes* are on their JSON.
+
+        :raises InvalidArgument: a key is unknown, or a value is out of its range or contradicts
+            another one.
+        """
+        turn = self._read_turn(options)
+        check_turn_level(turn)
+        adjust_parameters(self.defaults | self.options | turn)
+        self._turn, self._turn_notes = turn, notes
+        seed = self.get("seed")
+        self.seed = secrets.randbits(32) if seed == -1 else seed
+
+    def get(self, name: str) -> Any:
+        """Return a parameter's requested value, or its default."""
+        return next(self._requests(name))[0]
+
+    def standing(self, name: str) -> Any:
+        """Return a parameter's value between turns."""
+        values = self.defaults | self.options
+        return values.get(name, BY_NAME[name].default)
+
+    def in_turn(self, name: str, options: Mapping[str, Any]) -> Any:
+        """Return a parameter's value in a turn with *options*.
+
+        :raises InvalidArgument: an option is unknown, or its value out of its range.
+        """
+        return self._read_turn(options).get(name, self.standing(name))
+
+    def _read_turn(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        if options is not self._read[0]:
+            values = read_options(options, strict=True).values
+            values |= overflow_beside(self.defaults | self.options, values)
+            self._read = options, values
+        return self._read[1]
+
+    def context_limit(
+        self, options: Mapping[str, Any], ctx_size: int, *, chat: bool
+    ) -> ContextLimit:
+        """Return the limit of the history of a turn with *options*, on a model with contexts of
+        *ctx_size* tokens. With *chat* the history consists of messages. A history whose embedding
+        is to be computed is not shortened.
+
+        :raises InvalidArgument: an option is unknown, or its value out of its range.
+        """
+        values = self.defaults | self.options | self._read_turn(options)
+
+        def value_of(name: str) -> Any:
+            return values.get(name, BY_NAME[name].default)
+
+        policy = OverflowPolicy(value_of("overflow"))
+        drops_input = policy is OverflowPolicy.DROP_TURNS
+        if value_of("embedding"):
+            policy = OverflowPolicy.ERROR
+        elif policy is OverflowPolicy.AUTO and value_of("ctx-shift"):
+            policy = OverflowPolicy.SHIFT
+        elif policy is OverflowPolicy.AUTO:
+            policy = OverflowPolicy.DROP_TURNS if chat else OverflowPolicy.ERROR
+        return ContextLimit(
+            policy=policy,
+            ctx_size=min(value_of("ctx-size") or ctx_size, ctx_size),
+            n_predict=value_of("n-predict"),
+            n_keep=value_of("n-keep"),
+            n_discard=value_of("n-discard"),
+            drops_input=drops_input,
+        )
+
+    def rendering(self, options: Mapping[str, Any]) -> Rendering:
+        """Return the chat template's arguments for a turn with *options*.
+
+        :raises InvalidArgument: an option is unknown, or its value out of its range.
+        """
+        tools = self.in_turn("tools", options)
+        return Rendering(tools=tools, arguments=self.in_turn("chat-template-kwargs", options))
+
+    def tool_use(self, options: Mapping[str, Any], form: ToolFormat) -> ToolUse:
+        """Return the tool calls that the answer of a turn with *options* may have, of a model that
+        writes them in this *form*.
+        """
+        choice = tool_choice_of(self.in_turn("tool-choice", options))
+        if not self.in_turn("tools", options) or choice.mode == NO_CALLS:
+            return NO_TOOLS
+        if form is ToolFormat.NONE and choice.mode != AUTO:
+            form = ToolFormat.JSON
+        parallel = self.in_turn("parallel-tool-calls", options)
+        calls_max = ANSWER_CALLS_MAX if parallel else 1
+        return ToolUse(form=form, calls_max=calls_max, names=choice.names)
+
+    def constrain_calls(self, spec: TaskSpec, use: ToolUse, *, opened: bool) -> TaskSpec:
+        """Return *spec* with the grammar of the tool calls that its answer may have or must have.
+        The prompt may have *opened* the first one.
+
+        :raises InvalidArgument: no grammar can be made of the tools.
+        """
+        if use.form is ToolFormat.NONE or spec.sampling.has_grammar or spec.embed is not None:
+            return spec
+        choice, parallel = tool_choice_of(self.get("tool-choice")), use.calls_max > 1
+        tools = self.get("tools")
+        fields = constraint_of(use.form, tools, choice, parallel=parallel, opened=opened)
+        if not fields:
+            return spec
+        sampling = msgspec.structs.replace(spec.sampling, **fields, ignore_eos=False)
+        return msgspec.structs.replace(spec, sampling=sampling, ctx_shift=False)
+
+    def _requests(self, name: str) -> Iterator[tuple[Any, str]]:
+        if name in self._turn:
+            yield self._turn[name], TURN
+        if name in self.options:
+            yield self.options[name], SESSION
+        if self.defaults.get(name) is not None:
+            yield self.defaults[name], self.origins.get(name, GRAPH)
+        yield BY_NAME[name].default, BUILTIN
+
+    def effective(self) -> list[Effective]:
+        """Return all parameters with their values in force and their origins: the present or last
+        turn, the session, its graph, the model's configuration, `init_backend`, the file, or the
+        built-in default.
+        """
+        requested = {p.name: next(self._requests(p.name)) for p in PARAMETERS}
+        values, adjusted = self._adjust()
+        return [
+            Effective(n, values.get(n, value), origin, adjusted.get(n, ""))
+            for n, (value, origin) in requested.items()
+        ]
+
+    def _adjust(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the values in force, and the reasons where they differ from those requested."""
+        values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
+        given = {n for n, value in values.items() if value and value != BY_NAME[n].default}
+        before = {n: why for n, why in self.out_of_range.items() if n not in self._turn}
+        given.add(CHAT_TEMPLATE)  # the note on it comes from the input, whatever was requested
+        unused = {n: why for n, why in self.unused.items() if n in given}
+        return values, before | adjusted | unused | self._turn_notes.out_of_range
+
+    def fill(self, spec: TaskSpec, vocab_size: int) -> TaskSpec:
+        """Return *spec* with the parameters in force, for a model with that vocabulary."""
+        values, self.adjusted = self._adjust()
+        self.adjusted |= leave_out_unknown_biases(values, vocab_size)
+        embed = None
+        if values.get("embedding"):
+            embed = EmbedSpec(values.get("pooling", ""), values.get("embd-normalize", 2))
+        if values.get("seed", -1) != -1:
+            self.seed = values["seed"]
+        return msgspec.structs.replace(
+            spec,
+            sampling=sampling_params(values, self.seed),
+            n_predict=0 if embed is not None else values.get("n-predict", -1),
+            ctx_size=values.get("ctx-size", 0),
+            batch_size=values.get("batch-size", 0),
+            stop=tuple(values.get("stop", ())),
+            reverse_prompt=tuple(values.get("reverse-prompt", ())),
+            stopping=stopping_params(values),
+            ctx_shift=values.get("ctx-shift", False),
+            n_keep=values.get("n-keep", 0),
+            n_discard=values.get("n-discard", 0),
+            cache_reuse=values.get("cache-reuse", 0),
+            prompt_logprobs=None if embed is not None else values.get("prompt-logprobs"),
+            embed=embed,
+        )

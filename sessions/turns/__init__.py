@@ -1,1 +1,0 @@
-"""The options, adapters, start and sentence comparisons of a turn."""
