@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -252,30 +252,45 @@ async def _home_of(client: FleetClient, session: SessionKey, state: str) -> str 
         return known
     home = None
     if session.session_id:
-        home = await _search(client, "sessions", session.session_id)
+        home = await _search_session(client, session.session_id)
         home = homes.find(session) or home  # another client may have opened it meanwhile
     if home is None and state:
-        home = await _search(client, "list_states", state)
+        home = await _search_state(client, state)
     return home
 
 
-async def _search(client: FleetClient, call: str, name: str) -> str | None:
-    """Return the node that lists a session or state of the client's label by *name*."""
-    params: Fields = {"dormant": msgspec.Raw(b"\xc3")} if call == "sessions" else {}
-    nodes = client.fleet.nodes
-    results, errors = await gather(client, call, params, nodes.reachable())
-    if call == "sessions":
-        entries = session_homes(results)
-    else:
-        entries = (
-            (_label_of(client, state), state["name"], node)
-            for node, result in results.items()
-            for state in result["states"]
-        )
+async def _search_session(client: FleetClient, session_id: str) -> str | None:
+    """Return the node that lists a session of the client's label."""
+    params: Fields = {"dormant": msgspec.Raw(b"\xc3")}
+    results, errors = await gather(client, "sessions", params, client.fleet.nodes.reachable())
+    return _node_of(client, session_id, session_homes(results), errors)
+
+
+async def _search_state(client: FleetClient, name: str) -> str | None:
+    """Return the node that lists a state of the client's label, or one that is shared with it."""
+    results, errors = await gather(client, "list_states", {}, client.fleet.nodes.reachable())
+    entries = (
+        (_label_of(client, state), state["name"], node)
+        for node, result in results.items()
+        for state in result["states"]
+    )
+    return _node_of(client, name, entries, errors)
+
+
+def _node_of(
+    client: FleetClient,
+    name: str,
+    entries: Iterable[tuple[str, str, str]],
+    errors: Mapping[str, InferdError],
+) -> str | None:
+    """Return the node with *name* among entries with a label, a name and a node.
+
+    :raises Busy: no node has it, and it may be on one that cannot be reached.
+    """
     for label, found, node in entries:
         if found == name and label == client.owner.label:
             return node
-    missing = sorted({*nodes.unreachable(), *errors})
+    missing = sorted({*client.fleet.nodes.unreachable(), *errors})
     if missing:
         raise Busy(
             f"{name!r} may be on a node that cannot be reached: {', '.join(missing)}",
