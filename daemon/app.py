@@ -20,7 +20,7 @@ from ..backends.memory.heap import return_large_blocks
 from ..ipc.http.listener import HttpListener
 from ..ipc.messages import Kind
 from ..ipc.open_files import raise_open_files_limit
-from ..ipc.server.descriptors.blocking_thread import allow_interrupts
+from ..ipc.server.descriptors import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
 from .calls import ALL_CALLS, IMMEDIATE_CALLS
 from .components import Components

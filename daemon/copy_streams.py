@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from ..ipc.messages import CopiedChange, Kind
-from ..ipc.server.server_connection import ServerConnection
+from ..ipc.server.connection import ServerConnection
 from ..sessions import ChangeSender, CopyChange, Recording, encode_change
 from ..wire.frames import REPLY_BYTES_MAX
 

@@ -28,10 +28,9 @@ from ..ipc.messages import (
     ServerHello,
 )
 from ..ipc.open_files import descriptors_max
-from ..ipc.server.request import Request
+from ..ipc.server.connection import Request, ServerConnection
 from ..ipc.server.request_bytes import RequestBytes
 from ..ipc.server.server import Server
-from ..ipc.server.server_connection import ServerConnection
 from ..scheduler.kv.origin import scoped
 from ..scheduler.settings import EngineSettings
 from ..sessions import (

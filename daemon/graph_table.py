@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ..backends.errors import InvalidArgument
 from ..backends.params import Options
-from ..ipc.server.server_connection import ServerConnection
+from ..ipc.server.connection import ServerConnection
 from ..sessions.admission.bounds import KeptBytes
 from ..sessions.memory import memory_bytes
 from .models.model import Lease

@@ -10,7 +10,7 @@ import structlog
 
 from ...backends.errors import InferdError
 from ...ipc.messages import ClientHello
-from ...ipc.server.server_connection import ServerConnection
+from ...ipc.server.connection import ServerConnection
 from ...scheduler.owner import Owner
 from ..config.settings import Config
 from ..logs.repeats import RepeatLimit

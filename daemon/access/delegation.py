@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...backends.errors import NotFound, PermissionDenied, Timeout
 from ...ipc.names import OWN_USER
 from ...ipc.peer import groups_of_user
-from ...ipc.server.server_connection import ServerConnection
+from ...ipc.server.connection import ServerConnection
 from ..config.access_settings import ID_MAX, OWN_USERS_MIN, own_user_number
 from .rules import ROOT
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...backends.errors import QuotaExceeded
-from ...ipc.server.server_connection import ServerConnection
+from ...ipc.server.connection import ServerConnection
 
 BOUND = "labels-user-max"
 RETRY_S = 1.0

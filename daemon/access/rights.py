@@ -13,8 +13,7 @@ from ...backends.errors import PermissionDenied
 from ...ipc.messages import Call, Right
 from ...ipc.names import check_user_name
 from ...ipc.peer import Peer
-from ...ipc.server.request import Request
-from ...ipc.server.server_connection import ServerConnection
+from ...ipc.server.connection import Request, ServerConnection
 from ...scheduler import PRIORITIES, Owner
 from ...sessions import Quota, check_connections, check_priority
 from ..config.access_settings import Rule, SharedState

@@ -10,7 +10,7 @@ import queue
 from collections.abc import Callable, Collection
 
 from ...ipc.peer import groups_of_user
-from ...ipc.server.descriptors.blocking_thread import BlockingThread
+from ...ipc.server.descriptors import BlockingThread
 
 USERS_MAX = 4096
 """Users whose groups are remembered."""

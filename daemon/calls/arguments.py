@@ -14,8 +14,8 @@ from ...backends.errors import InvalidArgument, TooLarge, not_utf8
 from ...backends.params import nearest
 from ...backends.texts.raw_bytes import mark_bytes, offset_of
 from ...ipc.messages import TENSOR_TYPES, Tensor
-from ...ipc.server.descriptors.unclaimed_descriptors import read_tensor, tensor_size
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
+from ...ipc.server.descriptors import read_tensor, tensor_size
 from ...ipc.server.request_bytes import COPIES
 from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import parse_json_options, parse_turn_json
 from ...ipc import messages as w
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...scheduler.priority import Priority
 from ...sessions import NamedState, PlaceWait, Session, TurnNotes, TurnOptions

@@ -9,7 +9,7 @@ import anyio
 
 from ...backends.errors import InferdError
 from ...ipc import messages as w
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ..core import Daemon
 from ..workers.worker import Worker
 

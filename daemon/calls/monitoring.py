@@ -13,7 +13,7 @@ import structlog
 
 from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...scheduler import Owner, Priority
 from ...scheduler.messages import QueueEntry
 from ...sessions import (

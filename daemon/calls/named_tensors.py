@@ -9,7 +9,7 @@ import msgspec
 
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from .arguments import tensor_bytes, tensor_type
 
 CONFIGURATION_NAMES = ("1", "metadata", "options", "config")

@@ -14,7 +14,7 @@ import msgspec
 
 from ...backends.errors import Cancelled, EndOfSequence, InferdError, SessionBusy
 from ...ipc.messages import Call, ContextUse, ModelUse, Starts, StreamParams
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...scheduler.priority import Priority
 from ...sessions import PlaceWait, Session
 from ...sessions.admission.bounds import Ticket

@@ -9,7 +9,7 @@ import structlog
 
 from ...backends.errors import Cancelled, InvalidArgument, NotFound
 from ...ipc import messages as w
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...sessions import PlaceWait, Session, SessionState, checked_title
 from ..core import Daemon
 from .arguments import priority_of, seconds_of

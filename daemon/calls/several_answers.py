@@ -15,7 +15,7 @@ import msgspec
 from ...backends.errors import InferdError, InvalidArgument
 from ...backends.params import SEEDS
 from ...ipc import messages as w
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...sessions import Session, TurnOptions
 from ...sessions.answers.splitter import AnswerParts
 from ...sessions.turn.turn import TokensSink, Turn

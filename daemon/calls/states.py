@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...ipc import messages as w
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...scheduler.kv.origin import scoped
 from ...scheduler.owner import Owner
 from ...sessions import NamedState

@@ -21,7 +21,7 @@ from ...backends.errors import (
 from ...backends.params import read_options
 from ...ipc import messages as w
 from ...ipc.chat_messages import checked_messages
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.priority import Priority, Requester

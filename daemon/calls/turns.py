@@ -11,7 +11,7 @@ import msgspec
 from ...backends.errors import Cancelled, InvalidArgument, error_from_wire
 from ...ipc import messages as w
 from ...ipc.chat_messages import checked_messages
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...scheduler.messages import Position, PromptLogprobs, PromptProgress, Tokens
 from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
 from ...sessions import Session, Turn, TurnOptions

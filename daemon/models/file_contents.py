@@ -19,7 +19,7 @@ from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import read_facts
 from ...backends.gguf.header import DamagedHeader
 from ...backends.gguf.kinds import OtherContent, other_content
-from ...ipc.server.descriptors.blocking_thread import BlockingThread
+from ...ipc.server.descriptors import BlockingThread
 from .model_files import Signature, signature_of
 
 HEADER_S_MAX = 5.0

@@ -23,7 +23,7 @@ import anyio.to_thread
 from ...backends.errors import BackendError, Busy, InvalidArgument, UnsupportedOperation
 from ...backends.split_gguf import PART
 from ...ipc.messages import PART_BYTES
-from ...ipc.server.descriptors.client_descriptors import UserDescriptors
+from ...ipc.server.descriptors import UserDescriptors
 from ..config.model_settings import check_model_name
 from ..pull.part import BLOCK, Part, PullFailed, hash_file
 from ..pull.target import exists_error, locked_name, publish_part, write_error

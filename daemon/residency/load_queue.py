@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import anyio
 
-from ...ipc.server.fairness.loop_time import TimeShares
+from ...ipc.server.fairness import TimeShares
 from ...scheduler import Priority
 
 LOADS_MAX = 3

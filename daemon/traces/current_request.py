@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...sessions import Turn
 from ..residency.residency import ResidencyRequest
 from .spans import COMPLETION, RequestFacts, TurnFacts

@@ -16,7 +16,7 @@ import anyio
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError
 from ...ipc.messages import CALLS, Starts
-from ...ipc.server.request import Request
+from ...ipc.server.connection import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import anyio
 
-from .descriptors.client_descriptors import ClientDescriptors
-from .fairness.loop_time import LoopTime
+from .descriptors import ClientDescriptors
+from .fairness import LoopTime
 
 ACCEPT_PAUSE_S = 0.1
 ACCEPTS_AT_ONCE = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from ...backends.errors import Busy
-from .fairness.shares import SharedLimit
+from .fairness import SharedLimit
 
 OPERATOR_PLACES = 8
 """Places that stay free for operators: root, the daemon's own user, users who may manage models.

@@ -20,8 +20,7 @@ from ...wire.frames import REPLY_BYTES_MAX, pack_frame
 from ...wire.nesting import check_shape, scalar_size
 from ..messages import CALLS, PROTOCOL_VERSION, ClientHello, Kind
 from ..names import check_label, check_user_name
-from .request import Request
-from .server_connection import ServerConnection
+from .connection import Request, ServerConnection
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions that msgspec raises for bytes that it cannot decode."""

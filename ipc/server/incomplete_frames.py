@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from ...backends.errors import ProtocolError
-from .fairness.shares import SharedLimit
-from .server_connection import Pause
+from .connection import Pause, ServerConnection
+from .fairness import SharedLimit
 
 INCOMPLETE_BYTES_MAX = 64 << 20
 """Bytes of all incomplete frames. A user has at most as many as are free; alone, half of all."""
@@ -15,45 +14,25 @@ FRAME_S_MAX = 30.0
 """Time for one frame to arrive. The largest takes milliseconds on this machine."""
 
 
-class Sender(Protocol):
-    """The part of a connection that these bounds use."""
-
-    @property
-    def uid(self) -> int:
-        """The user."""
-
-    was_delayed: bool
-    """Whether the daemon has delayed reading for a reason other than these bounds."""
-
-    def pause_reading(self, reason: Pause) -> None:
-        """Read nothing until reading is resumed for this *reason*."""
-
-    def resume_reading(self, reason: Pause) -> None:
-        """Read again unless there are other reasons to pause."""
-
-    def end(self, error: Exception) -> None:
-        """End the connection with an error."""
-
-
 class ArrivalTimer:
     """Ends a connection with *error* if its data has not arrived after *seconds_max*. The time
     begins again if the daemon has delayed reading.
     """
 
-    def __init__(self, sender: Sender, seconds_max: float, error: ProtocolError):
-        self._sender, self._seconds_max, self._error = sender, seconds_max, error
+    def __init__(self, connection: ServerConnection, seconds_max: float, error: ProtocolError):
+        self._connection, self._seconds_max, self._error = connection, seconds_max, error
         self._start()
 
     def _start(self) -> None:
-        self._sender.was_delayed = False
+        self._connection.was_delayed = False
         loop = asyncio.get_running_loop()
         self._handle = loop.call_later(self._seconds_max, self._end_late)
 
     def _end_late(self) -> None:
-        if self._sender.was_delayed:
+        if self._connection.was_delayed:
             self._start()
         else:
-            self._sender.end(self._error)
+            self._connection.end(self._error)
 
     def cancel(self) -> None:
         """Stop the timer, because the data has arrived or the connection has ended."""
@@ -70,45 +49,45 @@ class IncompleteFrames:
     def __init__(self, bytes_max: int = INCOMPLETE_BYTES_MAX, seconds_max: float = FRAME_S_MAX):
         self.shares = SharedLimit(bytes_max)
         self._seconds_max = seconds_max
-        self._sizes: dict[Sender, int] = {}
-        self._timers: dict[Sender, ArrivalTimer] = {}
+        self._sizes: dict[ServerConnection, int] = {}
+        self._timers: dict[ServerConnection, ArrivalTimer] = {}
         """The timer of each connection whose frame is being read."""
-        self._waiting: dict[Sender, None] = {}
+        self._waiting: dict[ServerConnection, None] = {}
         """Connections that are not read from, in the order in which they began to wait."""
 
-    def begin_frame(self, sender: Sender, size: int) -> None:
+    def begin_frame(self, connection: ServerConnection, size: int) -> None:
         """Count a frame of *size* bytes that has not arrived completely, if it is not counted."""
-        if self._sizes.get(sender) == size:
+        if self._sizes.get(connection) == size:
             return
-        self.end_frame(sender)
-        self._sizes[sender] = size
-        if self.shares.fits(sender.uid, size):
-            self._read_frame(sender)
+        self.end_frame(connection)
+        self._sizes[connection] = size
+        if self.shares.fits(connection.uid, size):
+            self._read_frame(connection)
         else:
-            self._waiting[sender] = None
-            sender.pause_reading(Pause.FRAME)
+            self._waiting[connection] = None
+            connection.pause_reading(Pause.FRAME)
 
-    def _read_frame(self, sender: Sender) -> None:
-        self.shares.take_amount(sender.uid, self._sizes[sender])
-        self._start_timer(sender)
+    def _read_frame(self, connection: ServerConnection) -> None:
+        self.shares.take_amount(connection.uid, self._sizes[connection])
+        self._start_timer(connection)
 
-    def _start_timer(self, sender: Sender) -> None:
+    def _start_timer(self, connection: ServerConnection) -> None:
         error = ProtocolError(
             f"a frame has not arrived completely within {self._seconds_max:g} s",
             hint="send a frame at once, and read replies meanwhile",
         )
-        self._timers[sender] = ArrivalTimer(sender, self._seconds_max, error)
+        self._timers[connection] = ArrivalTimer(connection, self._seconds_max, error)
 
-    def end_frame(self, sender: Sender) -> None:
+    def end_frame(self, connection: ServerConnection) -> None:
         """Forget a connection's frame, because it is complete or the connection has ended."""
-        size = self._sizes.pop(sender, 0)
+        size = self._sizes.pop(connection, 0)
         if not size:
             return
-        if sender in self._waiting:
-            del self._waiting[sender]
+        if connection in self._waiting:
+            del self._waiting[connection]
             return
-        self._timers.pop(sender).cancel()
-        self.shares.take_amount(sender.uid, -size)
+        self._timers.pop(connection).cancel()
+        self.shares.take_amount(connection.uid, -size)
         for waiting in tuple(self._waiting):
             if self.shares.fits(waiting.uid, self._sizes[waiting]):
                 del self._waiting[waiting]

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Protocol
 
-from .fairness.shares import SharedLimit
+from .fairness import SharedLimit
 
 OUTBOX_BYTES_MAX = 64 << 20
 OUTBOXES_BYTES_MAX = 128 << 20

@@ -19,17 +19,14 @@ from ...wire.frames import FrameReader
 from ..messages import CancelParams, ClientHello, Kind, ServerHello
 from ..peer import peer_of
 from .acceptor import Acceptor
+from .connection import Request, ServerConnection
 from .connection_places import Places
 from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
-from .descriptors.client_descriptors import ClientDescriptors
-from .fairness.fair_starts import FairStarts
-from .fairness.loop_time import LoopTime
-from .fairness.shares import SharedLimit
+from .descriptors import ClientDescriptors
+from .fairness import FairStarts, LoopTime, SharedLimit
 from .incomplete_frames import ArrivalTimer, IncompleteFrames
 from .outbox import OUTBOXES_BYTES_MAX
-from .request import Request
 from .request_bytes import SMALL_FRAME_BYTES, RequestBytes, Reserve, request_bytes
-from .server_connection import ServerConnection
 
 HELLO_TIMEOUT_S = 10.0
 

@@ -16,9 +16,8 @@ from inferd.backends import SamplingParams
 from inferd.backends.errors import InferdError, InvalidArgument, TooLarge
 from inferd.ipc import messages as w
 from inferd.ipc.client.embeddings import TEXTS_BYTES_MAX, TEXTS_PER_CALL, _batches
-from inferd.ipc.server.request import Request
+from inferd.ipc.server.connection import Request, ServerConnection
 from inferd.ipc.server.server import Server
-from inferd.ipc.server.server_connection import ServerConnection
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.sessions.turn.turn import PROBABILITIES_MAX, Turn

@@ -25,7 +25,7 @@ from ....backends.params import (
     parse_json_options,
 )
 from ....ipc import messages as w
-from ....ipc.server.request import Request
+from ....ipc.server.connection import Request
 from ....scheduler.priority import Priority
 from ...core import Daemon
 from ...models.model import Lease, ManagedModel, PassedFile

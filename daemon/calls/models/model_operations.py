@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 
 from ....backends.errors import LoadFailed
 from ....ipc import messages as w
-from ....ipc.server.request import Request
+from ....ipc.server.connection import Request
 from ...core import Daemon
 from ...models import model_adapters
 from ...models.description import describe_model, estimate_memory, need_bytes

@@ -9,7 +9,7 @@ import msgspec
 from ....backends.errors import InvalidArgument, NotFound
 from ....ipc import messages as w
 from ....ipc.names import check_label
-from ....ipc.server.request import Request
+from ....ipc.server.connection import Request
 from ....scheduler.owner import Owner
 from ....sessions import StoredSession, Transfer, check_id, decode_change, encode_change
 from ...core import Daemon

@@ -9,7 +9,7 @@ import structlog
 
 from ....backends.errors import InvalidArgument, UnsupportedOperation
 from ....ipc import messages as w
-from ....ipc.server.request import Request
+from ....ipc.server.connection import Request
 from ...config.model_settings import check_model_name
 from ...core import Daemon
 from ...models.transfers import PassedModel, check_single_file

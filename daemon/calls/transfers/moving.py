@@ -12,7 +12,7 @@ from anyio import to_thread
 from ....backends.errors import BackendError, InvalidArgument, NotFound, WorkerCrashed
 from ....ipc import messages as w
 from ....ipc.names import check_label
-from ....ipc.server.request import Request
+from ....ipc.server.connection import Request
 from ....scheduler.kv.file_format import (
     FINGERPRINT,
     KvDamaged,

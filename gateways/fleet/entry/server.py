@@ -25,9 +25,8 @@ from ....ipc.names import check_label, check_user_name
 from ....ipc.peer import peer_of
 from ....ipc.server.acceptor import Acceptor
 from ....ipc.server.connection_places import Places
-from ....ipc.server.descriptors.client_descriptors import ClientDescriptors
-from ....ipc.server.fairness.loop_time import LoopTime
-from ....ipc.server.fairness.shares import SharedLimit
+from ....ipc.server.descriptors import ClientDescriptors
+from ....ipc.server.fairness import LoopTime, SharedLimit
 from ....ipc.server.listener import UnixListener
 from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
 from ....wire.frames import pack_frame

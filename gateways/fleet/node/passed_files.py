@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 
 from ....backends.errors import InvalidArgument
-from ....ipc.server.descriptors.blocking_thread import BlockingThread
+from ....ipc.server.descriptors import BlockingThread
 from ....ipc.server.listener import UnixListener
 from ....wire.descriptors import read_with_descriptors
 from ..link import HANDSHAKE_S_MAX, RECEIVED, REFUSED, TOKEN_BYTES

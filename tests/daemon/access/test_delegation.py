@@ -22,7 +22,7 @@ from inferd.daemon.access.delegation import find_user, identify_user
 from inferd.daemon.access.rules import MEMBER, OPERATOR, delegated_rights
 from inferd.daemon.config.access_settings import OWN_USERS_MIN
 from inferd.ipc.messages import Right
-from inferd.ipc.server.descriptors import client_descriptors
+from inferd.ipc.server import descriptors
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all
 from tests.raw import RawClient
@@ -192,9 +192,9 @@ async def test_a_database_of_users_that_does_not_answer_ends_in_a_timeout(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(pwd, "getpwnam", lambda _: answers.wait())
-    monkeypatch.setattr(client_descriptors, "OPERATION_S_MAX", 0.05)
+    monkeypatch.setattr(descriptors, "OPERATION_S_MAX", 0.05)
     connection: Any = Stranger(GATEWAY)
-    connection.user = client_descriptors.ClientDescriptors().of_user(GATEWAY)
+    connection.user = descriptors.ClientDescriptors().of_user(GATEWAY)
     try:
         with pytest.raises(Timeout, match="did not answer for 'ada'") as caught:
             await identify_user(connection, "ada", own=990)

@@ -15,7 +15,7 @@ from inferd.cli.monitoring.top.screen import Top
 from inferd.daemon.access.rights import Access
 from inferd.daemon.config.access_settings import Rule
 from inferd.ipc.messages import Right
-from inferd.ipc.server.server_connection import ServerConnection
+from inferd.ipc.server.connection import ServerConnection
 from inferd.scheduler import Owner
 from inferd.testing import RunningDaemon
 from tests.cli.test_top_screen import shown, states, until

@@ -14,9 +14,8 @@ import pytest
 from inferd.backends.errors import InferdError, PermissionDenied
 from inferd.daemon.users import Users
 from inferd.ipc.messages import PROTOCOL_VERSION, ClientHello, Limits, ServerHello
-from inferd.ipc.server.request import Request
+from inferd.ipc.server.connection import Request, ServerConnection
 from inferd.ipc.server.server import Server
-from inferd.ipc.server.server_connection import ServerConnection
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.daemon.models import file_contents
 from inferd.daemon.models.file_contents import OtherContents
-from inferd.ipc.server.descriptors.blocking_thread import BlockingThread
+from inferd.ipc.server.descriptors import BlockingThread
 
 
 @pytest.mark.asyncio

@@ -14,10 +14,9 @@ import pytest
 
 from inferd.backends.errors import BackendError, InferdError, NotFound
 from inferd.ipc import messages as w
-from inferd.ipc.server.fairness.fair_starts import STARTS_MAX
-from inferd.ipc.server.request import Request
+from inferd.ipc.server.connection import Request, ServerConnection
+from inferd.ipc.server.fairness import STARTS_MAX
 from inferd.ipc.server.server import Server
-from inferd.ipc.server.server_connection import ServerConnection
 from tests.raw import RawClient
 
 IMMEDIATE, WAITING = "get_output", "get_output_single"

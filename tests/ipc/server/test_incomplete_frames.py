@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
 from inferd.backends.errors import ProtocolError
+from inferd.ipc.server.connection import Pause
 from inferd.ipc.server.incomplete_frames import ArrivalTimer, IncompleteFrames
-from inferd.ipc.server.server_connection import Pause
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB = 1, 2
@@ -34,9 +36,9 @@ class Sender:
         self.ended.set()
 
 
-def begun(frames: IncompleteFrames, *uids: int, size: int = 10) -> list[Sender]:
+def begun(frames: IncompleteFrames, *uids: int, size: int = 10) -> list[Any]:
     """Let a connection of each user begin a frame."""
-    senders = [Sender(uid) for uid in uids]
+    senders: list[Any] = [Sender(uid) for uid in uids]
     for sender in senders:
         frames.begin_frame(sender, size)
     return senders
@@ -112,7 +114,7 @@ async def test_a_frame_that_the_daemon_delays_gets_more_time() -> None:
 
 
 async def test_a_hello_that_the_daemon_delays_gets_more_time_and_a_missing_one_ends() -> None:
-    ada = Sender(ADA)
+    ada: Any = Sender(ADA)
     ArrivalTimer(ada, 0.05, ProtocolError("no hello"))
     ada.was_delayed = True
     with anyio.move_on_after(0.07):
@@ -120,7 +122,7 @@ async def test_a_hello_that_the_daemon_delays_gets_more_time_and_a_missing_one_e
     assert ada.error is None
     with anyio.fail_after(5):
         await ada.ended.wait()
-    in_time = Sender(ADA)
+    in_time: Any = Sender(ADA)
     ArrivalTimer(in_time, 0.01, ProtocolError("no hello")).cancel()
     with anyio.move_on_after(0.03):
         await in_time.ended.wait()

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from .....backends.errors import InferdError
 from .....ipc.messages import Kind
 from .....ipc.peer import Peer
-from .....ipc.server.descriptors.client_descriptors import UserDescriptors
-from .....ipc.server.descriptors.closing import SCM_MAX_FD
-from .....ipc.server.fairness.shares import SharedLimit
+from .....ipc.server.descriptors import SCM_MAX_FD, UserDescriptors
+from .....ipc.server.fairness import SharedLimit
 from .....ipc.server.outbox import Outbox, OutboxListener
 from .....wire.descriptors import read_with_descriptors
 from .....wire.frames import FrameReader, pack_frame

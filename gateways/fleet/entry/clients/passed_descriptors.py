@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .....backends.errors import Busy, TooLarge
-from .....ipc.server.descriptors.client_descriptors import UserDescriptors
-from .....ipc.server.descriptors.unclaimed_descriptors import (
+from .....ipc.server.descriptors import (
     UnclaimedDescriptors,
+    UserDescriptors,
     read_tensor,
     tensor_size,
 )
-from .....ipc.server.fairness.shares import SharedLimit
+from .....ipc.server.fairness import SharedLimit
 from .....wire.frames import pack_frame
 from ...link import CONTENTS_BYTES_MAX, PART_BYTES, ContentKind
 from .upstream import Upstream

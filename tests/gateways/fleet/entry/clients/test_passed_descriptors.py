@@ -15,8 +15,8 @@ import pytest
 from inferd.backends.errors import Busy
 from inferd.gateways.fleet.entry.clients.passed_descriptors import PassedDescriptors
 from inferd.gateways.fleet.link import PART_BYTES, ContentKind
-from inferd.ipc.server.descriptors.client_descriptors import ClientDescriptors
-from inferd.ipc.server.fairness.shares import SharedLimit
+from inferd.ipc.server.descriptors import ClientDescriptors
+from inferd.ipc.server.fairness import SharedLimit
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio

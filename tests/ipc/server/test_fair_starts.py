@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from inferd.ipc.server.fairness.fair_starts import STARTS_MAX, FairStarts
-from inferd.ipc.server.fairness.loop_time import LoopTime
+from inferd.ipc.server.fairness import STARTS_MAX, FairStarts, LoopTime
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB, EVE = 1, 2, 3

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from inferd.ipc.server.fairness.fair_starts import FairStarts
-from inferd.ipc.server.fairness.loop_time import (
+from inferd.ipc.server.fairness import (
     BEGIN_S,
     BURST_S,
     LONG_STEP_S,
@@ -16,6 +15,7 @@ from inferd.ipc.server.fairness.loop_time import (
     LOOP_SHARE,
     READING_SHARE,
     REMEMBERED_USERS,
+    FairStarts,
     LoopTime,
     TimeShares,
 )

@@ -13,9 +13,8 @@ import anyio
 import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, Timeout
-from inferd.ipc.server.descriptors import client_descriptors
-from inferd.ipc.server.descriptors.client_descriptors import USERS_WITH_THREADS, ClientDescriptors
-from inferd.ipc.server.descriptors.closing import SCM_MAX_FD
+from inferd.ipc.server import descriptors
+from inferd.ipc.server.descriptors import SCM_MAX_FD, USERS_WITH_THREADS, ClientDescriptors
 
 pytestmark = pytest.mark.asyncio
 
@@ -24,7 +23,7 @@ def fail() -> None:
     raise InvalidArgument("not a file")
 
 
-async def until_closed(user: client_descriptors.UserDescriptors) -> None:
+async def until_closed(user: descriptors.UserDescriptors) -> None:
     """Wait for the operations submitted so far."""
     await user.run(int)
 
@@ -77,7 +76,7 @@ async def test_a_cancelled_call_never_runs_a_waiting_operation() -> None:
 async def test_an_operation_that_takes_too_long_ends_its_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_descriptors, "OPERATION_S_MAX", 0.01)
+    monkeypatch.setattr(descriptors, "OPERATION_S_MAX", 0.01)
     user, going_on = ClientDescriptors().of_user(0), threading.Event()
     with pytest.raises(Timeout):
         await user.run(partial(going_on.wait, 5))
@@ -137,8 +136,8 @@ async def closed_within(sock: socket.socket, seconds: float) -> bool:
 
 
 async def test_few_sockets_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_descriptors, "LINGER_S", 60.0)
-    monkeypatch.setattr(client_descriptors, "LINGERING_MAX", 2)
+    monkeypatch.setattr(descriptors, "LINGER_S", 60.0)
+    monkeypatch.setattr(descriptors, "LINGERING_MAX", 2)
     everybody = ClientDescriptors()
     pairs = [socket.socketpair() for _ in range(3)]
     for uid, (_, theirs) in enumerate(pairs):
@@ -152,7 +151,7 @@ async def test_few_sockets_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_lingering_sockets_are_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_descriptors, "LINGER_S", 0.01)
+    monkeypatch.setattr(descriptors, "LINGER_S", 0.01)
     everybody = ClientDescriptors()
     ours, theirs = socket.socketpair()
     everybody.of_user(0).end_connection(theirs, has_goodbye=True)

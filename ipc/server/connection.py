@@ -1,4 +1,4 @@
-"""One client's connection in the daemon: its reading, its requests in flight, its descriptors."""
+"""One client's connection in the daemon: its reading, its calls under way, its descriptors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
 import anyio
 
@@ -18,15 +19,12 @@ from ...scheduler.owner import Owner
 from ...wire.descriptors import read_with_descriptors
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
-from ..messages import Kind
+from ..messages import CALLS, CREDIT_MAX, Kind
 from ..peer import Peer
-from .descriptors.client_descriptors import UserDescriptors
-from .descriptors.closing import SCM_MAX_FD
-from .descriptors.unclaimed_descriptors import UnclaimedDescriptors
-from .fairness.loop_time import CHECK_S, LoopTime
-from .fairness.shares import SharedLimit
+from .descriptors import SCM_MAX_FD, UnclaimedDescriptors, UserDescriptors
+from .fairness import CHECK_S, LoopTime, SharedLimit
 from .outbox import Outbox, OutboxListener
-from .request_bytes import RequestBytes
+from .request_bytes import Charge, RequestBytes
 
 CALLS_DESCRIPTORS_MAX = 64
 """Descriptors of a connection's calls that have not ended."""
@@ -49,20 +47,6 @@ class Pause(Enum):
     """Its user's share of the loop's time is used up."""
     END = auto()
     """The client sends no more."""
-
-
-class RequestInFlight(Protocol):
-    """A request, as its connection needs it."""
-
-    number: int
-    descriptors: list[int]
-
-    @property
-    def scope(self) -> anyio.CancelScope:
-        """Cancelling it cancels the request."""
-
-    def grant_credit(self, events: int) -> None:
-        """Grant credit for more events."""
 
 
 class ServerConnection(OutboxListener):
@@ -91,7 +75,7 @@ class ServerConnection(OutboxListener):
         """Whether the user may take the places that are reserved for operators."""
         self.number = 0
         """Its number in the order in which the daemon accepted connections."""
-        self.requests: dict[int, RequestInFlight] = {}
+        self.requests: dict[int, Request] = {}
         self.software = ""
         self.wants_copies = False
         """Whether the client gets the changes of its sessions."""
@@ -245,7 +229,7 @@ class ServerConnection(OutboxListener):
         if self._hangup is not None and not (self.requests or self._outbox.unsent_bytes):
             self.end()
 
-    def request_ended(self, request: RequestInFlight) -> None:
+    def request_ended(self, request: Request) -> None:
         """Remove a request that was answered, or whose connection has ended."""
         self.requests.pop(request.number, None)
         self.active_at_s = time.monotonic()
@@ -266,7 +250,7 @@ class ServerConnection(OutboxListener):
             self.descriptors.add(descriptors)
         return data
 
-    def check_capacity(self, request: RequestInFlight) -> None:
+    def check_capacity(self, request: Request) -> None:
         """Check that the connection may have another request under way.
 
         :raises Busy: too many requests are under way, or the requests of the connection, of its
@@ -293,3 +277,76 @@ class ServerConnection(OutboxListener):
         self._stop()
         self.descriptors.close()
         self.user.end_connection(self._sock, has_goodbye=self._has_goodbye)
+
+
+_EVENT = int(Kind.EVENT)
+"""A plain integer, as msgspec's look-up of an enum's value takes a third of encoding an event."""
+
+
+class Request:
+    """A call under way. `cancelled_data` becomes the data of its error if it is cancelled."""
+
+    def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
+        self.connection, self.number, self.call, self.params = connection, number, call, params
+        self.row = CALLS[call]
+        self.uid = connection.uid
+        self.descriptors: list[int] = []
+        """Descriptors passed with the frame. They are closed with the request, except those that
+        the call takes.
+        """
+        self.cancelled_data: dict[str, Any] = {}
+        self._early_credit = 0
+        """Credit that the client has granted before the call's turn began."""
+        self._add_credit: Callable[[int], None] | None = None
+
+    @cached_property
+    def scope(self) -> anyio.CancelScope:
+        """The scope in which the call runs, unless it runs at once."""
+        return anyio.CancelScope()
+
+    @cached_property
+    def charge(self) -> Charge:
+        """Its memory, counted for the user on whose behalf the connection acts now. A request that
+        runs at once is not counted.
+        """
+        return Charge(self.connection.request_bytes, self.connection.owner.user)
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of the objects that the call makes."""
+        return self.connection.owner
+
+    def grant_credit(self, events: int) -> None:
+        """Grant the call's turn at most `CREDIT_MAX` more events; keep them until it begins."""
+        events = max(0, min(events, CREDIT_MAX))
+        if self._add_credit is None:
+            self._early_credit = min(self._early_credit + events, CREDIT_MAX)
+        else:
+            self._add_credit(events)
+
+    def pass_credit_to(self, add_credit: Callable[[int], None]) -> None:
+        """Call *add_credit* with all credit that the client has granted and will grant."""
+        self._add_credit = add_credit
+        if self._early_credit:
+            add_credit(self._early_credit)
+
+    def close(self) -> None:
+        """Close the descriptors that came with the request, and count its memory no more."""
+        self.params = None  # a reference cycle may keep the request until a collection
+        if "charge" in vars(self):
+            self.charge.end()
+        self.close_descriptors(tuple(self.descriptors))
+
+    def close_descriptors(self, descriptors: Sequence[int]) -> None:
+        """Close some of the request's descriptors, which the call no longer needs."""
+        for descriptor in descriptors:
+            self.descriptors.remove(descriptor)
+        self.connection.user.close(descriptors)
+
+    def take_descriptor(self, descriptor: int) -> None:
+        """Keep a descriptor open after the request; the caller closes it."""
+        self.descriptors.remove(descriptor)
+
+    def emit(self, event: Any, *, flush: bool = True) -> None:
+        """Send an event before the reply; without *flush*, the next flush sends it."""
+        self.connection.send([_EVENT, self.number, event], flush=flush)

@@ -9,8 +9,13 @@ user's connections, as unread messages hold descriptors, too, which the kernel t
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+import stat
+import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,9 +25,10 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from ....backends.errors import Busy, Timeout
-from .blocking_thread import BlockingThread
-from .closing import SCM_MAX_FD, close_descriptor, close_unread_descriptors
+from ...backends.errors import Busy, InvalidArgument, ProtocolError, Timeout, TooLarge
+from ...wire.descriptors import read_with_descriptors
+from ...wire.frames import READ_BYTES
+from ..messages import TENSOR_BYTES_MAX
 
 OPERATION_S_MAX = 30.0
 """The time that a call waits for an operation on its descriptor."""
@@ -222,3 +228,183 @@ class ClientDescriptors:
         closing = [user.interrupt_closes() for user in list(self._users.values())]
         if any(closing):
             self.interrupt_soon()
+
+
+SCM_MAX_FD = 253
+"""The kernel's bound on the descriptors of a message. The kernel closes those for which the
+receiver has no space, on the receiver's thread.
+"""
+_NO_LINGER = struct.pack("ii", 0, 0)
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Close a descriptor; a socket does not linger."""
+    with suppress(OSError):  # it is not a socket
+        # The family and type may differ from the socket's; given them, Python queries nothing.
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        finally:
+            sock.detach()
+    os.close(descriptor)
+
+
+def close_unread_descriptors(sock: socket.socket) -> None:
+    """Read what a connection that was shut down still holds, and close all descriptors in it.
+
+    All descriptors of one message are open at once, so call this only for users whose descriptors
+    can be closed.
+    """
+    data = b"unread"
+    with suppress(OSError):  # nothing is left, or the client has reset the connection
+        while data:
+            data, descriptors, _ = read_with_descriptors(
+                sock, READ_BYTES, SCM_MAX_FD, socket.MSG_DONTWAIT
+            )
+            for descriptor in descriptors:
+                with suppress(OSError):
+                    close_descriptor(descriptor)
+
+
+IDLE_S = 2.0
+"""Time after which a thread without operations ends."""
+INTERRUPT = signal.SIGURG
+"""The kernel ignores it in a process that has not called `allow_interrupts`."""
+
+Operation = Callable[[], None]
+
+
+def allow_interrupts() -> None:
+    """Let `BlockingThread.interrupt` end system calls of this process; call it in the main
+    thread.
+    """
+    signal.signal(INTERRUPT, lambda *_: None)
+
+
+class BlockingThread:
+    """Runs operations in their order, in a thread that exists while there are any."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Operation, bool]] = deque()
+        self._thread: threading.Thread | None = None
+        self._can_interrupt = False
+
+    def submit(self, operation: Operation, *, can_interrupt: bool = False) -> None:
+        """Run *operation*, which raises nothing, after those submitted before."""
+        with self._changed:
+            self._waiting.append((operation, can_interrupt))
+            if self._thread is not None:
+                self._changed.notify()
+                return
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads now: the next operation tries again
+                self._thread = None
+
+    def interrupt(self) -> bool:
+        """Send a signal to the thread if it runs an operation that may be interrupted. Return
+        whether it runs one, or has other operations to run.
+
+        The signal ends the wait of a socket's last close, not that of an unanswered FUSE request.
+        """
+        with self._changed:
+            if self._thread is None:
+                return False
+            if self._can_interrupt:
+                assert self._thread.ident is not None, "it was started"
+                signal.pthread_kill(self._thread.ident, INTERRUPT)
+            return self._can_interrupt or bool(self._waiting)
+
+    def _run(self) -> None:
+        while (operation := self._next_operation()) is not None:
+            operation()
+            del operation  # it may hold the last reference to this thread's owner
+
+    def _next_operation(self) -> Operation | None:
+        with self._changed:
+            self._can_interrupt = False
+            if not self._changed.wait_for(lambda: self._waiting, IDLE_S):
+                self._thread = None
+                return None
+            operation, self._can_interrupt = self._waiting.popleft()
+            return operation
+
+
+DESCRIPTORS_MAX = 16
+"""Descriptors of a connection that no call has claimed."""
+
+
+class UnclaimedDescriptors:
+    """Descriptors in the order in which a client has passed them. Lives on the event loop."""
+
+    def __init__(self, user: UserDescriptors):
+        self._user = user
+        self._descriptors: deque[int] = deque()
+
+    def add(self, descriptors: Sequence[int]) -> None:
+        """Add descriptors that have arrived.
+
+        :raises ProtocolError: too many descriptors are unclaimed.
+        """
+        self._user.note_received(len(descriptors))
+        self._descriptors.extend(descriptors)
+        if len(self._descriptors) > DESCRIPTORS_MAX:
+            raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call claims")
+
+    def claim(self, count: int) -> list[int]:
+        """Return the first *count* descriptors; the caller closes them.
+
+        :raises InvalidArgument: fewer descriptors have arrived.
+        """
+        if len(self._descriptors) < count:
+            raise InvalidArgument(
+                f"the call refers to {count} descriptors, but {len(self._descriptors)} were passed",
+                hint="send them with the frame, by SCM_RIGHTS",
+            )
+        return [self._descriptors.popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        """Close the descriptors, off the event loop."""
+        self._user.close(tuple(self._descriptors))
+        self._descriptors.clear()
+
+
+# These run in the thread of the user who passed the descriptor.
+
+
+def tensor_size(descriptor: int) -> int:
+    """Return the size of the tensor in a descriptor.
+
+    :raises InvalidArgument: the descriptor is not that of a file, or cannot be read.
+    :raises TooLarge: the tensor exceeds the limit.
+    """
+    try:
+        status = os.fstat(descriptor)
+    except OSError as exc:
+        raise _unreadable(exc) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArgument("the tensor's descriptor is not a file", hint="pass a memfd")
+    if status.st_size > TENSOR_BYTES_MAX:
+        raise TooLarge(
+            f"a tensor of {status.st_size} bytes; the limit is {TENSOR_BYTES_MAX}",
+            data={"bytes": status.st_size, "tensor_bytes_max": TENSOR_BYTES_MAX},
+        )
+    return status.st_size
+
+
+def read_tensor(descriptor: int, size: int, offset: int = 0) -> bytes:
+    """Return up to *size* bytes of the tensor in a descriptor.
+
+    :raises InvalidArgument: the descriptor cannot be read.
+    """
+    try:
+        return os.pread(descriptor, size, offset)
+    except OSError as exc:
+        raise _unreadable(exc) from None
+
+
+def _unreadable(exc: OSError) -> InvalidArgument:
+    return InvalidArgument(f"the tensor's descriptor cannot be read: {exc.strerror}")

@@ -1,17 +1,49 @@
-"""The event loop's time that requests take by user, and the pauses that bound it.
-
-The loop and the models share the machine's cores: a user who keeps the loop busy slows the turns of
-all others. While requests of other users are in flight, a user's requests may therefore take a
-tenth of a core; more of them wait.
-"""
+"""Limits that the users of the daemon share, so that no user can take everything."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
 from typing import Any, TypeVar
+
+
+class SharedLimit:
+    """A limit on an amount that users share: places, or bytes.
+
+    A user may hold at most *factor* times as much as is free (the dynamic thresholds of Choudhury
+    and Hahne, 1998). One user alone reaches `factor / (factor + 1)` of the limit, each further
+    user less, and something is always left for a user who has nothing yet.
+    """
+
+    def __init__(self, total_max: int, factor: int = 1):
+        self.total_max, self.total = total_max, 0
+        self._factor = factor
+        self._held: Counter[int] = Counter()
+
+    def fits(self, uid: int, amount: int) -> bool:
+        """Return whether a user may take *amount* more."""
+        free = self.total_max - self.total
+        return amount <= free and self._held[uid] + amount <= self._factor * free
+
+    def held_by(self, uid: int) -> int:
+        """Return the amount that a user holds."""
+        return self._held[uid]
+
+    @property
+    def largest(self) -> int:
+        """The amount that the user with the most holds."""
+        return max(self._held.values(), default=0)
+
+    def take_amount(self, uid: int, amount: int) -> None:
+        """Add to a user's amount; a negative *amount* is given back."""
+        self._held[uid] += amount
+        self.total += amount
+        if not self._held[uid]:
+            del self._held[uid]
+
 
 T = TypeVar("T")
 LOOP_SHARE = 0.1
@@ -118,3 +150,72 @@ class LoopTime:
                 resume = steps.send
             except BaseException as exc:  # a cancellation, too, belongs to the steps
                 resume, value = steps.throw, exc
+
+
+STARTS_MAX = 4
+"""Requests that start in one iteration of the loop. A cheap call takes 0.3 ms; a client may send
+256 of them at once, and others would wait for all of these.
+"""
+
+
+class FairStarts:
+    """Lets requests start. Owned by the daemon's event loop."""
+
+    def __init__(self, loop_time: LoopTime) -> None:
+        self._loop_time = loop_time
+        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
+        """The waiting requests by user; the first user is next."""
+        self._started = 0
+        """Requests that started in this iteration of the loop."""
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def try_start(self, uid: int) -> bool:
+        """Start a request of *uid* if it need not wait; return whether it may start."""
+        self._schedule()
+        if uid in self._waiting or self._started >= STARTS_MAX or self._loop_time.pause_s(uid):
+            return False
+        self._started += 1
+        return True
+
+    async def wait_start(self, uid: int, *, is_first: bool = False) -> None:
+        """Wait until a request of *uid* may start; mostly it may at once. If it *is_first*, it
+        precedes the user's other waiting requests.
+        """
+        if self.try_start(uid):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        turns = self._waiting.setdefault(uid, deque())
+        turns.appendleft(turn) if is_first else turns.append(turn)
+        await turn
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_some)
+
+    def _start_some(self) -> None:
+        """Begin an iteration: start requests of the waiting users in turn."""
+        self._is_scheduled, self._started = False, 0
+        ready = deque(uid for uid in self._waiting if not self._loop_time.pause_s(uid))
+        while ready and self._started < STARTS_MAX:
+            uid = ready.popleft()
+            turns = self._waiting.pop(uid)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[uid] = turns  # last in the order
+                ready.append(uid)
+            if not turn.done():  # its request was not cancelled
+                turn.set_result(None)
+                self._started += 1
+        if ready:
+            self._schedule()
+        elif self._waiting:
+            self._check_pauses_later()
+
+    def _check_pauses_later(self) -> None:
+        """Start paused users' requests at the end of a pause; check before, as it may end early."""
+        if self._timer is not None:
+            self._timer.cancel()
+        pause_s = min(CHECK_S, *map(self._loop_time.pause_s, self._waiting))
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._schedule)

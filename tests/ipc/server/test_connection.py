@@ -15,18 +15,17 @@ from inferd.backends.errors import ProtocolError
 from inferd.ipc.messages import CREDIT_MAX
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import outbox
-from inferd.ipc.server.descriptors.client_descriptors import ClientDescriptors
-from inferd.ipc.server.fairness.loop_time import LoopTime
-from inferd.ipc.server.fairness.shares import SharedLimit
-from inferd.ipc.server.outbox import OUTBOXES_BYTES_MAX
-from inferd.ipc.server.request import Request
-from inferd.ipc.server.request_bytes import RequestBytes
-from inferd.ipc.server.server_connection import (
+from inferd.ipc.server.connection import (
     OUTBOX_PAUSE_BYTES,
     REQUESTS_BYTES,
     Pause,
+    Request,
     ServerConnection,
 )
+from inferd.ipc.server.descriptors import ClientDescriptors
+from inferd.ipc.server.fairness import LoopTime, SharedLimit
+from inferd.ipc.server.outbox import OUTBOXES_BYTES_MAX
+from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.wire.frames import READ_BYTES
 
 pytestmark = pytest.mark.asyncio

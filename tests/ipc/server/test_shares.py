@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.ipc.server.fairness.shares import SharedLimit
+from inferd.ipc.server.fairness import SharedLimit
 
 
 def taken(limit: SharedLimit, uid: int) -> int:
