@@ -45,12 +45,10 @@ from .results import (
     Stats,
     TaskInfo,
 )
-from .sessions.pull import AsyncPull
-from .sessions.session import AsyncSession
-from .streams.async_stream import AsyncStream
-from .streams.texts import Answer, Piece, Rendered, Reply, ToolCall
-from .sync.sync_client import Client, Session
-from .sync.sync_streams import Pull, Stream
+from .sessions.session import AsyncPull, AsyncSession
+from .streams import AsyncStream
+from .sync_client import Client, Pull, Session, Stream
+from .texts import Answer, Piece, Rendered, Reply, ToolCall
 
 __all__ = (
     "AddAdapterResult",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...backends.errors import InvalidAnswer, InvalidArgument
-from .streams.texts import Reply
+from .texts import Reply
 
 T = TypeVar("T")
 _CUT = ("length", "context_full", "time")

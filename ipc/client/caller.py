@@ -15,10 +15,9 @@ from ...backends.errors import ConnectionLost, InferdError, InvalidArgument, Pro
 from .. import messages as w
 from ..names import check_label, check_user_name
 from ..paths import client_socket_path
-from .connection.async_driver import AsyncDriver
-from .connection.core import ConnectionCore
+from .connection.async_connection import AsyncDriver
+from .connection.core import ConnectionCore, InFlight
 from .connection.driver import Driver
-from .connection.inflight import InFlight
 from .failures import retry_pauses, retrying
 
 R = TypeVar("R")

@@ -13,14 +13,13 @@ from ..handles import Graph
 from ..payloads import Config, Prompt, json_text, open_file
 from ..priorities import Priority
 from .caller import as_event
-from .connection.inflight import InFlight
+from .connection.core import InFlight
 from .embeddings import AsyncEmbedding
 from .parameters import Options, Parameters
 from .sessions.attachment import ClientSessionSettings, LossCallback
 from .sessions.session import AsyncSession
-from .streams.async_stream import AsyncStream
-from .streams.texts import Reply, reply_of
-from .streams.turn import StreamedTurn
+from .streams import AsyncStream, StreamedTurn
+from .texts import Reply, reply_of
 from .tool_rounds import ROUNDS_MAX, ToolRounds, compute_chat
 from .turn_settings import (
     PromptCallback,

@@ -6,8 +6,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 
 from ...backends.errors import Busy, ConnectionLost, InferdError, ShuttingDown, error_from_wire
+from .connection.core import InFlight
 from .connection.driver import Driver
-from .connection.inflight import InFlight
 
 RETRY_S_MAX = 30.0
 RETRY_PAUSE_S = 0.05

@@ -12,7 +12,7 @@ import msgspec
 
 from ...backends.errors import InvalidArgument
 from .connection.driver import Driver
-from .streams.texts import ToolCall
+from .texts import ToolCall
 
 Tool: TypeAlias = "Callable[..., object] | Mapping[str, Any]"
 """A function, or a definition as OpenAI has it, whose calls the program answers."""

@@ -21,7 +21,7 @@ from .results import (
     Stats,
     TaskInfo,
 )
-from .streams.texts import Rendered
+from .texts import Rendered
 from .turn_settings import with_parameters
 from .wasi_calls import AsyncWasiCalls, ProgressCallback
 

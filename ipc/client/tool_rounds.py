@@ -11,7 +11,7 @@ from ..payloads import Prompt
 from .answer_types import read_answer, schema_of
 from .connection.driver import Driver
 from .functions import Functions
-from .streams.texts import Reply, ToolCall
+from .texts import Reply, ToolCall
 from .turn_settings import TurnKeywords
 
 ROUNDS_MAX = 8

@@ -12,7 +12,7 @@ from ..handles import Context, Graph
 from ..payloads import Config, Payload, TensorLike, json_text, traceparent_of
 from ..priorities import Priority
 from .caller import AsyncCaller, as_event
-from .streams.texts import Reply, reply_of
+from .texts import Reply, reply_of
 from .turn_settings import SchedulingKeywords, read_settings, takes, wire_seconds
 
 NamedTensors: TypeAlias = "Mapping[str, TensorLike] | Sequence[tuple[str, TensorLike]]"

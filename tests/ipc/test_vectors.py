@@ -21,9 +21,8 @@ import pytest
 from inferd import AsyncClient
 from inferd.backends.errors import EndOfSequence, InferdError
 from inferd.ipc import messages as w
-from inferd.ipc.client.connection.inflight import InFlight
-from inferd.ipc.client.streams.async_stream import AsyncStream
-from inferd.ipc.client.streams.turn import StreamedTurn
+from inferd.ipc.client.connection.core import InFlight
+from inferd.ipc.client.streams import AsyncStream, StreamedTurn
 from inferd.ipc.payloads import pack_message
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import Closed, RawClient

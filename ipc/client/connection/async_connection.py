@@ -12,18 +12,218 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import anyio
+import anyio.abc
+import anyio.to_thread
 from anyio.lowlevel import current_token
 
 from ....wire.frames import READ_BYTES
 from ....wire.reading import read_until_end
+from ...greeting import connect_error, connect_timeout_error
 from ...messages import ClientHello
-from .core import ConnectionCore, closed_error, read_error
-from .inflight import InFlight
-from .outbox import Outbox
+from ...paths import check_server, check_socket_folder
+from .core import ConnectionCore, InFlight, Outbox, client_closed_error, closed_error, read_error
+
+_CONNECT_PAUSE_S = 0.02
+
+
+@asynccontextmanager
+async def own_group() -> AsyncIterator[anyio.abc.TaskGroup]:
+    """Yield a task group that ends with its body; the body's error is raised ungrouped."""
+    error: BaseException | None = None
+    async with anyio.create_task_group() as group:
+        try:
+            yield group
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as exc:
+            error = exc  # the group would wrap it
+        finally:
+            group.cancel_scope.cancel()
+    if error is not None:
+        raise error
+
+
+async def hold_connection(
+    path: str,
+    hello: ClientHello,
+    timeout_s: float,
+    *,
+    task_status: anyio.abc.TaskStatus[AsyncConnection] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Connect, run the connection's tasks until it is lost, and close it.
+
+    :raises ConnectionLost: no daemon answers at *path*.
+    :raises PermissionDenied: this user may not use the socket.
+    :raises VersionMismatch: the daemon speaks another major version.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        connection = AsyncConnection(sock, path)
+        async with own_group() as group:
+            with anyio.move_on_after(timeout_s) as scope:
+                await _connect(sock, path)
+                group.start_soon(connection.read_frames)
+                group.start_soon(connection.write_unsent)
+                group.start_soon(connection.watch_deadlines)
+                await connection.greet(hello)
+            if scope.cancelled_caught:
+                raise connect_timeout_error(path, timeout_s)
+            task_status.started(connection)
+            await connection.ended.wait()
+
+
+async def _connect(sock: socket.socket, path: str) -> None:
+    while True:
+        try:
+            check_socket_folder(path)
+            sock.connect(path)
+            check_server(sock, path)
+            return
+        except BlockingIOError:
+            await anyio.sleep(_CONNECT_PAUSE_S)  # the backlog is full; no event reports space
+        except OSError as exc:
+            raise connect_error(path, exc) from None
+
+
+class ConnectionOwner:
+    """A task with the group in which a client's connections run, until `aclose`.
+
+    The task belongs to the event loop, so that any task may close the client, and a client that is
+    never closed ends with the loop. A task group of the caller could be closed only by the
+    caller's task.
+    """
+
+    group: anyio.abc.TaskGroup
+
+    async def start(self) -> None:
+        """Start the task."""
+        self._started, self._closing, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
+        self._error: Exception | None = None
+        loop = current_token().native_token
+        if isinstance(loop, asyncio.AbstractEventLoop):
+            self._task = loop.create_task(self._run())
+        else:
+            from trio.lowlevel import spawn_system_task
+
+            spawn_system_task(self._run)
+        await self._started.wait()
+
+    async def _run(self) -> None:
+        try:
+            async with own_group() as self.group:
+                self._started.set()
+                await self._closing.wait()
+        except Exception as exc:  # a bug of the client's, which `aclose` raises
+            self._error = exc
+        finally:
+            self._ended.set()
+
+    def close_soon(self) -> None:
+        """End the task, without waiting."""
+        self._closing.set()
+
+    async def aclose(self) -> None:
+        """End the task, and wait for its end."""
+        self._closing.set()
+        with anyio.CancelScope(shield=True):
+            await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+
+R = TypeVar("R")
+
+
+class AsyncDriver:
+    """The owner of a connection that the tasks of a loop share."""
+
+    runs_coroutines = True
+
+    def __init__(self, path: str, hello: ClientHello, connect_timeout_s: float):
+        self.connection: AsyncConnection | None = None
+        self.closed = False
+        self._path, self._hello = path, hello
+        self._connect_timeout_s = connect_timeout_s
+        self._owner: ConnectionOwner | None = None
+        self._connecting = anyio.Lock()
+
+    async def open(self) -> AsyncConnection:
+        """Return the connection; see `Driver.open`."""
+        async with self._connecting:
+            self._check_not_closed()
+            if self.connection is not None:
+                return self.connection
+            owner = ConnectionOwner()
+            try:
+                await owner.start()
+                connection = await self._connect(owner)
+                self._check_not_closed()
+            except BaseException:
+                await owner.aclose()
+                raise
+            self._owner, self.connection = owner, connection
+            return connection
+
+    async def reconnect(self) -> AsyncConnection:
+        """Return the connection; see `Driver.reconnect`."""
+        await self.open()
+        async with self._connecting:
+            self._check_not_closed()
+            assert self._owner is not None and self.connection is not None, "it is open"
+            if self.connection.lost:
+                self.connection = await self._connect(self._owner)
+            return self.connection
+
+    async def _connect(self, owner: ConnectionOwner) -> AsyncConnection:
+        connection = await owner.group.start(
+            hold_connection, self._path, self._hello, self._connect_timeout_s
+        )
+        assert isinstance(connection, AsyncConnection)
+        return connection
+
+    def _check_not_closed(self) -> None:
+        if self.closed:
+            raise client_closed_error(self._path)
+
+    async def close(self) -> None:
+        """Close the connection; see `Driver.close`."""
+        self.closed = True
+        owner, self._owner, self.connection = self._owner, None, None
+        if owner is not None:
+            await owner.aclose()
+
+    def close_unused(self) -> bool:
+        """Close the connection; see `Driver.close_unused`."""
+        owner, connection = self._owner, self.connection
+        if owner is None or connection is None or connection.forked:
+            return False
+        connection.run_soon(owner.close_soon)
+        return True
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for that time."""
+        await anyio.sleep(seconds)
+
+    def lock(self) -> anyio.Lock:
+        """Return a lock between tasks."""
+        return anyio.Lock()
+
+    def shield(self) -> anyio.CancelScope:
+        """Return a context manager whose body finishes even if its task is cancelled in it."""
+        return anyio.CancelScope(shield=True)
+
+    async def run_in_thread(self, function: Callable[..., R], *args: Any) -> R:
+        """Run a function that takes long in another thread."""
+        return await anyio.to_thread.run_sync(function, *args)
+
+    def caller(self) -> int:
+        """Return the calling task's number."""
+        return anyio.get_current_task().id
 
 
 class _Waiter:

@@ -9,18 +9,263 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import socket
+import time
 from abc import ABC, abstractmethod
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from itertools import starmap
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
-from ....backends.errors import ConnectionLost, InferdError, Timeout, TooLarge, error_from_wire
+import msgspec
+
+from ....backends.errors import (
+    ConnectionLost,
+    InferdError,
+    ProtocolError,
+    Timeout,
+    TooLarge,
+    error_from_wire,
+)
+from ....wire.frames import HEADER_BYTES, REPLY_BYTES_MAX, frame_size
 from ...greeting import read_server_hello
 from ...messages import ClientHello, Kind, ServerHello
 from ...payloads import pack_message
 from ..results import Metadata
-from .inflight import InFlight
-from .received import Message, Received, unreadable
+
+Message: TypeAlias = list[Any]
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+class Received(NamedTuple):
+    """The result of all reads so far; each read makes a new one.
+
+    An interrupt leaves the old value or the new one, so that no read is lost or counted twice.
+    """
+
+    reads: int
+    """The number of reads."""
+    messages: deque[Message | InferdError]
+    """The messages completed by the last read, and the error if its bytes cannot be read."""
+    parts: tuple[bytes, ...] = ()
+    """The incomplete frame."""
+    missing: int = HEADER_BYTES
+    """The least number of bytes that the incomplete frame still needs."""
+
+    def after_read(self, data: bytes) -> Received:
+        """Return the value after another read, of *data*."""
+        missing = self.missing - len(data)
+        if missing > 0:
+            return Received(self.reads + 1, deque(), (*self.parts, data), missing)
+        data = b"".join((*self.parts, data)) if self.parts else data
+        messages: deque[Message | InferdError] = deque()
+        start = 0
+        while True:
+            missing = start + HEADER_BYTES - len(data)
+            if missing <= 0:
+                try:
+                    end = start + HEADER_BYTES + frame_size(data, start, REPLY_BYTES_MAX)
+                    missing = end - len(data)
+                    if missing <= 0:
+                        messages.append(_decode(memoryview(data)[start + HEADER_BYTES : end]))
+                        start = end
+                        continue
+                except TooLarge as exc:
+                    messages.append(exc)
+                except msgspec.DecodeError as exc:
+                    messages.append(unreadable(exc))
+            rest = (data[start:],) if start < len(data) else ()
+            return Received(self.reads + 1, messages, rest, missing)
+
+
+def unreadable(exc: Exception) -> ProtocolError:
+    """Return the error for a frame that cannot be read because of *exc*."""
+    return ProtocolError(f"a frame from the daemon cannot be read: {exc}")
+
+
+class _UnsentFrame:
+    """A frame, the descriptors sent with its first byte, and the sizes of the parts sent."""
+
+    __slots__ = ("data", "descriptors", "sent")
+
+    def __init__(self, data: bytes, descriptors: Sequence[int]):
+        self.data = data
+        self.descriptors = [os.dup(fd) for fd in descriptors]
+        self.sent: list[int] = []
+
+
+class Outbox:
+    """The frames that are not sent yet, of a socket that does not block."""
+
+    def __init__(self, sock: socket.socket):
+        self.unsent_bytes = 0
+        self._socket = sock
+        self._unsent: deque[_UnsentFrame] = deque()
+
+    def add_frame(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Add *frame* with *descriptors*, which stay the caller's; `flush` sends it."""
+        self._unsent.append(_UnsentFrame(frame, descriptors))
+        self.unsent_bytes += len(frame)
+
+    def flush(self) -> None:
+        """Send as much as the socket accepts."""
+        while self._unsent:
+            frame = self._unsent[0]
+            position = sum(frame.sent)
+            if position < len(frame.data):
+                try:
+                    self._send_part(frame, position)
+                except BlockingIOError:
+                    return
+                except OSError:  # the daemon closed its end; a goodbye must still be read
+                    frame.sent.append(len(frame.data) - position)
+            else:
+                self._unsent.popleft()
+                _close(frame.descriptors)
+        self.unsent_bytes = 0
+
+    def _send_part(self, frame: _UnsentFrame, position: int) -> None:
+        if position or not frame.descriptors:
+            data = memoryview(frame.data)[position:] if position else frame.data
+            frame.sent.extend(map(self._socket.send, (data,)))
+        else:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", frame.descriptors))
+            frame.sent.extend(starmap(self._socket.sendmsg, [([frame.data], [rights])]))
+        self.unsent_bytes -= sum(frame.sent) - position
+
+    def close(self) -> None:
+        """Drop the unsent frames."""
+        while self._unsent:
+            _close(self._unsent.popleft().descriptors)
+        self.unsent_bytes = 0
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+_READ_EVENTS_MAX = 8
+"""Events that are kept after they were read; the removal of all of them at once costs less."""
+
+
+class RequestOwner(Protocol):
+    """The connection over which a request was sent."""
+
+    def grant_credit(self, request: InFlight, events: int) -> None:
+        """Allow the daemon to send *events* more events of *request*."""
+
+    def abandon_request(self, request: InFlight) -> None:
+        """Cancel *request* in the daemon; its events are dropped."""
+
+    def run_soon(self, action: Callable[[], object]) -> None:
+        """Run *action* soon where the connection may be used; `__del__` may call this."""
+
+    async def wait_for(
+        self, request: InFlight, ready: Callable[[], bool], until: float = math.inf
+    ) -> None:
+        """Wait until *request* has changed so that *ready* returns true, or until *until*."""
+
+
+def no_metadata() -> Metadata:
+    """Return the metadata of a turn that has not ended."""
+    return cast("Metadata", {})
+
+
+class InFlight:
+    """A request, its events and its result. Its connection writes them, its caller reads them.
+
+    `done` means that the request has a result or an error for the caller. `answered` means that the
+    daemon has finished it too; a request that was timed out or abandoned is done before. `begun`
+    means that an event has arrived, read or not. `lost` means that the connection was lost before
+    the answer. `metadata` is that of a turn, from the result or from the data of `Cancelled`.
+    `waiters` belongs to the connection.
+    """
+
+    __slots__ = (
+        "_events", "_events_read", "abandoned", "answered", "begun", "call", "connection",
+        "deadline", "done", "error", "id", "lost", "metadata", "result", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, call: str, deadline: float):
+        self.id = 0
+        self.connection: RequestOwner
+        self.call = call
+        self.deadline = deadline
+        self.result: dict[str, Any] = {}
+        self.error: InferdError | None = None
+        self.metadata = no_metadata()
+        self.done = self.answered = self.abandoned = self.begun = self.lost = False
+        self.waiters: list[Any] = []
+        self._events: list[dict[str, Any]] = []
+        self._events_read = 0
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    def add_event(self, event: dict[str, Any]) -> None:
+        """Add an event that the connection received; adding the last one again changes nothing."""
+        if not self._events or self._events[-1] is not event:
+            self._events.append(event)
+        self.begun = True
+
+    def has_events(self) -> bool:
+        """Return whether there is an event to read."""
+        return self._events_read < len(self._events)
+
+    def next_event(self) -> dict[str, Any]:
+        """Return the next event."""
+        event = self._events[self._events_read]
+        self._events_read += 1
+        if self._events_read > _READ_EVENTS_MAX:
+            del self._events[:_READ_EVENTS_MAX]  # not the last: `add_event` compares it
+            self._events_read -= _READ_EVENTS_MAX
+        return event
+
+    def finish(self, result: dict[str, Any] | None, error: InferdError | None) -> None:
+        """Set the result or the error; only the first call counts."""
+        if not self.done:
+            self.result, self.error, self.done = result or {}, error, True
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the result of a request that is done.
+
+        :raises InferdError: the request failed; each caller gets a separate exception.
+        """
+        if self.error is not None:
+            raise error_from_wire(self.error.to_wire())
+        return self.result
+
+    def has_news(self) -> bool:
+        """Return whether there is an event to read, or the request is done."""
+        return self.done or self._events_read < len(self._events)
+
+    def has_begun(self) -> bool:
+        """Return whether the first event has arrived, or the request is done."""
+        return self.done or self.begun
+
+    def is_answered(self) -> bool:
+        """Return whether the daemon has answered, or the connection was lost."""
+        return self.answered
+
+    async def wait(self) -> None:
+        """Wait until there is an event to read, or the request is done."""
+        if not self.has_news():
+            await self.connection.wait_for(self, self.has_news)
+
+    async def wait_begun(self) -> None:
+        """Wait until the first event has arrived, or the request is done."""
+        if not self.has_begun():
+            await self.connection.wait_for(self, self.has_begun)
+
+    async def wait_answered(self, s_max: float) -> None:
+        """Wait until the daemon has answered, or the connection was lost, for at most *s_max*."""
+        if not self.answered:
+            await self.connection.wait_for(self, self.is_answered, time.monotonic() + s_max)
+
 
 _EVENT = int(Kind.EVENT)
 _CANCELS_MAX = 16

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 from warnings import warn
 
-from ....backends.errors import InferdError, InvalidArgument
+import msgspec
+
+from ....backends.errors import ContextFull, EndOfSequence, InferdError, InvalidArgument
 from ... import messages as w
 from ...handles import Context, Graph
-from ...payloads import Prompt, TensorLike
+from ...payloads import Prompt, TensorLike, traceparent_of
 from ...priorities import Priority
 from ..caller import as_event
+from ..connection.core import no_metadata
 from ..failures import is_loss, with_progress
 from ..operations import AsyncOperations
 from ..parameters import Options, Parameters
 from ..results import Metadata, ParameterInfo
-from ..streams.async_stream import AsyncStream
-from ..streams.texts import Answer, Reply, answers_of, reply_of
-from ..streams.turn import StreamedTurn
+from ..streams import AsyncStream, StreamedTurn
+from ..texts import Answer, Reply, answers_of, reply_of
 from ..tool_rounds import ROUNDS_MAX, ToolRounds, compute_chat
 from ..turn_settings import (
     PromptCallback,
@@ -32,10 +36,77 @@ from ..turn_settings import (
     read_settings,
     takes,
 )
-from .attachment import Attachment, ClientSessionSettings, require_open
-from .pull import AsyncPull
+from .attachment import Attachment, ClientSessionSettings, PulledTurn, TurnsUnderWay, require_open
 from .turn_request import TurnRequest
-from .turns_under_way import TurnsUnderWay
+
+
+class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):
+    """The pieces of a turn, each computed on demand (`compute_single`).
+
+    A turn that is not read to its end is cancelled as in `AsyncStream`; the history keeps the
+    pieces that were read. A piece is empty while a character's bytes, or a possible stop text, are
+    incomplete.
+    """
+
+    def __init__(
+        self,
+        turns: TurnsUnderWay,
+        prompt: TensorLike | None,
+        settings: TurnSettings,
+        session: object,
+    ):
+        self._session = session  # kept open, as for streams
+        self.metadata = no_metadata()
+        self._turns, self._prompt, self._settings = turns, prompt, settings
+        self._traceparent = traceparent_of(settings.traceparent)
+        self._turn: PulledTurn | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    async def __anext__(self) -> str:
+        turn = self._turn
+        if turn is None:
+            turn = self._turn = await self._turns.start_pull(self._prompt, self._settings.timeout)
+        if turn.ended:
+            raise StopAsyncIteration
+        try:
+            piece = await self._turns.client.compute_single(
+                turn.context,
+                priority=self._settings.priority,
+                timeout=self._settings.timeout,
+                traceparent=self._traceparent,
+            )
+        except (EndOfSequence, ContextFull):
+            turn.ended = True
+        except BaseException:
+            turn.abandon()
+            raise
+        else:
+            return self._decoder.decode(piece)
+        client, timeout = self._turns.client, self._settings.timeout
+        text = await client.get_output(turn.context, 1, timeout=timeout)
+        self.metadata = cast("Metadata", msgspec.json.decode(text))
+        self._turns.set_metadata(self.metadata)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the turn if it has not ended."""
+        turn = self._turn
+        if turn is not None and not turn.ended:
+            turn.ended = True
+            await self._turns.client.fini_single(turn.context)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _abandon(self) -> None:
+        """End the turn soon if it has not ended, without waiting."""
+        turn = self._turn
+        if turn is not None and not turn.ended and not turn.abandoned:
+            turn.abandon()
+
+    def __del__(self) -> None:
+        self._abandon()
+
 
 T = TypeVar("T")
 

@@ -9,12 +9,11 @@ import msgspec
 
 from ....backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
 from ... import messages as w
-from ..connection.inflight import InFlight
+from ..connection.core import InFlight
 from ..failures import is_loss, is_node_loss
-from ..streams.turn import StreamedTurn
+from ..streams import StreamedTurn
 from ..turn_settings import stream_call
-from .attachment import SessionProgress
-from .turns_under_way import TurnsUnderWay
+from .attachment import SessionProgress, TurnsUnderWay
 
 
 class RecoveryStep(Enum):

@@ -16,8 +16,7 @@ from inferd.backends.errors import (
     ShuttingDown,
     TooLarge,
 )
-from inferd.ipc.client.connection.core import ConnectionCore
-from inferd.ipc.client.connection.inflight import InFlight
+from inferd.ipc.client.connection.core import ConnectionCore, InFlight
 from inferd.wire.frames import FrameReader, pack_frame
 from tests.ipc.fake_server import HELLO
 

@@ -9,20 +9,72 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from ...messages import ClientHello, ServerHello
-from ...payloads import Prompt
-from ..client import AsyncClient
-from ..connection.blocking_driver import BlockingDriver
-from ..connection.driver import Driver, run_blocking
-from ..sessions.session import AsyncSession, SessionProperties
-from ..streams.texts import Reply
-from ..tool_rounds import ROUNDS_MAX
-from ..turn_settings import QueueCallback, TurnKeywords
-from .sync_streams import Pull, Stream
+from ..messages import ClientHello, ServerHello
+from ..payloads import Prompt
+from .client import AsyncClient
+from .connection.blocking_connection import BlockingDriver
+from .connection.driver import Driver, run_blocking
+from .results import Metadata
+from .sessions.session import AsyncPull, AsyncSession, SessionProperties
+from .streams import AsyncStream, TurnSoFar
+from .texts import Reply
+from .tool_rounds import ROUNDS_MAX
+from .turn_settings import QueueCallback, TurnKeywords
+
+
+class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
+    """The pieces of a turn's text, as in `AsyncStream`; one thread at a time may read them.
+
+    A turn that is not read to its end is cancelled at the end of the `with` block, when the stream
+    is deleted, or by the session's next call.
+    """
+
+    def __init__(self, stream: AsyncStream):
+        self._stream, self._turn = stream, stream._turn
+
+    def __next__(self) -> str:
+        try:
+            return run_blocking(self._stream.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Cancel the turn if it has not ended, and wait for its end."""
+        run_blocking(self._stream.aclose())
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Pull(Iterator[str], AbstractContextManager["Pull"]):
+    """The pieces of a turn, each computed on demand, as in `AsyncPull`."""
+
+    def __init__(self, pull: AsyncPull):
+        self._pull = pull
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata of the turn's end; empty before."""
+        return self._pull.metadata
+
+    def __next__(self) -> str:
+        try:
+            return run_blocking(self._pull.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """End the turn if it has not ended."""
+        run_blocking(self._pull.aclose())
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

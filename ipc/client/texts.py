@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 
-from ....backends.errors import InferdError, error_from_wire
-from ...messages import AnswersResult, ToolCallPart, TurnResult
-from ..caller import as_event
-from ..connection.inflight import no_metadata
-from ..results import Metadata
+from ...backends.errors import InferdError, error_from_wire
+from ..messages import AnswersResult, ToolCallPart, TurnResult
+from .caller import as_event
+from .connection.core import no_metadata
+from .results import Metadata
 
 
 class ToolCall(NamedTuple):

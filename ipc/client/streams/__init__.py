@@ -1,1 +1,0 @@
-"""A turn's answer at the client's end: streamed or whole."""

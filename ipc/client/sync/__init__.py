@@ -1,1 +1,0 @@
-"""The synchronous client: the asynchronous one with a driver that blocks."""
