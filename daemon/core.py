@@ -413,7 +413,7 @@ class Daemon:
         )
         for session in self.all_sessions():
             if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
-                session.runner.cancel_turn(error)
+                session.cancel_turn(error)
         with anyio.move_on_after(grace_s):
             for session in [s for s in self.all_sessions() if s.active]:
                 if session.turn is not None:

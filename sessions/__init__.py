@@ -9,8 +9,8 @@ and `answers/`.
 
 from .admission.bounds import AdmissionBounds, Quota, check_connections, check_priority
 from .admission.ledger import Ledger
-from .conversation.core import SessionSettings
 from .conversation.session import Session
+from .conversation.state import SessionSettings
 from .conversation.titles import check_search, checked_title, matches
 from .elsewhere.copies import CopiedSession
 from .elsewhere.documents import ExportedSession, Upload, Uploads, decode_change, encode_change

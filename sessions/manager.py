@@ -12,8 +12,8 @@ import structlog
 from ..backends.errors import Busy, InferdError, InvalidArgument, QuotaExceeded, SessionBusy
 from ..scheduler.owner import Owner
 from .admission.ledger import Ledger
-from .conversation.core import SessionSettings
 from .conversation.session import Session, SessionOrigin
+from .conversation.state import SessionSettings
 from .elsewhere.copies import StoredCopies
 from .elsewhere.moving import MovingSessions
 from .entries import StoredSession
@@ -471,7 +471,7 @@ class SessionManager:
 
     def _end_for_another_user(self, session: Session, error: InferdError) -> None:
         """End a session whose place another user gets; its turn fails with *error*."""
-        session.runner.end_turn(error)
+        session.end_turn(error)
         session.end(SessionCall.EXPIRE, error.message)
         self._remove_live(session, expired=True, reason=f"has ended: {error.message}")
         self._delete_soon(session)
@@ -546,7 +546,7 @@ class SessionManager:
                     reason=excess.reason,
                 )
             why = "the session was deleted to stay within the bounds of dormant sessions"
-            oldest.runner.end_turn(QuotaExceeded(why, hint=DELETED_HINT))
+            oldest.end_turn(QuotaExceeded(why, hint=DELETED_HINT))
             oldest.end(SessionCall.EXPIRE, why)
             if self.live.has_yielded(oldest):
                 self.expired += 1

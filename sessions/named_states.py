@@ -392,4 +392,4 @@ def _check_history(session: Session) -> None:
 async def _compute(snapshot: Session) -> None:
     """Compute the KV state of a history, as far as it is not in memory or on disk."""
     if snapshot.conversation.prompt:
-        await snapshot.runner.finish_turn(await snapshot.runner.start_turn(COMPUTE_ONLY))
+        await snapshot.finish_turn(await snapshot.start_turn(COMPUTE_ONLY))

@@ -146,7 +146,7 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
         await session.wait_recorded()
     else:
         check_no_image(data)
-        await session.input.set_input(data)
+        await session.set_input(data)
     return w.Empty()
 
 
@@ -160,21 +160,21 @@ def set_metadata(session: Session, data: bytes) -> None:
 def get_output(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the text so far, or metadata."""
     p = request.params
-    data = daemon.session(request).outputs.read_output(p.index)
+    data = daemon.session(request).read_output(p.index)
     return w.OutputResult(data=bounded(data, p.size_max))
 
 
 def get_output_single(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the last token's text, or metadata."""
     p = request.params
-    data = daemon.session(request).outputs.read_single_output(p.index)
+    data = daemon.session(request).read_single_output(p.index)
     return w.OutputResult(data=bounded(data, p.size_max))
 
 
 async def fini_single(daemon: Daemon, request: Request) -> w.Empty:
     """End the turn and keep the input."""
     session = daemon.session(request)
-    session.runner.clear_output()
+    session.clear_output()
     await session.wait_recorded()
     return w.Empty()
 
@@ -197,10 +197,10 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     """Compute a whole turn; if the call names inputs, return named outputs."""
     session, p = daemon.session(request), request.params
     inputs = await read_tensors(request, p.inputs or ())
-    echoes = bool(p.inputs is not None and (await session.link.client()).info.echoes_tensors)
+    echoes = bool(p.inputs is not None and (await session.ready_client()).info.echoes_tensors)
     prompts = prompts_of(inputs, echoes=echoes)
     if echoes and not inputs:
-        return w.ComputeResult(metadata=session.outputs.metadata())
+        return w.ComputeResult(metadata=session.metadata())
     for name, tensor in inputs:
         if is_configuration(name, tensor):
             set_metadata(session, tensor.data)
@@ -208,18 +208,18 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
         data = b"".join(prompt.data for prompt in prompts)
         if not echoes:
             check_no_image(data)
-        await session.input.set_input(data)
+        await session.set_input(data)
     daemon.check_open()
-    turn = await session.runner.start_turn(turn_options(p, TurnOptions(embeds=True)))
+    turn = await session.start_turn(turn_options(p, TurnOptions(embeds=True)))
     await finish_turn(request, session, turn)
     if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
         raise turn.ending()
     if not prompts:
         return w.ComputeResult()
-    data = session.outputs.read_output(0)
+    data = session.read_output(0)
     echoes = echoes and turn.embedding is None
     outputs = echoed_outputs(data, inputs) if echoes else [text_output(data, prompts[0])]
-    return w.ComputeResult(outputs=outputs, metadata=session.outputs.metadata())
+    return w.ComputeResult(outputs=outputs, metadata=session.metadata())
 
 
 async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleResult:
@@ -228,7 +228,7 @@ async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleRes
     if not session.active:
         daemon.check_open()
     with metadata_if_cancelled(request, session):
-        piece = await session.runner.pull_token(turn_options(request.params, TurnOptions()))
+        piece = await session.pull_token(turn_options(request.params, TurnOptions()))
     return w.ComputeSingleResult(piece=piece)
 
 
@@ -238,8 +238,8 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     session, p = daemon.session(request), request.params
     options, prompt = turn_options(p, TurnOptions(special=False)), p.prompt.encode()
     check_no_image(prompt)
-    async with session.input.for_turn(lambda: session.input.add_text(prompt)):
-        turn = await session.runner.start_turn(options)
+    async with session.turn_input(lambda: session.add_text(prompt)):
+        turn = await session.start_turn(options)
     await finish_turn(request, session, turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
 
@@ -257,11 +257,9 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     text = await decode_text(data)
     message = {"role": "user", "content": text}
     with located_in(text):
-        async with session.input.for_turn(
-            lambda: session.input.add_messages([message], options.values)
-        ):
-            turn = await session.runner.start_turn(turn_settings)
-            splitter = session.outputs.new_splitter(options.values, turn)
+        async with session.turn_input(lambda: session.add_messages([message], options.values)):
+            turn = await session.start_turn(turn_settings)
+            splitter = session.new_splitter(options.values, turn)
     await finish_turn(request, session, turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)

@@ -74,7 +74,7 @@ def _keep_error(daemon: Daemon, request: Request, error: InferdError) -> None:
     ):
         return
     with suppress(InferdError):  # the call may have named no context, or a closed one
-        daemon.session(request).outputs.note_failure(error)
+        daemon.session(request).note_failure(error)
 
 
 async def _wait_for_place(daemon: Daemon, request: Request, session: Session) -> None:

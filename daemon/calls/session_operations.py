@@ -39,7 +39,7 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
     waited = daemon.registry.gate.refuse_requests(error, session)
     waited = daemon.sessions.places.end_waits_of(session, error) or waited
-    cancelled = session.runner.cancel_turn(error) or waited
+    cancelled = session.cancel_turn(error) or waited
     if cancelled and by_operator:
         log.info(
             "turn.cancelled_by_operator",
@@ -77,7 +77,7 @@ def _controllable_session(daemon: Daemon, request: Request, handle: int) -> Sess
 async def reset(daemon: Daemon, request: Request) -> w.Empty:
     """Clear the history."""
     session = daemon.session(request)
-    session.input.reset_history(request.params.system)
+    session.reset_history(request.params.system)
     await session.wait_recorded()
     return w.Empty()
 
@@ -138,7 +138,7 @@ async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:
     if (p.turns is None) == (p.tokens is None):
         raise InvalidArgument("rewind takes turns or tokens, and not both")
     session = daemon.session(request)
-    await session.input.rewind_history(p.turns, p.tokens)
+    await session.rewind_history(p.turns, p.tokens)
     turns = session.conversation.turns_back
     return w.RewindResult(turns=turns, **await _count_cached(session))
 
@@ -147,7 +147,7 @@ async def _count_cached(session: Session) -> dict[str, Any]:
     """Return the fields of a result that count a session's tokens and those with KV state. An
     answer's last token may lack it: the turn may have ended before computing it.
     """
-    tokens, cached = len(session.conversation.tokens()), await session.link.count_cached_tokens()
+    tokens, cached = len(session.conversation.tokens()), await session.count_cached_tokens()
     kv = "cached" if cached >= tokens - 1 else "recomputed"
     return {"tokens": tokens, "cached_tokens": cached, "kv": kv}
 

@@ -33,7 +33,7 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
     _check(p, session)
     branches: list[Session] = []
     try:
-        async with session.input.for_turn(lambda: add_input(daemon, session, p)):
+        async with session.turn_input(lambda: add_input(daemon, session, p)):
             if p.n > 1:
                 branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
                 for branch in branches:
@@ -85,28 +85,28 @@ class _Answers:
 
     async def _compute(self, number: int, turn: Turn | None = None) -> None:
         """Compute one answer by *turn*, which is started here unless it is given."""
-        runner, error = self.sessions[number].runner, None
+        session, error = self.sessions[number], None
         try:
             turn = turn or await self._start_turn(number)
-            await runner.finish_turn(turn)
+            await session.finish_turn(turn)
         except InferdError as exc:
             error = exc
         finally:
             self._prompt_done.set()
-        outputs, parts = self.sessions[number].outputs, AnswerParts(b"")
+        parts = AnswerParts(b"")
         if turn is not None:
-            parts = outputs.new_splitter(self._p.options, turn).split_last(bytes(turn.text))
+            parts = session.new_splitter(self._p.options, turn).split_last(bytes(turn.text))
         self._answers[number] = {
             "text": parts.text,
             "reasoning": parts.reasoning,
             "tool_calls": msgspec.to_builtins(tool_call_parts(parts.calls)),
-            "metadata": outputs.metadata(turn),
+            "metadata": session.metadata(turn),
             "error": None if error is None else error.to_wire(),
         }
 
     async def _start_turn(self, number: int, on_tokens: TokensSink | None = None) -> Turn:
         """Start the turn of answer *number*; the answers share the metadata's probabilities."""
-        turn = await self.sessions[number].runner.start_turn(self._options(number), on_tokens)
+        turn = await self.sessions[number].start_turn(self._options(number), on_tokens)
         turn.probabilities_max //= len(self.sessions)
         return turn
 

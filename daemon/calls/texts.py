@@ -26,7 +26,7 @@ from ...scheduler.embeddings.inputs import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.priority import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
-from ...sessions.conversation.core import Conversation
+from ...sessions.conversation.state import Conversation
 from ...sessions.memory import SESSION_BYTES, TOKEN_BYTES
 from ..core import Daemon
 from ..graph_table import Graph
@@ -199,7 +199,7 @@ class _Embeddings:
         """
         is_first, p = index < TEXTS_AT_ONCE_MAX, self._parameters
         if is_first:
-            tokens = await self._add_session(index).input.set_input(self._texts[index].encode())
+            tokens = await self._add_session(index).set_input(self._texts[index].encode())
         else:
             tokens = await self._count_tokens(index)
         info = (await self._graph.lease.ready()).info
@@ -233,7 +233,7 @@ class _Embeddings:
         turn = await self._start_turn(index)
         session = self._sessions[index]
         try:
-            await session.runner.finish_turn(turn)
+            await session.finish_turn(turn)
         finally:
             self._end_turn()
             self._remove_session(index)
@@ -247,7 +247,7 @@ class _Embeddings:
             self._turns_under_way += 1
             try:
                 session = self._sessions.get(index) or await self._session_with_input(index)
-                return await session.runner.start_turn(self._remaining_options())
+                return await session.start_turn(self._remaining_options())
             except Busy:
                 self._turns_under_way -= 1
                 if not self._turns_under_way:
@@ -260,7 +260,7 @@ class _Embeddings:
     async def _session_with_input(self, index: int) -> Session:
         self._charge.grow(self._sizes[index])
         session = self._add_session(index)
-        await session.input.set_input(self._texts[index].encode())
+        await session.set_input(self._texts[index].encode())
         return session
 
     def _end_turn(self) -> None:

@@ -17,7 +17,7 @@ from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
 from ...sessions import Session, Turn, TurnOptions
 from ...sessions.answers.calls import ToolCallPart, merge_parts
 from ...sessions.answers.splitter import AnswerParts, AnswerSplitter
-from ...sessions.conversation.core import BeforeInput
+from ...sessions.conversation.state import BeforeInput
 from ...sessions.turn.turn import ProgressSink
 from ..core import Daemon
 from .arguments import turn_options
@@ -50,7 +50,7 @@ async def _start_turn(
     """Start a turn on a call's input; if it *streams*, its tokens are sent as events."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
-    async with session.input.for_turn(lambda: add_input(daemon, session, p)):
+    async with session.turn_input(lambda: add_input(daemon, session, p)):
         credit = p.credit if streams else -1
         own = TurnOptions(
             options=p.options,
@@ -60,12 +60,12 @@ async def _start_turn(
             watch_prompt=p.prompt_progress and streams,
         )
         sender = _TokensSender(daemon, request, session)
-        turn = await session.runner.start_turn(
+        turn = await session.start_turn(
             turn_options(p, own),
             sender.send_tokens if streams else None,
             _progress_sender(daemon, request, p),
         )
-        splitter = sender.splitter = session.outputs.new_splitter(p.options, turn)
+        splitter = sender.splitter = session.new_splitter(p.options, turn)
     return session, turn, splitter
 
 
@@ -77,9 +77,9 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
     _check_credit(p.credit)
     daemon.check_open()
     session = daemon.session(request)
-    text, splitter = session.outputs.resume_splitter(AnswerParts(p.text, p.reasoning), p.raw_text)
+    text, splitter = session.resume_splitter(AnswerParts(p.text, p.reasoning), p.raw_text)
     sender = _TokensSender(daemon, request, session, splitter, len(p.tokens))
-    if (ended := session.outputs.ended_turn()) is not None:
+    if (ended := session.ended_turn()) is not None:
         missed_tokens, missed_text = ended.missed(p.tokens, text)
         if missed_tokens or missed_text:
             sender.send_tokens(Tokens(0, missed_tokens, missed_text))
@@ -87,7 +87,7 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
             with metadata_if_cancelled(request, session):
                 raise error_from_wire(ended.whole.error)
         return turn_result(session, splitter, b"")
-    turn = await session.runner.resume_turn(
+    turn = await session.resume_turn(
         turn_options(
             p,
             TurnOptions(credit=p.credit, watch=p.queue_events, watch_prompt=p.prompt_progress),
@@ -108,7 +108,7 @@ async def finish_turn(request: Request, session: Session, turn: Turn) -> None:
     :raises InferdError: the turn failed.
     """
     with metadata_if_cancelled(request, session, turn):
-        await session.runner.finish_turn(turn)
+        await session.finish_turn(turn)
 
 
 @contextmanager
@@ -121,11 +121,11 @@ def metadata_if_cancelled(
     try:
         yield
     except Cancelled as exc:
-        data = exc.data | {"metadata": session.outputs.metadata(turn)}
+        data = exc.data | {"metadata": session.metadata(turn)}
         raise Cancelled(exc.message, hint=exc.hint, data=data) from None
     except anyio.get_cancelled_exc_class():
         if turn is not None or session.active:
-            request.cancelled_data = {"metadata": session.outputs.metadata(turn)}
+            request.cancelled_data = {"metadata": session.metadata(turn)}
         raise
 
 
@@ -143,7 +143,7 @@ def turn_result(session: Session, splitter: AnswerSplitter, text: bytes) -> w.Tu
         text=last.text,
         reasoning=last.reasoning,
         tool_calls=tool_call_parts(last.calls),
-        metadata=session.outputs.metadata(),
+        metadata=session.metadata(),
     )
 
 
@@ -248,11 +248,11 @@ async def add_input(
     """
     daemon.check_open()
     if p.messages is not None:
-        return await session.input.add_messages(checked_messages(p.messages), p.options)
+        return await session.add_messages(checked_messages(p.messages), p.options)
     if p.prompt_tokens is not None:
-        return await session.input.add_tokens(p.prompt_tokens)
+        return await session.add_tokens(p.prompt_tokens)
     if p.prompt is None:
         return None
     if p.raw:
-        return await session.input.add_text(p.prompt.encode(), p.options)
-    return await session.input.add_messages([{"role": "user", "content": p.prompt}], p.options)
+        return await session.add_text(p.prompt.encode(), p.options)
+    return await session.add_messages([{"role": "user", "content": p.prompt}], p.options)

@@ -137,10 +137,10 @@ class EmbeddingComparer:
         session = Session(self._new_handle(), comparison.owner, lease, self._ledger, settings)
         self._one_turn_sessions.add(session)
         try:
-            await session.input.set_input(text.encode())
+            await session.set_input(text.encode())
             turn_options = TurnOptions(priority=comparison.priority, embeds=True)
-            turn = await session.runner.start_turn(turn_options)
-            await session.runner.finish_turn(turn)
+            turn = await session.start_turn(turn_options)
+            await session.finish_turn(turn)
         finally:
             self._one_turn_sessions.discard(session)
         embedding = turn.embedding

@@ -289,7 +289,7 @@ class Swaps:
         ):
             done.add(session)
             try:
-                await session.link.prepare_migration(also_text=also_text)
+                await session.prepare_migration(also_text=also_text)
             except Exception as exc:  # the other sessions continue
                 log.error("session.not_migrated", session=session.handle, cause=str(exc))
 

@@ -2,34 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
+import anyio
 import msgspec
+from structlog.contextvars import get_contextvars
 
-from ...backends.errors import Cancelled, InvalidArgument, TooLarge
+from ...backends import Rendering
+from ...backends.errors import (
+    Cancelled,
+    InferdError,
+    InvalidArgument,
+    NotFound,
+    PromptTooLong,
+    QuotaExceeded,
+    TooLarge,
+    UnsupportedOperation,
+    WorkerCrashed,
+)
 from ...backends.params import BY_SPELLING, Options, nearest, read_options
+from ...backends.tool_formats import MARK_TOKENS
+from ...scheduler import messages as m
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Owner
-from ...scheduler.priority import PRIORITIES
+from ...scheduler.priority import PRIORITIES, Requester
+from ..admission.bounds import Ticket
 from ..admission.ledger import Ledger
-from ..entries import SessionFacts, StoredSession, decode_history
+from ..answers.calls import ToolUse
+from ..answers.splitter import AnswerParts, AnswerSplitter
+from ..entries import (
+    Replay,
+    SessionFacts,
+    StoredSession,
+    Transfer,
+    TurnBegin,
+    TurnEnd,
+    TurnPiece,
+    decode_history,
+    encode,
+)
 from ..history.history import History
+from ..history.overflow import ContextLimit
 from ..history.state import HistoryState, HistoryVocabulary
+from ..identity import name_of_id
+from ..journal.journal import Recording
 from ..memory import SESSION_BYTES, TOKEN_BYTES, memory_bytes
-from ..table import SessionCall, SessionState, step
-from ..turn.options import Parameters
-from ..worker_client import ModelSource
-from .core import SessionCore, SessionSettings
-from .input import SessionInput
-from .model_link import ModelLink
-from .outputs import SessionOutputs
+from ..table import ACTIVE, SessionCall, SessionState, step
+from ..turn.options import (
+    CHAT_TEMPLATE,
+    NO_OPTIONS,
+    NO_SAMPLING,
+    NO_TEMPLATE,
+    Parameters,
+    TurnOptions,
+)
+from ..turn.start import check_prompt_logprobs, chosen_keys, resumed, scales_by_name
+from ..turn.turn import ProgressSink, TokensSink, Turn
+from ..worker_client import ModelSource, WorkerClient, retry_query
+from .outputs import DETACHED, describe_turn, embedding_json, new_splitter, resume_splitter
+from .state import (
+    TITLE_BYTES,
+    TURN_SPARE_BYTES,
+    BeforeInput,
+    Conversation,
+    LastTurn,
+    Overlong,
+    SessionSettings,
+)
 from .titles import checked_title, first_words, opening_of
-from .turn_runner import TurnRunner
 
+T = TypeVar("T")
 NOTE_BYTES_MAX = 256 << 10
+MESSAGES_BYTES_MAX = 8 << 20
+"""Bound on the memory of one history's messages, because each turn sends all of them to the worker,
+for the template.
+"""
 _NAME_SHOWN_MAX = 100
 
 
@@ -52,20 +103,101 @@ class SessionOrigin(Protocol):
 
 
 @dataclass(eq=False, repr=False)
-class Session(SessionCore):
-    """One conversation. `input`, `runner`, `outputs` and `link` serve its calls. Owned by the
-    daemon's event loop.
-    """
+class Session:
+    """One conversation, with one turn at a time. Owned by the daemon's event loop."""
 
-    def __post_init__(self) -> None:
-        """Create the parts that serve the calls."""
-        self.link = ModelLink(self)
-        self.input = SessionInput(self, self.link)
-        self.outputs = SessionOutputs(self)
-        self.runner = TurnRunner(self, self.link, self.outputs)
+    handle: int
+    owner: Owner
+    model: ModelSource
+    ledger: Ledger
+    settings: SessionSettings
+    session_id: str | None = None
+    conversation: Conversation = field(init=False, default_factory=Conversation)
+    recording: Recording = field(init=False, default_factory=Recording)
+    transfer: Transfer | None = field(init=False, default=None)
+    """The move with which it arrives from another daemon."""
+    ticket: Ticket | None = field(init=False, default=None)
+    """The ledger's ticket of the turn that is under way."""
+    used_at: float = field(init=False, default=0.0)
+    place_since: float = field(init=False, default=0.0)
+    """The time at which it got its place among the open sessions."""
+    request_place: Callable[[], None] | None = field(init=False, default=None)
+    """Requests a place for its turn; None while it has one."""
+    calls_under_way: int = field(init=False, default=0)
+    """The number of calls that use it now; meanwhile it is not idle."""
+    rested_at: float | None = field(init=False, default=None)
+    """The time at which its last turn ended; None if none has ended in this daemon."""
+    turn_at: float = field(init=False, default=0.0)
+    turns_begun: int = field(init=False, default=0)
+    _lock: anyio.Lock = field(init=False, default_factory=anyio.Lock)
+    """Held by each call that uses the model."""
+    _starting: anyio.Lock = field(init=False, default_factory=anyio.Lock)
+    """Held from the input of a turn until its start."""
 
     def __repr__(self) -> str:
         return f"<Session {self.handle:#x} [{self.state} | {len(self.conversation.prompt)} tokens]>"
+
+    @property
+    def name(self) -> str:
+        """The engine's name for it: unique among its user's sessions, and never reused."""
+        if self.session_id is None:
+            return f"#{self.handle}"
+        return name_of_id(self.owner.label, self.session_id)
+
+    @property
+    def requester(self) -> Requester:
+        """Its owner and class, which decide when its texts are tokenized."""
+        return self.ledger.requester(self.owner, self.settings.priority)
+
+    @property
+    def state(self) -> SessionState:
+        """The state in the session's table."""
+        return self.conversation.state
+
+    @property
+    def active(self) -> bool:
+        """Whether a turn is under way."""
+        return self.state in ACTIVE
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a turn or a call is under way, so that it is not idle."""
+        return self.active or self.calls_under_way > 0
+
+    @property
+    def turn(self) -> Turn | None:
+        """The last turn on the present history."""
+        return self.conversation.last.turn
+
+    # Memory.
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that the session takes in the daemon."""
+        settings = self.settings
+        options = settings.parameters.kept_bytes + memory_bytes(settings.adapters, settings.lora)
+        texts = len(settings.note) + TITLE_BYTES * len(settings.title + settings.opening)
+        return SESSION_BYTES + options + texts + self.conversation.kept_bytes
+
+    @property
+    def branch_bytes(self) -> int:
+        """The memory that a branch would take. It lacks the note, and the state before the last
+        input, which only the session itself can restore.
+        """
+        before = self.conversation.last.before
+        own = len(self.settings.note) + (0 if before is None else before.kept_bytes)
+        return self.kept_bytes - own
+
+    def check_growth(self, more: int) -> None:
+        """Check that the session may keep *more* bytes.
+
+        :raises QuotaExceeded: its owner's bound would be exceeded.
+        """
+        self.ledger.kept_bytes.check_growth(self.owner, more)
+
+    def count_kept_bytes(self) -> None:
+        """Count the session's present size to its owner."""
+        self.ledger.kept_bytes.set_bytes(self, self.kept_bytes)
 
     # Stored values.
 
@@ -153,6 +285,10 @@ class Session(SessionCore):
         """Whether the session can become active again after its connection has closed."""
         return self.session_id is not None and self.state is not SessionState.UNLOADED
 
+    async def wait_recorded(self) -> None:
+        """Wait until all changes are in the journal, or writing has failed (`durable` is false)."""
+        await self.recording.wait_written()
+
     # Settings.
 
     def set_options(self, values: dict[str, Any]) -> None:
@@ -223,6 +359,786 @@ class Session(SessionCore):
         self.count_kept_bytes()
         self.recording.facts_changed()
 
+    # The model.
+
+    @contextlib.asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Wait until turns of the model are not held back, then lock the session."""
+        while True:
+            await self.model.released()
+            async with self._lock:
+                if not self.model.held:
+                    yield
+                    return
+
+    async def _query(
+        self, query: Callable[[WorkerClient], Awaitable[T]], *, new_history: bool = False
+    ) -> T:
+        """Return the result of *query* on the worker; see `retry_query`.
+
+        :raises WorkerCrashed: the query's input crashed the worker, or too many workers have died.
+        """
+        return await retry_query(lambda: self.ready_client(new_history=new_history), query)
+
+    async def ready_client(self, *, new_history: bool = False) -> WorkerClient:
+        """Return the worker client. A history whose tokens are of the model before a swap is
+        retokenized, unless the caller replaces it by a *new_history*.
+        """
+        client = await self.model.ready()
+        at_rest = not self.active and self.conversation.size > 0
+        other = self.conversation.vocabulary.differs_from(client.info)
+        if other and at_rest and not new_history:
+            history = self.conversation.current_history()
+            texts = client.texts_of(self.requester)
+            await self.conversation.vocabulary.retokenize(
+                self.model, texts, history, self.requester
+            )
+            conversation = self.conversation  # another one, if it was rolled back meanwhile
+            conversation.history_state.replace_history(history)
+            conversation.last = replace(conversation.last, turn=None)
+            self.recording.history_changed()
+        self.conversation.vocabulary.set_model(client.info)
+        return client
+
+    async def prepare_migration(self, *, also_text: bool) -> None:
+        """Wait until a call that uses the model before a swap has ended. With *also_text*, save the
+        text of a history whose tokens are of that model.
+
+        :raises InferdError: that model cannot detokenize it.
+        """
+        async with self._lock:
+            present, before = self.conversation, self.conversation.last.before
+            for kept in (present,) if before is None else (present, before.conversation):
+                if also_text and kept.size:
+                    history = kept.current_history()
+                    await kept.vocabulary.save_text(self.model, history, self.requester)
+
+    async def count_cached_tokens(self) -> int:
+        """Return how many of the history's tokens are in a KV state now."""
+        client = self.model.loaded
+        if client is None:
+            return 0
+        tokens = self.conversation.tokens()
+        try:
+            return await client.count_cached_tokens(
+                self.owner, self.name, self.settings.adapters, tokens
+            )
+        except WorkerCrashed:
+            return 0
+
+    def check_model(self, model: ModelSource) -> None:
+        """Check that the session has this model.
+
+        :raises InvalidArgument: it has another one.
+        """
+        if model.name != self.model.name:
+            raise InvalidArgument(
+                f"session {self.session_id!r} has model {self.model.name!r}, not {model.name!r}",
+                hint="attach it with its own model, or use another session id",
+            )
+
+    # Changes of the state and the history.
+
+    def move_state(self, call: SessionCall) -> None:
+        """Do one step of the state table, or raise the error that refuses it."""
+        self.conversation.state = step(self.state, call)
+        if self.ticket is not None:
+            self.ledger.move_ticket(self.ticket, self.state)
+            self.ticket = self.ticket if self.active else None
+
+    def accept_history(self, call: SessionCall, history: History) -> None:
+        """Do a step of the state table that replaces the history, without a turn."""
+        self.move_state(call)
+        self.conversation.history_state.replace_history(history)
+        self.conversation.last = LastTurn()
+        self.count_kept_bytes()
+        self.recording.history_changed()
+
+    def _accept_input(
+        self, history: History, unused: Mapping[str, str], spare_bytes: int = 0
+    ) -> None:
+        """Accept a history with new input; the parameters *unused* have no effect on its turn.
+        Messages that the model no longer reads are deleted, if the user's memory does not suffice
+        for them and for *spare_bytes* more.
+
+        :raises QuotaExceeded: its owner's sessions would become too large.
+        """
+        kept_bytes = self.conversation.history_state.kept_bytes
+        if history.dropped_bytes:
+            try:
+                self.check_growth(history.kept_bytes - kept_bytes + spare_bytes)
+            except QuotaExceeded:
+                history.delete_dropped(0)
+        self.check_growth(history.kept_bytes - kept_bytes)
+        self.accept_history(SessionCall.SET_INPUT, history)
+        self.settings.parameters.unused = unused
+
+    def _accept_turn_input(self, history: History, unused: Mapping[str, str]) -> BeforeInput:
+        """Accept a history with the input of a turn. Return the session before the input, which is
+        restored if the turn is refused.
+        """
+        before = self._before_input()
+        self._accept_input(history, unused, before.kept_bytes + TURN_SPARE_BYTES)
+        self.conversation.last.before = before
+        self.count_kept_bytes()
+        return before
+
+    def _before_input(self) -> BeforeInput:
+        """Return the part of the session that the next input and turn change."""
+        settings, conversation = self.settings, self.conversation.copy()
+        conversation.last.before = None
+        return BeforeInput(
+            conversation,
+            tuple(self.recording.shifts),
+            settings.parameters.of_turn,
+            settings.adapters,
+            settings.lora,
+            settings.parameters.unused,
+            self.rested_at,
+            self.turns_begun,
+        )
+
+    def _restore(self, before: BeforeInput) -> None:
+        """Restore the session *before* an input whose turn was refused."""
+        self.conversation, settings = before.conversation, self.settings
+        settings.parameters.of_turn = before.turn_parameters
+        settings.parameters.unused = before.unused
+        settings.adapters, settings.lora = before.adapters, before.lora
+        self.rested_at, self.turns_begun = before.rested_at, before.turns_begun
+        self.count_kept_bytes()
+        last = self.conversation.last
+        self.recording.history_restored(last.turn, last.begin, before.shifts, last.end)
+
+    def _restore_if_refused(self) -> None:
+        """Restore the session before the input of the last turn, if that has ended by a refusal."""
+        last = self.conversation.last
+        if last.turn is not None and last.turn.ended.is_set():
+            before, last.before = last.before, None
+            if before is not None and last.turn.refused:
+                self._restore(before)
+
+    # Input.
+
+    async def set_input(self, text: bytes) -> int:
+        """Make *text* the prompt, or append it to the history; return the number of its tokens. For
+        a text too long for any context, return the least number that it can have; the next turn is
+        refused.
+
+        :raises SessionBusy: a turn is under way.
+        """
+        async with self.exclusive():
+            appends = bool(self.settings.parameters.standing("append"))
+            before, overlong = self.conversation.last.overlong, None
+            try:
+                history, tokens, unused = await self._with_text(text, appends=appends)
+            except PromptTooLong as exc:
+                tokens, unused = exc.data["prompt_tokens"], NO_TEMPLATE
+                history = self.conversation.current_history() if appends else History()
+                overlong = Overlong(len(text), tokens, exc.data["ctx_size"])
+            if appends and before is not None:
+                size, tokens = before.size + len(text), before.tokens + tokens
+                overlong = before._replace(size=size, tokens=tokens)
+                history = self.conversation.current_history()
+            self._accept_input(history, unused)
+            self.conversation.last.overlong = overlong
+        await self.wait_recorded()
+        return tokens
+
+    async def add_text(self, text: bytes, options: Mapping[str, Any] = NO_OPTIONS) -> BeforeInput:
+        """Append *text* to the history, for a turn with *options*; return the session before the
+        input.
+
+        :raises SessionBusy: a turn is under way.
+        :raises PromptTooLong: no context holds it.
+        """
+        async with self.exclusive():
+            overlong = self.conversation.last.overlong
+            if overlong is not None:
+                raise overlong.error(len(self.conversation.prompt))
+            history, _, unused = await self._with_text(text, options, appends=True)
+            before = self._accept_turn_input(history, unused)
+        return await self._record_input(before)
+
+    async def add_tokens(self, tokens: list[int]) -> BeforeInput:
+        """Append token ids to the history, for a turn; return the session before the input.
+
+        :raises SessionBusy: a turn is under way.
+        :raises InvalidArgument: there are none, or one is not in the model's vocabulary.
+        """
+        async with self.exclusive():
+            overlong = self.conversation.last.overlong
+            if overlong is not None:
+                raise overlong.error(len(self.conversation.prompt))
+            step(self.state, SessionCall.SET_INPUT)
+            append = bool(self.conversation.prompt)
+            unused = await self._query(lambda c: _check_tokens(c, tokens), new_history=not append)
+            history = self.conversation.current_history()
+            history.append_tokens(tokens) if append else history.replace_tokens(tokens)
+            before = self._accept_turn_input(history, unused)
+        return await self._record_input(before)
+
+    async def add_messages(
+        self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
+    ) -> BeforeInput:
+        """Add chat messages to the history by the model's template, which gets the parameters of a
+        turn with *options*. After raw text, begin a new history. Return the session before the
+        input.
+        """
+        parameters = self.settings.parameters
+        rendering = parameters.rendering(options)
+        async with self.exclusive():
+            step(self.state, SessionCall.SET_INPUT)
+            self._check_messages(messages)
+            history, unused = await self._query(
+                lambda c: self._with_messages(
+                    *(c, messages, rendering),
+                    parameters.tool_use(options, c.info.tool_format),
+                    parameters.context_limit(options, c.info.ctx_size, chat=True),
+                )
+            )
+            before = self._accept_turn_input(history, unused)
+        return await self._record_input(before)
+
+    async def _with_text(
+        self, text: bytes, options: Mapping[str, Any] = NO_OPTIONS, *, appends: bool
+    ) -> tuple[History, int, Mapping[str, str]]:
+        """Return the history with *text*, the number of the text's tokens, and the unused
+        parameters.
+        """
+        step(self.state, SessionCall.SET_INPUT)
+        append = appends and bool(self.conversation.prompt)
+        tokens, unused = await self._query(
+            lambda c: self._tokenize(c, text, options, bos=not append), new_history=not append
+        )
+        history = self.conversation.current_history()
+        history.append_tokens(tokens) if append else history.replace_tokens(tokens)
+        return history, len(tokens), unused
+
+    async def _tokenize(
+        self, client: WorkerClient, text: bytes, options: Mapping[str, Any], *, bos: bool
+    ) -> tuple[list[int], Mapping[str, str]]:
+        texts = client.texts_of(self.requester)
+        limit = self.settings.parameters.context_limit(options, client.info.ctx_size, chat=False)
+        tokens = await texts.tokenize(
+            text, special=True, bos=bos, turn=True, cut_behind=limit.cut_behind
+        )
+        return tokens, client.info.unused | NO_TEMPLATE
+
+    async def _with_messages(
+        self,
+        client: WorkerClient,
+        messages: Sequence[dict[str, Any]],
+        rendering: Rendering,
+        tool_use: ToolUse,
+        limit: ContextLimit,
+    ) -> tuple[History, Mapping[str, str]]:
+        history = self.conversation.current_history()
+        texts = client.texts_of(self.requester)
+        await history.add_messages(texts, messages, rendering, tool_use, limit)
+        return history, client.info.unused | _notes_on(history.messages, client.info.chat_notes)
+
+    def _check_messages(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Check the size of a history with *messages*, before the template renders them.
+
+        :raises TooLarge: the history's messages would exceed `MESSAGES_BYTES_MAX`.
+        :raises QuotaExceeded: the owner's sessions would become too large.
+        """
+        history, more = self.conversation.history_state.now, memory_bytes(messages)
+        before = history.messages_bytes - history.dropped_bytes
+        if before + more > MESSAGES_BYTES_MAX:
+            raise TooLarge(
+                f"the history's messages have {before} bytes, {more} more were to be added; the"
+                f" limit is {MESSAGES_BYTES_MAX}",
+                hint="reset or rewind the context, or use shorter messages",
+                data={"bytes": before, "more": more, "messages_bytes_max": MESSAGES_BYTES_MAX},
+            )
+        self.check_growth(more - history.dropped_bytes)  # these can be deleted
+
+    async def _record_input(self, before: BeforeInput) -> BeforeInput:
+        async with self._rolled_back_if_refused(before):
+            await self.wait_recorded()
+        return before
+
+    @contextlib.asynccontextmanager
+    async def turn_input(
+        self, add_input: Callable[[], Awaitable[BeforeInput | None]]
+    ) -> AsyncIterator[None]:
+        """Add the input of a turn, which is to start in the context. Another call's input waits;
+        otherwise this turn would answer it, and neither could be rolled back.
+        """
+        async with self._starting, self._rolled_back_if_refused(await add_input()):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _rolled_back_if_refused(self, before: BeforeInput | None) -> AsyncIterator[None]:
+        """Restore the session *before* an input if the context raises an error and no turn has
+        begun on the input, because a client that retries sends it again. If the engine refuses the
+        turn later, `_restore_if_refused` does the same.
+        """
+        try:
+            yield
+        except BaseException:
+            last = self.conversation.last
+            begun = last.before is not before or last.turn is not None
+            if before is not None and not begun and self.state is SessionState.READY:
+                self._restore(before)
+            await self.wait_recorded()
+            raise
+
+    def reset_history(self, system: str | None = None) -> None:
+        """Clear the history; *system* becomes the first message of the next one."""
+        self.accept_history(SessionCall.RESET, History(system))
+
+    async def rewind_history(self, turns: int | None, tokens: int | None) -> None:
+        """Rewind by *turns*, or to the first *tokens* tokens; one of them is None.
+
+        :raises SessionBusy: a turn is under way.
+        :raises InvalidArgument: the history is shorter.
+        """
+        async with self.exclusive():
+            step(self.state, SessionCall.REWIND)
+            if self.conversation.vocabulary.saved_text is not None:
+                await self.ready_client()  # the saved text is that of the whole history
+            history = self.conversation.current_history()
+            if turns is not None:
+                history.rewind_turns(turns)
+            else:
+                history.rewind_tokens(tokens or 0)
+            call = SessionCall.REWIND if history.prompt else SessionCall.RESET
+            self.accept_history(call, history)
+        await self.wait_recorded()
+
+    # Turns.
+
+    async def start_turn(
+        self,
+        call: TurnOptions,
+        on_tokens: TokensSink | None = None,
+        on_progress: ProgressSink | None = None,
+    ) -> Turn:
+        """Queue a turn on the present prompt.
+
+        :raises Busy: too many tasks wait; `retry_after_s` says when to retry.
+        """
+        async with self.exclusive():
+            client = await self._client_for_turn(embeds=call.embeds)
+            turn = self._begin_turn(client, call, on_tokens, on_progress)
+            await self._write_beginning()
+            if not turn.ended.is_set():
+                self._submit(turn)
+            return turn
+
+    async def resume_turn(
+        self,
+        call: TurnOptions,
+        tokens: Sequence[int],
+        text: bytes,
+        on_tokens: TokensSink | None = None,
+        on_progress: ProgressSink | None = None,
+    ) -> Turn:
+        """Continue the interrupted turn with its own options and seed. Its reader has *tokens* and
+        *text* of it; the rest of its output is sent first.
+
+        :raises InvalidArgument: no turn was interrupted, or the reader's output differs.
+        """
+        async with self.exclusive():
+            client = await self._client_for_turn()
+            history_state, size = self.conversation.history_state, client.info.vocab_size
+            so_far, options = resumed(history_state.resumable, call, tokens, text, size)
+            before = self._before_input()
+            history_state.now = history_state.before
+            try:
+                turn = self._begin_turn(client, options, on_tokens, on_progress, so_far)
+            except BaseException:
+                history_state.now = before.conversation.history_state.now
+                raise
+            self.conversation.last.before = before
+            await self._write_beginning()
+            if turn.ended.is_set():
+                return turn
+            self._submit(turn)
+            missed_tokens, missed_text = so_far.tokens[len(tokens) :], so_far.text[len(text) :]
+            if on_tokens is not None and (missed_tokens or missed_text):
+                on_tokens(m.Tokens(turn.spec.id, missed_tokens, missed_text))
+            return turn
+
+    async def _client_for_turn(self, *, embeds: bool = False) -> WorkerClient:
+        """Return the worker client, if a turn may begin. With *embeds*, reserve memory for
+        embeddings if the parameters request them.
+        """
+        step(self.state, SessionCall.COMPUTE)  # refuses a second turn, even for a pull turn
+        client = await self.ready_client()
+        if embeds and self.settings.parameters.standing("embedding"):
+            await client.reserve_embedding_memory()
+            client = await self.ready_client()  # the model may have been loaded again for it
+        step(self.state, SessionCall.COMPUTE)  # it may have been closed or reset meanwhile
+        return client
+
+    def _begin_turn(
+        self,
+        client: WorkerClient,
+        call: TurnOptions,
+        on_tokens: TokensSink | None,
+        on_progress: ProgressSink | None,
+        resumes: Replay | None = None,
+    ) -> Turn:
+        """Return a new turn on the present history, not yet submitted to the worker. It may
+        continue the interrupted turn *resumes*; otherwise a history that exceeds the context is
+        shortened first, as the parameter `overflow` says.
+
+        :raises Busy: too many tasks wait.
+        """
+        history_state = self.conversation.history_state
+        whole = history_state.now
+        try:
+            limit = None if resumes else self._shorten_history(client, call)
+            turn = self._begin_fitted_turn(client, call, on_tokens, on_progress, resumes, limit)
+        except BaseException:
+            history_state.now = whole
+            raise
+        if limit is not None:
+            history_state.before = history_state.now
+        return turn
+
+    def _shorten_history(self, client: WorkerClient, call: TurnOptions) -> ContextLimit | None:
+        """Drop tokens of a history that exceeds the context. Return the limit that it exceeded, or
+        None.
+        """
+        conversation, parameters = self.conversation, self.settings.parameters
+        history = conversation.history_state.now
+        if conversation.last.overlong is not None:
+            return None
+        size, chat = client.info.ctx_size, bool(history.messages)
+        limit = parameters.context_limit(call.options, size, chat=chat)
+        conversation.history_state.now = history.fitted(limit)
+        return None if conversation.history_state.now is history else limit
+
+    def _begin_fitted_turn(
+        self,
+        client: WorkerClient,
+        call: TurnOptions,
+        on_tokens: TokensSink | None,
+        on_progress: ProgressSink | None,
+        resumes: Replay | None,
+        exceeded: ContextLimit | None,
+    ) -> Turn:
+        ledger, conversation = self.ledger, self.conversation
+        self.check_growth(memory_bytes(call.options, call.notes.ignored, call.notes.out_of_range))
+        try:
+            spec = self._new_task(client, call)
+        finally:
+            self.count_kept_bytes()  # the session keeps the options, even of a refused turn
+        if exceeded is not None and (reason := exceeded.kept_reason):
+            self.settings.parameters.adjusted["n-keep"] = reason
+        self.settings.adapters = spec.adapters
+        self.settings.lora = scales_by_name(client.adapters, spec.adapters)
+        if spec.embed is not None and not call.embeds:
+            raise UnsupportedOperation(
+                "the context makes embeddings; this call generates text",
+                hint="use compute and get_output, or set the parameter embedding to false",
+            )
+        if conversation.last.overlong is not None:
+            raise conversation.last.overlong.error(len(conversation.prompt), spec.ctx_size)
+        self.check_growth(len(spec.tokens))
+        ticket = Ticket(
+            self.owner,
+            self.model.name,
+            client.info.slots,
+            spec.priority,
+            len(conversation.prompt),
+            spec.n_predict,
+            quota_checked=call.quota_checked,
+        )
+        ledger.admit_turn(ticket)
+        self.ticket = ticket
+        self.move_state(SessionCall.COMPUTE_SINGLE if call.pull else SessionCall.COMPUTE)
+        sink, compare = self.recording.watch_tokens(on_tokens), self.model.compare
+        turn = Turn(client, spec, self._engine_event, sink, on_progress, compare)
+        ticket.output = turn.tokens
+        self.turns_begun += resumes is None  # a resumed turn keeps its number
+        self.turn_at = ledger.seconds()
+        begin = TurnBegin(
+            options=call.options,
+            seed=self.settings.parameters.seed,
+            priority=spec.priority.label,
+            special=spec.special,
+            turns=self.turns_begun,
+        )
+        conversation.last = LastTurn(turn, begin, before=conversation.last.before)
+        self.count_kept_bytes()
+        if conversation.history_state.resumable is not None or exceeded is not None:
+            conversation.history_state.resumable = None
+            self.recording.history_changed()  # it includes the previous turn, or was shortened
+        if resumes is not None:
+            turn.take_over(resumes)
+            ticket.resumed_tokens = len(turn.tokens)
+        if turn.generates:
+            shifts = () if resumes is None else resumes.placed_shifts
+            self.recording.turn_began(turn, begin, shifts)
+        for listener in ledger.turn_listeners:
+            listener.turn_began(self.model, turn, chat=bool(conversation.messages))
+        return turn
+
+    def _new_task(self, client: WorkerClient, call: TurnOptions) -> m.TaskSpec:
+        """Return the task of a turn that starts now on the present prompt.
+
+        :raises InvalidArgument: an option or an adapter is unknown, a value is out of its range, or
+            there would be too many logprobs of the prompt.
+        """
+        settings, history = self.settings, self.conversation.history_state.now
+        parameters, shared_kv = settings.parameters, settings.shared_kv
+        parameters.set_turn_options(call.options, call.notes)
+        tokens = m.pack_tokens(history.prompt)
+        if shared_kv is not None and not shared_kv.begins(tokens):
+            shared_kv = None  # the session began with it, but its prompt no longer does
+        spec = m.TaskSpec(
+            id=self.ledger.new_task_id(),
+            owner=self.owner,
+            account=self.ledger.bounds.gateway_of(self.owner.user),
+            tokens=tokens,
+            sampling=NO_SAMPLING,
+            priority=settings.priority if call.priority is None else call.priority,
+            pull=call.pull,
+            credit=call.credit,
+            special=call.special,
+            shown_tokens=MARK_TOKENS.get(history.tool_use.form, ()),
+            queue_timeout_s=call.queue_timeout_s,
+            total_timeout_s=call.timeout_s,
+            session=self.name,
+            persist=settings.persist and self.session_id is not None,
+            shared_kv=shared_kv,
+            watch=call.watch,
+            watch_prompt=call.watch_prompt,
+            request=str(get_contextvars().get("request", "")),
+        )
+        spec = parameters.fill(spec, client.info.vocab_size)
+        spec = parameters.constrain_calls(spec, history.tool_use, opened=history.opens_call)
+        if not call.scores_prompt:
+            spec = msgspec.structs.replace(spec, prompt_logprobs=None)
+        check_prompt_logprobs(spec)
+        return msgspec.structs.replace(
+            spec,
+            no_cache=self._ignores_cache(),
+            adapters=chosen_keys(client.adapters, parameters.get("lora")),
+        )
+
+    def _ignores_cache(self) -> bool:
+        """Return whether the turn must compute its whole prompt."""
+        retention_ms = self.settings.parameters.get("retention-ms")
+        if not self.settings.parameters.get("cache-prompt"):
+            return True
+        if retention_ms < 0 or self.turns_begun == 0:
+            return False
+        rested = self.rested_at
+        return rested is None or self.ledger.seconds() > rested + retention_ms / 1000
+
+    async def _write_beginning(self) -> None:
+        """Wait until a turn's beginning is in the journal, before the turn sends anything. After a
+        kill, the turn could not be repeated without it.
+        """
+        try:
+            await self.wait_recorded()
+            self.recording.send_beginning()
+        except BaseException:
+            self.conversation.last.reader_left = True
+            self.end_turn(Cancelled("the request was cancelled"))
+            raise
+
+    def _submit(self, turn: Turn) -> None:
+        """Queue a turn, or set it aside if the session has lost its place since the call began."""
+        request_place = self.request_place
+        if request_place is None:
+            turn.submit()
+        else:
+            turn.keep_aside(request_place)
+
+    def set_aside(self, request_place: Callable[[], None]) -> None:
+        """Take the turn from the engine until the session has a place again. *request_place*
+        requests one once the turn is read.
+        """
+        turn = self.turn
+        assert turn is not None, "the caller has checked that there is one"
+        if self.state is SessionState.RUNNING:
+            self.move_state(SessionCall.PARK)
+        turn.set_aside(self.ledger.new_task_id(), request_place)
+
+    def _engine_event(self, call: SessionCall) -> None:
+        """Handle an event of the engine; meanwhile, the client may have ended the turn."""
+        ticket = self.ticket
+        if self.active:
+            self.move_state(call)
+        if self.active:
+            return
+        self.used_at = self.rested_at = self.ledger.seconds()
+        turn, last = self.turn, self.conversation.last
+        if turn is not None and self.session_id is not None and not last.reader_left:
+            last.end = self._turn_end(turn)
+        self.recording.turn_ended(last.end)
+        self._restore_if_refused()
+        self.count_kept_bytes()
+        if turn is None:
+            return
+        if ticket is not None and turn.stats and not turn.resumed:
+            self.ledger.charge_turn(ticket, turn.stats)
+            if turn.generates:
+                self.ledger.learn_from_turn(ticket, turn.stats)
+        for listener in self.ledger.turn_listeners:
+            listener.turn_ended(self.model, turn)
+
+    async def pull_token(self, call: TurnOptions) -> bytes:
+        """Generate the next token of a pull turn and return its text.
+
+        :raises EndOfSequence: the turn has ended; the next call starts a turn on the same prompt.
+        :raises SessionBusy: a turn of another kind is under way.
+        """
+        turn = self.turn
+        if turn is None or not self._continues(turn):
+            turn = await self.start_turn(msgspec.structs.replace(call, pull=True))
+        try:
+            piece = await turn.next_piece()
+        except Exception:
+            last = self.conversation.last
+            last.ending_read, last.piece = True, turn.end_piece
+            await self.wait_recorded()
+            raise
+        self.conversation.last.piece = piece
+        return piece
+
+    def _continues(self, turn: Turn) -> bool:
+        if self.active:
+            if not turn.spec.pull:
+                step(self.state, SessionCall.COMPUTE)  # raises: a stream is under way
+            return True
+        ended_unread = turn.spec.pull and not self.conversation.last.ending_read
+        return ended_unread and self.state in (SessionState.DONE, SessionState.FAILED)
+
+    async def finish_turn(self, turn: Turn) -> None:
+        """Wait for the end of *turn*; if the caller is cancelled, cancel the turn.
+
+        :raises InferdError: it failed.
+        """
+        try:
+            await turn.ended.wait()
+        except BaseException:
+            if turn is self.turn:
+                self.conversation.last.reader_left = self.active
+                self.end_turn(Cancelled("the request was cancelled"))
+            raise
+        await self.wait_recorded()
+        if turn.error is not None:
+            raise turn.error
+
+    def cancel_turn(self, error: InferdError | None = None) -> bool:
+        """Cancel the turn before its next step; return whether there was one."""
+        self.move_state(SessionCall.CANCEL)
+        active = self.active
+        self.end_turn(error or Cancelled("the turn was cancelled"))
+        return active
+
+    def clear_output(self) -> None:
+        """End the turn and delete its output; the history keeps the input and the output read."""
+        self.move_state(SessionCall.FINI_SINGLE)
+        self.end_turn(Cancelled("the turn was ended by fini_single"))
+        last = self.conversation.last
+        last.piece, last.output_cleared, last.failure = b"", True, None
+
+    def end_turn(self, error: InferdError) -> None:
+        """End the turn at once and cancel it in the engine, whose later reports are ignored."""
+        turn = self.turn
+        if turn is not None and not turn.ended.is_set():
+            turn.cancel()
+            turn.report(m.Failed(turn.spec.id, error.to_wire()))
+
+    def resumable_piece(self) -> TurnPiece | None:
+        """Return the whole output of the last turn, with its end if it was not interrupted. Return
+        None if there is no turn that can be resumed, or the positions of its shifts are unknown.
+        """
+        last, shifts = self.conversation.last, tuple(self.recording.shifts)
+        turn, end = last.turn, last.end
+        if turn is None or not turn.generates or len(shifts) != len(turn.shifts):
+            return None
+        return TurnPiece(
+            tokens=m.pack_tokens(turn.tokens),
+            text=bytes(turn.text),
+            surprisals=m.pack_floats(turn.surprisals),
+            shifts=shifts,
+            begin=last.begin,
+            end=None if end is None else end.reason,
+            metadata=self._interrupted_metadata(turn) if end is None else end.metadata,
+            error=None if end is None else end.error,
+        )
+
+    # Output.
+
+    def read_output(self, index: int) -> bytes:
+        """Return output 0 (the text so far) or 1 (metadata JSON).
+
+        :raises NotFound: there is no such output.
+        """
+        step(self.state, SessionCall.GET_OUTPUT)
+        if index == 0:
+            turn = self._visible_turn()
+            if turn is not None and turn.embedding is not None:
+                return embedding_json(turn.embedding)
+            return b"" if turn is None else bytes(turn.text) + turn.end_piece
+        if index == 1:
+            return msgspec.json.encode(self.metadata())
+        raise NotFound(f"there is no output {index}", hint="0 is the text, 1 the metadata")
+
+    def read_single_output(self, index: int) -> bytes:
+        """Return the text of the last token, or metadata as `read_output` does."""
+        step(self.state, SessionCall.GET_OUTPUT)
+        return self.conversation.last.piece if index == 0 else self.read_output(index)
+
+    def _visible_turn(self) -> Turn | None:
+        last = self.conversation.last
+        return None if last.output_cleared else last.turn
+
+    def metadata(self, turn: Turn | None = None, *, logprobs: bool = True) -> dict[str, Any]:
+        """Return the metadata of *turn* or the last turn."""
+        return describe_turn(
+            self.conversation,
+            self.settings,
+            turn or self._visible_turn(),
+            model=self.model.name,
+            session_id=self.session_id,
+            durable=self.recording.durable,
+            logprobs=logprobs,
+        )
+
+    def note_failure(self, error: InferdError) -> None:
+        """Keep the error of a call for a turn, until the next input or turn."""
+        if not self.active:
+            self.conversation.last.failure = error.to_wire()
+            self.count_kept_bytes()
+
+    def _turn_end(self, turn: Turn) -> TurnEnd:
+        """Return the end of *turn*, which has ended."""
+        metadata = self.metadata(turn, logprobs=False)  # they may be megabytes
+        error = None if turn.error is None else turn.error.to_wire()
+        return TurnEnd(metadata["stop_reason"], encode(metadata), error)
+
+    def _interrupted_metadata(self, turn: Turn) -> bytes:
+        """Return the packed metadata of *turn*, whose reader has disconnected."""
+        metadata = self.metadata(turn, logprobs=False)
+        metadata.pop("error", None)
+        return encode(metadata | {"stop_reason": DETACHED, "stop_detail": ""})
+
+    def ended_turn(self) -> Replay | None:
+        """Return the last turn, if its end can be read again after the session was attached."""
+        resumable = self.conversation.history_state.resumable
+        return resumable if resumable is not None and resumable.ended else None
+
+    def new_splitter(self, options: Mapping[str, Any], turn: Turn) -> AnswerSplitter:
+        """Return the splitter of the answer of *turn*, which has begun with *options*."""
+        history = self.conversation.history_state.now
+        return new_splitter(history, turn.seed, self.settings.parameters, options)
+
+    def resume_splitter(self, received: AnswerParts, raw: bytes) -> tuple[bytes, AnswerSplitter]:
+        """Return the resumable turn's text that its reader has, and the splitter of the rest."""
+        state = self.conversation.history_state
+        return resume_splitter(state, self.settings.parameters, received, raw)
+
     # Branching, ending, dormancy.
 
     def branch(self, handle: int, session_id: str | None) -> Session:
@@ -269,7 +1185,7 @@ class Session(SessionCore):
     def end(self, call: SessionCall, why: str) -> None:
         """End by *call* (close, unload, expire): cancel the turn, whose reader gets *why*."""
         self.move_state(call)
-        self.runner.end_turn(Cancelled(why))
+        self.end_turn(Cancelled(why))
 
     def unload(self) -> None:
         """Separate the session from its model; its output can still be read."""
@@ -281,8 +1197,8 @@ class Session(SessionCore):
         """
         self.conversation.last.reader_left |= self.active
         self.settings.opening = self.opening
-        self.runner.end_turn(Cancelled("the session was detached"))
-        piece = self.runner.resumable_piece()
+        self.end_turn(Cancelled("the session was detached"))
+        piece = self.resumable_piece()
         history_state = self.conversation.history_state
         history_state.pack(self.turn, piece)
         self.accept_history(SessionCall.DETACH, self.conversation.current_history())
@@ -290,17 +1206,6 @@ class Session(SessionCore):
         if client is not None and self.settings.persist and prompt:
             client.save_session(self.owner, self.name, self.settings.adapters, prompt)
         history_state.make_dormant()
-
-    def check_model(self, model: ModelSource) -> None:
-        """Check that the session has this model.
-
-        :raises InvalidArgument: it has another one.
-        """
-        if model.name != self.model.name:
-            raise InvalidArgument(
-                f"session {self.session_id!r} has model {self.model.name!r}, not {model.name!r}",
-                hint="attach it with its own model, or use another session id",
-            )
 
     def attach(self, handle: int, model: ModelSource) -> None:
         """Become active again under a new handle, on a new lease of the same model.
@@ -335,3 +1240,30 @@ def _parameter_names(spellings: Sequence[str]) -> set[str]:
             raise InvalidArgument(f"unknown key {shown!r}; {close}".rstrip("; "))
         names.add(found.name)
     return names
+
+
+async def _check_tokens(client: WorkerClient, tokens: Sequence[int]) -> Mapping[str, str]:
+    """Check token ids of a prompt; return the parameters without effect on its turn.
+
+    :raises InvalidArgument: there are none, or one is not in the model's vocabulary.
+    """
+    size = client.info.vocab_size
+    bad = next((token for token in tokens if not 0 <= token < size), None)
+    if bad is not None or not tokens:
+        raise InvalidArgument(
+            "prompt_tokens: there are none"
+            if bad is None
+            else f"prompt_tokens: token {bad} is not in the model's vocabulary of {size}",
+            hint="`tokenize` returns the tokens of a text",
+            data={"vocab_size": size},
+        )
+    return client.info.unused | NO_TEMPLATE
+
+
+def _notes_on(messages: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> dict[str, str]:
+    """Return the *notes* on the chat template that concern these messages, in one: those named by a
+    role or a key of a message, and those on all chats.
+    """
+    present = {str(m["role"]) for m in messages} | {key for m in messages for key in m}
+    found = [text for name, text in notes.items() if name == CHAT_TEMPLATE or name in present]
+    return {CHAT_TEMPLATE: "; ".join(found)} if found else {}

@@ -262,7 +262,7 @@ class PlaceQueue:
         try:
             self._restore(waiting.session)
         except InferdError as exc:
-            waiting.session.runner.end_turn(exc)
+            waiting.session.end_turn(exc)
             return
         self._count_wait(waiting)
 
@@ -276,7 +276,7 @@ class PlaceQueue:
         self._live.yield_place(session)
         self._dormant.add_yielded(session)
         if session.active:
-            session.runner.set_aside(request_place)
+            session.set_aside(request_place)
         self._wake()  # a bound of the dormant sessions may be exceeded now
 
     def _request_for_turn(self, session: Session) -> None:
@@ -386,14 +386,14 @@ class PlaceQueue:
             if not waiting.ended.is_set():
                 self._end_wait(waiting, error)
                 if waiting.session is not None and waiting.turn is not None:
-                    waiting.session.runner.end_turn(error)
+                    waiting.session.end_turn(error)
 
     def end_late_turns(self) -> None:
         """Fail the turns without a place whose timeout has passed."""
         for session, turn in self._turns_aside():
             in_s, name = turn.timeout_in_s()
             if in_s <= 0:
-                session.runner.end_turn(
+                session.end_turn(
                     Timeout(
                         f"the {name} timeout has passed: no place for the session was free",
                         data={"timeout": name},

@@ -1,4 +1,4 @@
-"""The start of a turn: its task, its adapters, its ticket in the ledger, its stored beginning."""
+"""Checks at the start of a turn: its adapters, the interrupted turn that it resumes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from structlog.contextvars import get_contextvars
 
 from ...backends.adapter_keys import adapter_key, split_key
 from ...backends.errors import InvalidArgument, error_from_wire
 from ...backends.params import nearest
-from ...backends.tool_formats import MARK_TOKENS
 from ...scheduler import PRIORITIES
 from ...scheduler import messages as m
 from ...scheduler.messages import AdapterReport
-from ..admission.bounds import Ticket
-from ..conversation.core import SessionCore
-from ..entries import Replay, TurnBegin
-from ..worker_client import WorkerClient
-from .options import NO_SAMPLING, TurnOptions
+from ..entries import Replay
+from .options import TurnOptions
 
 PROMPT_LOGPROBS_MAX = 1 << 15
 """Logprobs of a prompt's tokens and of their top tokens, which are described in one reply."""
@@ -28,52 +23,11 @@ Reports = Mapping[str, AdapterReport]
 """A model's adapters by their names, in the order of the configuration."""
 
 
-def task_of(
-    session: SessionCore, client: WorkerClient, call: TurnOptions, task_id: int, now: float
-) -> m.TaskSpec:
-    """Return the task of a turn that starts *now* on the session's prompt.
+def check_prompt_logprobs(spec: m.TaskSpec) -> None:
+    """Check the number of logprobs that a turn is to return of its prompt.
 
-    :raises InvalidArgument: an option or an adapter is unknown, a value is out of its range, or
-        there would be too many logprobs of the prompt.
+    :raises InvalidArgument: there are too many.
     """
-    session.settings.parameters.set_turn_options(call.options, call.notes)
-    tokens = m.pack_tokens(session.conversation.prompt)
-    spec = m.TaskSpec(
-        id=task_id,
-        owner=session.owner,
-        account=session.ledger.bounds.gateway_of(session.owner.user),
-        tokens=tokens,
-        sampling=NO_SAMPLING,
-        priority=session.settings.priority if call.priority is None else call.priority,
-        pull=call.pull,
-        credit=call.credit,
-        special=call.special,
-        shown_tokens=MARK_TOKENS.get(session.conversation.history_state.now.tool_use.form, ()),
-        queue_timeout_s=call.queue_timeout_s,
-        total_timeout_s=call.timeout_s,
-        session=session.name,
-        persist=session.settings.persist and session.session_id is not None,
-        shared_kv=_shared_kv(session, tokens),
-        watch=call.watch,
-        watch_prompt=call.watch_prompt,
-        request=str(get_contextvars().get("request", "")),
-    )
-    history = session.conversation.history_state.now
-    spec = session.settings.parameters.fill(spec, client.info.vocab_size)
-    spec = session.settings.parameters.constrain_calls(
-        spec, history.tool_use, opened=history.opens_call
-    )
-    if not call.scores_prompt:
-        spec = msgspec.structs.replace(spec, prompt_logprobs=None)
-    _check_prompt_logprobs(spec)
-    return msgspec.structs.replace(
-        spec,
-        no_cache=_ignores_cache(session, now),
-        adapters=chosen_keys(client.adapters, session.settings.parameters.get("lora")),
-    )
-
-
-def _check_prompt_logprobs(spec: m.TaskSpec) -> None:
     size, top = m.count_tokens(spec.tokens), spec.prompt_logprobs
     if top is None or size * (1 + top) <= PROMPT_LOGPROBS_MAX:
         return
@@ -82,49 +36,6 @@ def _check_prompt_logprobs(spec: m.TaskSpec) -> None:
         f" logprobs; at most {PROMPT_LOGPROBS_MAX} are returned",
         hint="request fewer top tokens, or use a shorter prompt",
         data={"prompt_tokens": size, "prompt_logprobs_max": PROMPT_LOGPROBS_MAX},
-    )
-
-
-def _shared_kv(session: SessionCore, tokens: bytes) -> m.SharedKv | None:
-    """Return the KV state with which the session began, if its prompt still begins so."""
-    shared = session.settings.shared_kv
-    return shared if shared is not None and shared.begins(tokens) else None
-
-
-def _ignores_cache(session: SessionCore, now: float) -> bool:
-    """Return whether the turn must compute its whole prompt."""
-    retention_ms = session.settings.parameters.get("retention-ms")
-    if not session.settings.parameters.get("cache-prompt"):
-        return True
-    if retention_ms < 0 or session.turns_begun == 0:
-        return False
-    rested = session.rested_at
-    return rested is None or now > rested + retention_ms / 1000
-
-
-def ticket_of(
-    session: SessionCore, spec: m.TaskSpec, slots: int, *, quota_checked: bool = False
-) -> Ticket:
-    """Return a turn's ticket in the ledger; its model has this number of *slots*."""
-    return Ticket(
-        session.owner,
-        session.model.name,
-        slots,
-        spec.priority,
-        len(session.conversation.prompt),
-        spec.n_predict,
-        quota_checked=quota_checked,
-    )
-
-
-def begin_of(session: SessionCore, call: TurnOptions, spec: m.TaskSpec) -> TurnBegin:
-    """Return the stored beginning of a turn."""
-    return TurnBegin(
-        options=call.options,
-        seed=session.settings.parameters.seed,
-        priority=spec.priority.label,
-        special=spec.special,
-        turns=session.turns_begun,
     )
 
 

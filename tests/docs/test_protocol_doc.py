@@ -330,7 +330,7 @@ def new_session() -> Session:
 
 def test_maps_have_the_keys_of_the_page() -> None:
     of_turns = {"parks", "completion_probabilities", "end_token", "prompt_logprobs", "error"}
-    assert keys("metadata") - of_turns == set(new_session().outputs.metadata())
+    assert keys("metadata") - of_turns == set(new_session().metadata())
     config = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 50'
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
         context = client.context("slow")

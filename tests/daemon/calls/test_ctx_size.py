@@ -186,6 +186,6 @@ def test_the_tests_above_cover_every_error_with_a_size() -> None:
         "scheduler/embeddings/inputs.py": 1,
         "scheduler/engine/commands.py": 1,
         "scheduler/engine/tokenizing.py": 1,
-        "sessions/conversation/core.py": 1,
+        "sessions/conversation/state.py": 1,
         "sessions/turn/turn.py": 1,
     }

@@ -217,8 +217,8 @@ class Crowd:
         prompt = self.random.randint(20, 120)
         wanted = max(1, min(prompt, round(self.output * self.random.uniform(0.5, 2))))
         session.set_options({"n-predict": wanted})
-        await session.input.set_input(self.random.randbytes(prompt).replace(b"\0", b"."))
-        await session.runner.start_turn(TurnOptions())
+        await session.set_input(self.random.randbytes(prompt).replace(b"\0", b"."))
+        await session.start_turn(TurnOptions())
 
     async def warm_up(self) -> None:
         """Let some turns end, as the basis of an estimate."""

@@ -315,17 +315,17 @@ async def test_a_session_s_turns_are_counted_to_their_end() -> None:
     quota = Quota(rule="r", tokens_per_minute=60)
     harness.ledger.bounds.quota_of = lambda _: quota
     session, _ = harness.manager.open_session("here", Owner(1), harness.source, {})
-    await session.input.set_input(b"x" * 40)
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.set_input(b"x" * 40)
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
     assert turn.stats is not None
     took = turn.stats.prompt_tokens - turn.stats.cached_tokens + turn.stats.output_tokens
     assert took >= 80, "the echo repeats its input"
     with pytest.raises(QuotaExceeded) as caught:
-        await session.runner.start_turn(TurnOptions())
+        await session.start_turn(TurnOptions())
     assert caught.value.data["tokens"] == took
     harness.now += caught.value.retry_after_s
-    await session.runner.start_turn(TurnOptions())
+    await session.start_turn(TurnOptions())
 
 
 @pytest.mark.asyncio
@@ -334,12 +334,12 @@ async def test_a_turn_that_is_resumed_counts_what_is_computed_again_and_what_is_
     quota = Quota(rule="r", tokens_per_minute=1000)
     harness.ledger.bounds.quota_of = lambda _: quota
     session, _ = harness.manager.open_session("gone", Owner(1), harness.source, {}, "diary")
-    await session.input.set_input(b"abcdefghij")
-    await session.runner.start_turn(TurnOptions(credit=3))
+    await session.set_input(b"abcdefghij")
+    await session.start_turn(TurnOptions(credit=3))
     harness.port.run()
     harness.manager.close_connection("gone")
     back, _ = harness.manager.open_session("here", Owner(1), harness.source, {}, "diary")
-    turn = await back.runner.resume_turn(TurnOptions(), [], b"")
+    turn = await back.resume_turn(TurnOptions(), [], b"")
     harness.port.run()
     assert turn.stats is not None and bytes(turn.text) == b"abcdefghij"
     with pytest.raises(QuotaExceeded) as caught:

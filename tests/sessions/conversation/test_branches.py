@@ -46,7 +46,7 @@ async def test_branches_go_on_from_one_state_each_on_its_own() -> None:
 async def test_a_branch_of_an_empty_session_keeps_its_system_prompt() -> None:
     harness = Harness()
     trunk = opened(harness)
-    trunk.input.reset_history("be brief")
+    trunk.reset_history("be brief")
 
     [branch] = harness.manager.fork_session(HERE, trunk, 1)
 
@@ -95,13 +95,13 @@ async def test_the_cap_takes_all_branches_or_none() -> None:
 async def test_nothing_branches_off_or_goes_back_during_a_turn() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    await session.runner.start_turn(TurnOptions())
+    await session.set_input(b"hello")
+    await session.start_turn(TurnOptions())
 
     with pytest.raises(SessionBusy):
         harness.manager.fork_session(HERE, session, 1)
     with pytest.raises(SessionBusy):
-        await session.input.rewind_history(1, None)
+        await session.rewind_history(1, None)
 
 
 async def test_going_back_by_turns_and_by_tokens() -> None:
@@ -111,11 +111,11 @@ async def test_going_back_by_turns_and_by_tokens() -> None:
     await answer(harness, session, b"one")
     await answer(harness, session, b"two")
 
-    await session.input.rewind_history(1, None)
+    await session.rewind_history(1, None)
     assert (text_of(session), session.state) == (b"oneone", SessionState.READY)
-    await session.input.rewind_history(None, 3)
+    await session.rewind_history(None, 3)
     assert session.conversation.tokens() == [258, ord("o"), ord("n")]
-    await session.input.rewind_history(None, 0)
+    await session.rewind_history(None, 0)
     assert (session.conversation.tokens(), session.state) == ([], SessionState.EMPTY)
     assert await answer(harness, session, b"anew") == b"anew"
 
@@ -126,9 +126,9 @@ async def test_what_need_not_be_computed_again_is_asked_of_a_loaded_model_only()
     await answer(harness, session, b"hello")
     harness.port.held = 5
 
-    assert await session.link.count_cached_tokens() == 5
+    assert await session.count_cached_tokens() == 5
     harness.source.loaded = None
-    assert await session.link.count_cached_tokens() == 0
+    assert await session.count_cached_tokens() == 0
 
 
 async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_down() -> None:
@@ -140,8 +140,8 @@ async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_d
         opened(harness, session_id="b"),
     ):
         session.settings.persist = session.session_id != "b"
-        await session.input.set_input(b"x")
-        specs.append((await session.runner.start_turn(TurnOptions())).spec)
+        await session.set_input(b"x")
+        specs.append((await session.start_turn(TurnOptions())).spec)
 
     assert [s.session for s in specs] == ["#1", "id:a", "id:b"]
     assert [s.persist for s in specs] == [False, True, False]
@@ -150,9 +150,9 @@ async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_d
 async def test_the_parameters_of_a_context_shift_reach_the_engine() -> None:
     session = opened(Harness())
     session.set_options({"ctx-shift": True, "n-keep": 8, "n-discard": 16, "cache-reuse": 32})
-    await session.input.set_input(b"x")
+    await session.set_input(b"x")
 
-    spec = (await session.runner.start_turn(TurnOptions())).spec
+    spec = (await session.start_turn(TurnOptions())).spec
 
     assert (spec.ctx_shift, spec.n_keep, spec.n_discard, spec.cache_reuse) == (True, 8, 16, 32)
 
@@ -161,20 +161,20 @@ async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
     harness = Harness()
     session = opened(harness)
     session.set_options({"append": True})
-    await session.input.set_input(b"abcdef")
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.set_input(b"abcdef")
+    turn = await session.start_turn(TurnOptions())
     turn.report(m.Tokens(turn.spec.id, [ord("x")], b"x"))
     turn.report(m.Shifted(turn.spec.id, 1, 4))
     stats = m.TurnStats(stop_reason="length", shifts=1, shifted=True)
     turn.report(m.Finished(turn.spec.id, b"", b"", stats))
 
     assert text_of(session) == b"efx"
-    assert session.outputs.read_output(0) == b"x"
-    assert (session.outputs.metadata()["shifts"], session.outputs.metadata()["shifted"]) == (
+    assert session.read_output(0) == b"x"
+    assert (session.metadata()["shifts"], session.metadata()["shifted"]) == (
         1,
         True,
     )
-    await session.input.set_input(b"more")
+    await session.set_input(b"more")
     assert bytes(t for t in session.conversation.prompt if t < 256) == b"efxmore"
 
 
@@ -197,8 +197,8 @@ async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
     """States of sessions without an id are found by their tokens, as long as they say them."""
     harness = Harness()
     session, shifted = opened(harness), opened(harness)
-    await shifted.input.set_input(b"hello")
-    turn = await shifted.runner.start_turn(TurnOptions())
+    await shifted.set_input(b"hello")
+    turn = await shifted.start_turn(TurnOptions())
     turn.report(m.Shifted(turn.spec.id, 0, 2))
 
     await harness.manager.close_session(session)
@@ -278,9 +278,9 @@ async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> No
 async def test_a_place_in_the_queue_is_reported_when_it_changes() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"x")
+    await session.set_input(b"x")
     sent: list[m.Position | m.PromptLogprobs | m.PromptProgress] = []
-    turn = await session.runner.start_turn(TurnOptions(watch=True), on_progress=sent.append)
+    turn = await session.start_turn(TurnOptions(watch=True), on_progress=sent.append)
 
     for position in (3, 3, 2, 2, 1):
         turn.report(m.Position(turn.spec.id, position, 4, 1.5))
@@ -292,10 +292,10 @@ async def test_a_place_in_the_queue_is_reported_when_it_changes() -> None:
 async def test_the_progress_of_a_prompt_is_reported_when_it_has_grown() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"x")
+    await session.set_input(b"x")
     sent: list[m.Position | m.PromptLogprobs | m.PromptProgress] = []
     options = TurnOptions(watch_prompt=True)
-    turn = await session.runner.start_turn(options, on_progress=sent.append)
+    turn = await session.start_turn(options, on_progress=sent.append)
 
     for processed in (0, 4, 2, 4, 7):  # less than before, after a loss of its KV state
         turn.report(m.PromptProgress(turn.spec.id, 7, 0, processed, 1.5))

@@ -26,11 +26,11 @@ def opened(harness: Harness, **options: object) -> Session:
 
 
 async def embed(harness: Harness, session: Session, text: bytes) -> dict[str, object]:
-    await session.input.set_input(text)
-    turn = await session.runner.start_turn(EMBED)
+    await session.set_input(text)
+    turn = await session.start_turn(EMBED)
     harness.port.run()
-    await session.runner.finish_turn(turn)
-    found: dict[str, object] = msgspec.json.decode(session.outputs.read_output(0))
+    await session.finish_turn(turn)
+    found: dict[str, object] = msgspec.json.decode(session.read_output(0))
     return found
 
 
@@ -42,7 +42,7 @@ async def test_output_0_is_wasmedges_json() -> None:
 
     assert list(found) == ["n_embedding", "embedding"]
     assert found["n_embedding"] == EMBEDDING_SIZE == len(found["embedding"])  # type: ignore[arg-type]
-    metadata = session.outputs.metadata()
+    metadata = session.metadata()
     assert (metadata["input_tokens"], metadata["output_tokens"]) == (7, 0)
     assert metadata["stop_reason"] == "embedded"
     assert session.state is SessionState.DONE
@@ -62,9 +62,9 @@ async def test_the_text_stays_the_prompt_of_whatever_comes_next() -> None:
     prompt = session.conversation.tokens()
 
     session.set_options({"embedding": False})
-    turn = await session.runner.start_turn(TurnOptions())
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
 
     assert m.unpack_tokens(turn.spec.tokens) == prompt
     assert bytes(turn.text) == b"hello"
@@ -73,35 +73,35 @@ async def test_the_text_stays_the_prompt_of_whatever_comes_next() -> None:
 async def test_a_chat_whose_history_was_embedded_goes_on_as_if_it_had_not() -> None:
     harness = Harness()
     session = opened(harness, embedding=False)
-    await session.input.add_messages([{"role": "user", "content": "hello"}])
+    await session.add_messages([{"role": "user", "content": "hello"}])
     before = list(session.conversation.messages)
     session.set_options({"embedding": True})
-    turn = await session.runner.start_turn(EMBED)
+    turn = await session.start_turn(EMBED)
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
 
     session.set_options({"embedding": False})
-    await session.input.add_messages([{"role": "user", "content": "more"}])
+    await session.add_messages([{"role": "user", "content": "more"}])
     assert session.conversation.messages == [*before, {"role": "user", "content": "more"}]
 
 
 async def test_calls_for_answers_are_refused_and_leave_the_session_as_it_was() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
+    await session.set_input(b"hello")
 
     with pytest.raises(UnsupportedOperation, match="embeddings"):
-        await session.runner.start_turn(TurnOptions())
+        await session.start_turn(TurnOptions())
     with pytest.raises(UnsupportedOperation):
-        await session.runner.pull_token(TurnOptions())
+        await session.pull_token(TurnOptions())
     assert session.state is SessionState.READY
 
 
 async def test_options_that_change_meanwhile_hold_from_the_next_turn_on() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    turn = await session.runner.start_turn(EMBED)
+    await session.set_input(b"hello")
+    turn = await session.start_turn(EMBED)
     session.set_options({"embedding": False})
 
     assert turn.spec.embed is not None
@@ -112,25 +112,25 @@ async def test_options_that_change_meanwhile_hold_from_the_next_turn_on() -> Non
 async def test_no_turn_begins_without_the_memory_for_it() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
+    await session.set_input(b"hello")
     harness.port.room = OutOfMemory("there is too little")
 
     with pytest.raises(OutOfMemory):
-        await session.runner.start_turn(EMBED)
+        await session.start_turn(EMBED)
     assert session.state is SessionState.READY
 
 
 async def test_a_cancelled_one_has_no_output() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    turn = await session.runner.start_turn(EMBED)
-    session.runner.cancel_turn()
+    await session.set_input(b"hello")
+    turn = await session.start_turn(EMBED)
+    session.cancel_turn()
     harness.port.run()
 
     with pytest.raises(Cancelled):
-        await session.runner.finish_turn(turn)
-    assert session.outputs.read_output(0) == b""
+        await session.finish_turn(turn)
+    assert session.read_output(0) == b""
 
 
 async def test_embeddings_teach_nothing_about_how_long_answers_are() -> None:

@@ -33,8 +33,8 @@ def seen_by_clients(session: Session) -> dict[str, Any]:
         "tokens": session.conversation.tokens(),
         "messages": session.conversation.messages,
         "state": session.state,
-        "output": session.outputs.read_output(0),
-        "metadata": session.outputs.metadata() | {"fingerprint": "of the model, once it is loaded"},
+        "output": session.read_output(0),
+        "metadata": session.metadata() | {"fingerprint": "of the model, once it is loaded"},
         "turns": (session.turns_begun, session.conversation.turns_back),
         "parameters": session.settings.parameters.effective(),
     }
@@ -42,20 +42,20 @@ def seen_by_clients(session: Session) -> dict[str, Any]:
 
 async def begin_turn(session: Session, **options: Any) -> Turn:
     """Start a turn on a message, as the calls for chats do."""
-    async with session.input.for_turn(lambda: session.input.add_messages(USER)):
-        return await session.runner.start_turn(TurnOptions(**options))
+    async with session.turn_input(lambda: session.add_messages(USER)):
+        return await session.start_turn(TurnOptions(**options))
 
 
 async def error_of(session: Session, turn: Turn) -> InferdError:
     with pytest.raises(InferdError) as caught:
-        await session.runner.finish_turn(turn)
+        await session.finish_turn(turn)
     return caught.value
 
 
 async def had_a_turn(harness: Harness) -> Session:
     session = opened(harness)
-    await session.input.add_messages([{"role": "user", "content": "hello"}])
-    await session.runner.start_turn(TurnOptions())
+    await session.add_messages([{"role": "user", "content": "hello"}])
+    await session.start_turn(TurnOptions())
     harness.port.run()
     return session
 
@@ -82,7 +82,7 @@ async def test_a_turn_that_the_engine_refuses_leaves_nothing_of_its_input(
     assert seen_by_clients(session) == before
     turn = await begin_turn(session)
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
     contents = [message["content"] for message in session.conversation.messages]
     assert contents.count("more") == 1
 
@@ -131,9 +131,9 @@ async def test_the_input_of_set_input_stays() -> None:
     harness = Harness()
     session = opened(harness)
     await answer(harness, session, b"hello")
-    await session.input.set_input(b"next")
+    await session.set_input(b"next")
     tokens = session.conversation.tokens()
-    turn = await session.runner.start_turn(TurnOptions(options={"stop-tokens": [10_000]}))
+    turn = await session.start_turn(TurnOptions(options={"stop-tokens": [10_000]}))
     harness.port.run()
 
     await error_of(session, turn)
@@ -161,7 +161,7 @@ async def test_the_earlier_history_counts_until_the_turn_has_ended() -> None:
     turn = await begin_turn(session)
     waiting = bytes_of(1000)
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
 
     assert waiting > before
     assert session.conversation.last.before is None
@@ -173,10 +173,10 @@ async def test_a_history_of_an_unloaded_model_keeps_its_text_though_its_turn_is_
     harness = Harness()
     session = opened(harness)
     await answer(harness, session, b"hello")
-    await session.input.add_text(b"more")
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.add_text(b"more")
+    turn = await session.start_turn(TurnOptions())
     harness.source.old = harness.port
-    await session.link.prepare_migration(also_text=True)
+    await session.prepare_migration(also_text=True)
     harness.source.old = None
 
     turn.report(m.Failed(turn.spec.id, Busy("the model was swapped").to_wire()))
@@ -192,7 +192,7 @@ async def test_a_cancelled_call_whose_turn_has_not_begun_leaves_nothing() -> Non
     session = await had_a_turn(harness)
     before = seen_by_clients(session)
     with anyio.CancelScope() as scope:
-        async with session.input.for_turn(lambda: session.input.add_messages(USER)):
+        async with session.turn_input(lambda: session.add_messages(USER)):
             scope.cancel()
             await anyio.lowlevel.checkpoint()
 
@@ -208,11 +208,11 @@ async def test_a_call_that_came_during_a_turn_is_rolled_back_to_the_end_of_that_
         with pytest.raises(Busy):
             await begin_turn(session)
 
-    async with anyio.create_task_group() as group, session.link.exclusive():
+    async with anyio.create_task_group() as group, session.exclusive():
         group.start_soon(begin_another)
         await anyio.wait_all_tasks_blocked()
         harness.port.run()
-        await session.runner.finish_turn(turn)
+        await session.finish_turn(turn)
         before = seen_by_clients(session)
         harness.ledger.bounds.tasks_max = 0
 
@@ -222,7 +222,7 @@ async def test_a_call_that_came_during_a_turn_is_rolled_back_to_the_end_of_that_
 async def test_a_session_that_is_unloaded_before_its_turn_begins_stays_unloaded() -> None:
     session = await had_a_turn(Harness())
     with pytest.raises(Cancelled):
-        async with session.input.for_turn(lambda: session.input.add_messages(USER)):
+        async with session.turn_input(lambda: session.add_messages(USER)):
             session.unload()
             raise Cancelled("the graph was unloaded")
     assert session.state is SessionState.UNLOADED
@@ -235,8 +235,8 @@ async def test_another_input_waits_until_a_turn_has_started_or_was_refused() -> 
 
     async def add_refused() -> None:
         with pytest.raises(Busy):
-            async with session.input.for_turn(
-                lambda: session.input.add_messages([{"role": "user", "content": "refused"}])
+            async with session.turn_input(
+                lambda: session.add_messages([{"role": "user", "content": "refused"}])
             ):
                 has_input.set()
                 await is_refused.wait()
@@ -256,13 +256,12 @@ async def test_another_input_waits_until_a_turn_has_started_or_was_refused() -> 
 async def test_a_refused_turn_changes_neither_the_time_of_rest_nor_the_unused_parameters() -> None:
     harness = Harness()
     session = await had_a_turn(harness)
-    core = session.runner._core
-    core.settings.parameters.unused = {"mirostat": "not for this input"}
-    core.rested_at = rested_at = 1.0
+    session.settings.parameters.unused = {"mirostat": "not for this input"}
+    session.rested_at = rested_at = 1.0
     turn = await begin_turn(session)
 
     turn.report(m.Failed(turn.spec.id, Busy("the model was swapped").to_wire()))
 
     await error_of(session, turn)
-    assert core.rested_at == rested_at
-    assert "mirostat" in core.settings.parameters.unused
+    assert session.rested_at == rested_at
+    assert "mirostat" in session.settings.parameters.unused

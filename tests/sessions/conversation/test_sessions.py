@@ -30,10 +30,10 @@ def opened(harness: Harness, connection: object = HERE, **fields: object) -> Ses
 
 
 async def answer(harness: Harness, session: Session, text: bytes) -> bytes:
-    await session.input.set_input(text)
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.set_input(text)
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
     return bytes(turn.text)
 
 
@@ -43,7 +43,7 @@ async def test_a_turn_goes_from_input_to_output() -> None:
 
     assert await answer(harness, session, b"hello") == b"hello"
     assert session.state is SessionState.DONE
-    assert session.outputs.read_output(0) == b"hello"
+    assert session.read_output(0) == b"hello"
 
 
 async def test_the_length_of_a_history_does_not_take_its_tokens(
@@ -58,16 +58,16 @@ async def test_the_length_of_a_history_does_not_take_its_tokens(
         patch.setattr(Turn, "history", lambda _: pytest.fail("its tokens are put together"))
         assert session.conversation.size == size == 7 + 5
         assert not session.leaves_state
-        await session.link.client()
-        await session.link.prepare_migration(also_text=False)
+        await session.ready_client()
+        await session.prepare_migration(also_text=False)
 
 
 async def test_metadata_is_valid_json_at_any_time() -> None:
     harness = Harness()
     session = opened(harness)
-    before = msgspec.json.decode(session.outputs.read_output(1))
-    await session.input.set_input(b"hello")
-    counted = msgspec.json.decode(session.outputs.read_output(1))
+    before = msgspec.json.decode(session.read_output(1))
+    await session.set_input(b"hello")
+    counted = msgspec.json.decode(session.read_output(1))
 
     assert before["input_tokens"] == before["output_tokens"] == 0
     assert counted["input_tokens"] == 7
@@ -78,17 +78,17 @@ async def test_input_replaces_the_history_and_with_append_it_adds() -> None:
     harness = Harness()
     session = opened(harness)
     await answer(harness, session, b"one")
-    await session.input.set_input(b"two")
+    await session.set_input(b"two")
     assert len(session.conversation.prompt) == 5
 
     session.set_options({"append": True})
-    await session.input.set_input(b"three")
+    await session.set_input(b"three")
     assert len(session.conversation.prompt) == 5 + 7, (
         "what was not computed yet is part of the history"
     )
-    await session.runner.start_turn(TurnOptions())
+    await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.input.set_input(b"four")
+    await session.set_input(b"four")
 
     assert bytes(t for t in session.conversation.prompt if t < 256) == b"twothreethreefour"
 
@@ -98,17 +98,17 @@ async def test_compute_without_new_input_starts_the_same_prompt_anew() -> None:
     session = opened(harness)
     await answer(harness, session, b"again")
 
-    turn = await session.runner.start_turn(TurnOptions())
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
 
-    assert session.outputs.read_output(0) == b"again"
+    assert session.read_output(0) == b"again"
 
 
 async def test_single_tokens_end_with_end_of_sequence_and_then_start_anew() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"ab")
+    await session.set_input(b"ab")
 
     pieces = [await single(harness, session) for _ in range(2)]
     with pytest.raises(EndOfSequence):
@@ -124,7 +124,7 @@ async def single(harness: Harness, session: Session) -> bytes:
     async with anyio.create_task_group() as group:
         group.start_soon(keep_turning, harness)
         try:
-            outcome = await session.runner.pull_token(TurnOptions())
+            outcome = await session.pull_token(TurnOptions())
         except EndOfSequence as exc:
             outcome = exc
         group.cancel_scope.cancel()
@@ -143,19 +143,19 @@ async def test_n_predict_holds_in_single_mode_and_its_text_comes_before_the_end(
     harness = Harness()
     session = opened(harness)
     session.set_options({"n-predict": 2})
-    await session.input.set_input(b"abcdef")
+    await session.set_input(b"abcdef")
 
     assert [await single(harness, session), await single(harness, session)] == [b"a", b"b"]
     with pytest.raises(EndOfSequence):
         await single(harness, session)
-    assert msgspec.json.decode(session.outputs.read_output(1))["stop_reason"] == "length"
+    assert msgspec.json.decode(session.read_output(1))["stop_reason"] == "length"
 
 
 async def test_a_stop_text_holds_in_single_mode_and_withheld_text_comes_before_the_end() -> None:
     harness = Harness()
     session = opened(harness)
     session.set_options({"stop": "##!"})
-    await session.input.set_input(b"a##")
+    await session.set_input(b"a##")
 
     pieces = [await single(harness, session) for _ in range(4)]
     with pytest.raises(EndOfSequence):
@@ -169,15 +169,15 @@ async def test_fini_single_ends_the_turn_and_keeps_what_was_read() -> None:
     harness = Harness()
     session = opened(harness)
     session.set_options({"append": True})
-    await session.input.set_input(b"abcdef")
+    await session.set_input(b"abcdef")
     await single(harness, session)
 
-    session.runner.clear_output()
+    session.clear_output()
     harness.port.run()
 
-    assert session.outputs.read_output(0) == b""
+    assert session.read_output(0) == b""
     assert session.state is SessionState.READY
-    await session.input.set_input(b"x")
+    await session.set_input(b"x")
     assert bytes(t for t in session.conversation.prompt if t < 256) == b"abcdef" + b"a" + b"x"
 
 
@@ -193,27 +193,27 @@ async def test_parameters_belong_to_their_session() -> None:
 async def test_a_session_takes_one_turn_at_a_time() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    await session.runner.start_turn(TurnOptions())
+    await session.set_input(b"hello")
+    await session.start_turn(TurnOptions())
 
     with pytest.raises(SessionBusy):
-        await session.runner.start_turn(TurnOptions())
+        await session.start_turn(TurnOptions())
     with pytest.raises(SessionBusy):
-        await session.input.set_input(b"other")
+        await session.set_input(b"other")
 
 
 async def test_cancel_takes_effect_at_once_and_the_next_turn_is_not_disturbed_by_it() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.set_input(b"hello")
+    turn = await session.start_turn(TurnOptions())
 
-    assert session.runner.cancel_turn()
+    assert session.cancel_turn()
     with pytest.raises(Cancelled):
-        await session.runner.finish_turn(turn)
-    again = await session.runner.start_turn(TurnOptions())
+        await session.finish_turn(turn)
+    again = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(again)
+    await session.finish_turn(again)
 
     assert bytes(again.text) == b"hello"
     assert session.state is SessionState.DONE
@@ -222,11 +222,11 @@ async def test_cancel_takes_effect_at_once_and_the_next_turn_is_not_disturbed_by
 async def test_a_caller_that_is_cancelled_cancels_its_turn() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.set_input(b"hello")
+    turn = await session.start_turn(TurnOptions())
 
     with anyio.move_on_after(0):
-        await session.runner.finish_turn(turn)
+        await session.finish_turn(turn)
 
     assert session.state is SessionState.FAILED
     harness.port.run()
@@ -251,8 +251,8 @@ async def test_idle_sessions_expire_by_a_timer_and_busy_ones_do_not() -> None:
     harness = Harness()
     harness.manager.live.idle_timeout_s = 0.05
     idle, busy = opened(harness), opened(harness)
-    await busy.input.set_input(b"hello")
-    await busy.runner.start_turn(TurnOptions())
+    await busy.set_input(b"hello")
+    await busy.start_turn(TurnOptions())
     harness.now = 1.0
 
     with anyio.move_on_after(0.02):
@@ -341,8 +341,8 @@ async def test_an_expired_session_of_an_unloaded_graph_is_not_said_to_be_kept() 
 async def test_unnamed_sessions_end_with_their_connection() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    await session.runner.start_turn(TurnOptions())
+    await session.set_input(b"hello")
+    await session.start_turn(TurnOptions())
 
     harness.manager.close_connection(HERE)
     harness.port.run()
@@ -369,18 +369,18 @@ async def test_waiting_turns_are_bounded_per_owner_and_the_refusal_says_when() -
     harness = Harness(sessions_max=5, waiting_max=2)
     for _ in range(2):
         session = opened(harness)
-        await session.input.set_input(b"x")
-        await session.runner.start_turn(TurnOptions())
+        await session.set_input(b"x")
+        await session.start_turn(TurnOptions())
     third = opened(harness)
-    await third.input.set_input(b"x")
+    await third.set_input(b"x")
 
     with pytest.raises(Busy) as caught:
-        await third.runner.start_turn(TurnOptions())
+        await third.start_turn(TurnOptions())
 
     assert caught.value.data["queue_length"] == 2
     assert caught.value.retry_after_s > 0
     harness.port.run()
-    await third.runner.start_turn(TurnOptions())
+    await third.start_turn(TurnOptions())
 
 
 async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
@@ -390,20 +390,20 @@ async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
 
     session.unload()
 
-    assert session.outputs.read_output(0) == b"hello"
+    assert session.read_output(0) == b"hello"
     with pytest.raises(InvalidArgument):
-        await session.input.set_input(b"more")
+        await session.set_input(b"more")
     with pytest.raises(InvalidArgument):
-        await session.runner.start_turn(TurnOptions())
+        await session.start_turn(TurnOptions())
 
 
 async def test_a_chat_after_raw_text_begins_anew() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.add_messages([{"role": "user", "content": "first"}])
-    await session.input.set_input(b"raw")
+    await session.add_messages([{"role": "user", "content": "first"}])
+    await session.set_input(b"raw")
 
-    await session.input.add_messages([{"role": "user", "content": "second"}])
+    await session.add_messages([{"role": "user", "content": "second"}])
 
     assert session.conversation.messages == [{"role": "user", "content": "second"}]
 
@@ -412,20 +412,20 @@ async def test_a_refused_turn_leaves_the_text_of_a_history_of_another_vocabulary
     """The call retokenizes the history before it adds its input."""
     harness = Harness()
     session = opened(harness)
-    await session.input.add_text(b"hello")
+    await session.add_text(b"hello")
     session.conversation.vocabulary.hash, session.conversation.vocabulary.saved_text = (
         "another",
         b"hello, as it was said",
     )
     harness.ledger.bounds.tasks_max = 0
     with pytest.raises(Busy):
-        async with session.input.for_turn(lambda: session.input.add_text(b"more")):
-            await session.runner.start_turn(TurnOptions())
+        async with session.turn_input(lambda: session.add_text(b"more")):
+            await session.start_turn(TurnOptions())
     said = await harness.port.detokenize(session.conversation.tokens())
     assert b"hello, as it was said" in said and b"more" not in said
     assert session.conversation.vocabulary.hash == harness.port.info.vocab_hash
 
-    await session.input.add_text(b"more")
+    await session.add_text(b"more")
     said = await harness.port.detokenize(session.conversation.tokens())
     assert b"hello, as it was said" in said and b"more" in said
     assert session.conversation.vocabulary.saved_text is None
@@ -434,8 +434,8 @@ async def test_a_refused_turn_leaves_the_text_of_a_history_of_another_vocabulary
 async def test_a_turn_continues_elsewhere_with_no_more_credit_than_engines_count() -> None:
     harness = Harness()
     session = opened(harness)
-    await session.input.set_input(b"hello")
-    turn = await session.runner.start_turn(TurnOptions(credit=1))
+    await session.set_input(b"hello")
+    turn = await session.start_turn(TurnOptions(credit=1))
     for _ in range(3):
         turn.add_credit(CREDIT_MAX)
 

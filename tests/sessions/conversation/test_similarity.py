@@ -33,8 +33,8 @@ async def waiting(harness: Harness, session: Session, **options: Any) -> None:
     """Begin a turn that waits for the comparison of its first sentence."""
     harness.source.comparer = unanswered
     session.set_options({"stop-similarity": "a text"})
-    await session.input.set_input(TEXT)
-    turn = await session.runner.start_turn(TurnOptions(options=options))
+    await session.set_input(TEXT)
+    turn = await session.start_turn(TurnOptions(options=options))
     harness.port.run()
     assert (bytes(turn.text), bytes(turn.tokens)) == (b"One.", SENT)
 
@@ -50,16 +50,16 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
     session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     session.settings.priority = Priority.URGENT
-    await session.input.set_input(TEXT)
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.set_input(TEXT)
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
 
     assert asked == [
         Comparison(Owner(1000), Priority.URGENT, said, "a text") for said in ("One.", "Two.")
     ]
-    assert session.outputs.read_output(0) == b"One. Two."
-    metadata = session.outputs.metadata()
+    assert session.read_output(0) == b"One. Two."
+    metadata = session.metadata()
     assert (metadata["stop_reason"], metadata["stop_detail"]) == ("similarity", "0.900")
     assert metadata["adjusted"] == {}
 
@@ -69,12 +69,12 @@ async def test_the_metadata_say_why_sentences_were_not_compared() -> None:
     harness.source.comparer = lambda _, report: report(Similarity(None, "nobody is there"))
     session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
-    await session.input.set_input(TEXT)
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.set_input(TEXT)
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(turn)
-    assert session.outputs.read_output(0) == TEXT
-    assert session.outputs.metadata()["adjusted"] == {
+    await session.finish_turn(turn)
+    assert session.read_output(0) == TEXT
+    assert session.metadata()["adjusted"] == {
         "stop-similarity": "2 of 2 sentences were not compared: nobody is there"
     }
 
@@ -96,7 +96,7 @@ async def test_a_turn_that_waited_continues_as_if_it_had_not(
                 harness.port.run()
             back = await reopened(at)
             assert await resumed(at, back, SENT, b"One.") == rest
-            assert back.outputs.metadata()["stop_reason"] == ("eos" if rest else "similarity")
+            assert back.metadata()["stop_reason"] == ("eos" if rest else "similarity")
             assert back.turn is not None and bytes(back.turn.text) == b"One." + rest
 
 
@@ -111,7 +111,7 @@ async def test_a_turn_whose_last_token_is_there_waits_for_the_comparison_all_the
         harness.source.comparer = finding(cosine)
         session = await reopened(harness)
         assert await resumed(harness, session, SENT, b"One.") == rest
-        assert session.outputs.metadata()["stop_reason"] == ("length" if rest else "similarity")
+        assert session.metadata()["stop_reason"] == ("length" if rest else "similarity")
 
 
 async def test_a_chat_continues_after_the_text_that_was_sent() -> None:
@@ -119,16 +119,16 @@ async def test_a_chat_continues_after_the_text_that_was_sent() -> None:
     harness.source.comparer = finding(0.9)
     session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
-    await session.input.add_messages([{"role": "user", "content": TEXT.decode()}])
-    turn = await session.runner.start_turn(TurnOptions())
+    await session.add_messages([{"role": "user", "content": TEXT.decode()}])
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(turn)
-    await session.input.add_messages([{"role": "user", "content": "Next. And on"}])
+    await session.finish_turn(turn)
+    await session.add_messages([{"role": "user", "content": "Next. And on"}])
     assert session.conversation.messages[1] == {"role": "assistant", "content": "One."}
-    turn = await session.runner.start_turn(TurnOptions())
+    turn = await session.start_turn(TurnOptions())
     harness.port.run()
-    await session.runner.finish_turn(turn)
-    assert session.outputs.read_output(0) == b"Next."
+    await session.finish_turn(turn)
+    assert session.read_output(0) == b"Next."
 
 
 async def test_a_branch_has_the_condition_too() -> None:
@@ -136,12 +136,12 @@ async def test_a_branch_has_the_condition_too() -> None:
     harness.source.comparer = finding(0.9)
     trunk = opened(harness)
     trunk.set_options({"stop-similarity": "a text"})
-    await trunk.input.set_input(TEXT)
+    await trunk.set_input(TEXT)
     [branch] = harness.manager.fork_session(HERE, trunk, 1)
-    turn = await branch.runner.start_turn(TurnOptions())
+    turn = await branch.start_turn(TurnOptions())
     harness.port.run()
-    await branch.runner.finish_turn(turn)
-    assert branch.outputs.read_output(0) == b"One."
+    await branch.finish_turn(turn)
+    assert branch.read_output(0) == b"One."
 
 
 async def test_a_comparison_that_comes_after_the_end_changes_nothing() -> None:
@@ -149,13 +149,13 @@ async def test_a_comparison_that_comes_after_the_end_changes_nothing() -> None:
     session = opened(harness)
     harness.source.comparer = lambda _, report: sent.append(report)
     session.set_options({"stop-similarity": "a text"})
-    await session.input.set_input(TEXT)
-    await session.runner.start_turn(TurnOptions())
+    await session.set_input(TEXT)
+    await session.start_turn(TurnOptions())
     harness.port.run()
-    session.runner.cancel_turn()
+    session.cancel_turn()
     harness.port.run()
     [report] = sent
     report(Similarity(0.9))
     assert harness.port.commands == []
-    assert session.outputs.metadata()["stop_reason"] == "Cancelled"
-    assert session.outputs.read_output(0) == b"One."
+    assert session.metadata()["stop_reason"] == "Cancelled"
+    assert session.read_output(0) == b"One."

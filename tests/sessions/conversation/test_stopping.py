@@ -19,8 +19,8 @@ async def begun(harness: Kept, **options: object) -> Session:
     """Return a session whose turn has sent four tokens, an exclamation mark among them."""
     harness.port.bench.model.options.surprising = "!"
     session = named(harness)
-    await session.input.set_input(TEXT)
-    await session.runner.start_turn(TurnOptions(credit=4, options=SURPRISED | options))
+    await session.set_input(TEXT)
+    await session.start_turn(TurnOptions(credit=4, options=SURPRISED | options))
     harness.port.run()
     return session
 
@@ -30,7 +30,7 @@ async def continued(harness: Kept, seen: bytes) -> tuple[bytes, str, str]:
     harness.port.bench.model.options.surprising = "!"
     session = await reopened(harness)
     sent = await resumed(harness, session, seen, seen)
-    metadata = session.outputs.metadata()
+    metadata = session.metadata()
     return sent, metadata["stop_reason"], metadata["stop_detail"]
 
 
@@ -69,10 +69,10 @@ async def test_tokens_that_only_the_reader_has_do_not_count_as_surprisal(tmp_pat
 async def test_the_metadata_name_the_pattern_that_ended_a_turn(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
-        await session.input.set_input(TEXT)
-        turn = await session.runner.start_turn(TurnOptions(options={"stop-patterns": "c.!"}))
+        await session.set_input(TEXT)
+        turn = await session.start_turn(TurnOptions(options={"stop-patterns": "c.!"}))
         harness.port.run()
-        await session.runner.finish_turn(turn)
-        metadata = session.outputs.metadata()
+        await session.finish_turn(turn)
+        metadata = session.metadata()
         assert (metadata["stop_reason"], metadata["stop_detail"]) == ("pattern", "c.!")
-        assert session.outputs.read_output(0) == b"ab!"
+        assert session.read_output(0) == b"ab!"

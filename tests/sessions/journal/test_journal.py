@@ -372,7 +372,7 @@ async def test_a_session_comes_back_after_a_restart_as_it_was(tmp_path: Path) ->
         session.set_options({"append": True, "n-predict": 4})
         session.settings.priority = Priority.URGENT
         await answer(harness, session, b"hello")
-        await session.input.add_messages([{"role": "user", "content": "and now"}])
+        await session.add_messages([{"role": "user", "content": "and now"}])
         expected = all_of(session)
         harness.manager.detach_all()
 
@@ -390,22 +390,22 @@ async def test_what_was_answered_survives_a_kill(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
         await answer(harness, session, b"hello")
-        metadata = session.outputs.metadata()
+        metadata = session.metadata()
         session.set_options({"append": True, "seed": 5})
         await session.wait_recorded()
         expected = all_of(session)
         async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == expected
-            assert back.outputs.metadata() == metadata
+            assert back.metadata() == metadata
 
 
 @pytest.mark.asyncio
 async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
-        await session.input.set_input(b"abcdef")
-        await session.runner.start_turn(TurnOptions(credit=3, options={"seed": 9}))
+        await session.set_input(b"abcdef")
+        await session.start_turn(TurnOptions(credit=3, options={"seed": 9}))
         harness.port.run()
         assert session.active
         await session.wait_recorded()
@@ -414,7 +414,7 @@ async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: P
 
             assert back.conversation.tokens() == session.conversation.tokens()
             assert bytes(t for t in back.conversation.tokens() if t < 256) == b"abcdefabc"
-            assert back.outputs.metadata()["stop_reason"] == "detached"
+            assert back.metadata()["stop_reason"] == "detached"
             turn = back.conversation.history_state.resumable
             assert turn is not None and not turn.ended
             assert turn.begin == TurnBegin(options={"seed": 9}, seed=9, special=True, turns=1)
@@ -425,8 +425,8 @@ async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: P
 async def test_tokens_are_written_without_anybody_asking(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
-        await session.input.set_input(b"abcdef")
-        await session.runner.start_turn(TurnOptions(credit=3))
+        await session.set_input(b"abcdef")
+        await session.start_turn(TurnOptions(credit=3))
         harness.port.run()
         with anyio.fail_after(5):
             await harness.journal._flushed.wait()
@@ -442,8 +442,8 @@ async def test_a_group_is_written_at_once_when_it_is_full(
     monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_TOKENS", 16)
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
-        await session.input.set_input(b"x" * 100)
-        await session.runner.start_turn(TurnOptions(credit=15))
+        await session.set_input(b"x" * 100)
+        await session.start_turn(TurnOptions(credit=15))
         harness.port.run()
         written = harness.journal._done
         await anyio.wait_all_tasks_blocked()
@@ -463,9 +463,9 @@ async def test_computing_the_same_prompt_anew_takes_the_place_of_the_answer(
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
         await answer(harness, session, b"again")
-        turn = await session.runner.start_turn(TurnOptions(options={"n-predict": 2}))
+        turn = await session.start_turn(TurnOptions(options={"n-predict": 2}))
         harness.port.run()
-        await session.runner.finish_turn(turn)
+        await session.finish_turn(turn)
         async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert bytes(t for t in back.conversation.tokens() if t < 256) == b"againag"
@@ -477,8 +477,8 @@ async def test_context_shifts_come_back(tmp_path: Path) -> None:
         session = named(harness)
         session.set_options({"append": True})
         await answer(harness, session, b"one two three")
-        await session.input.set_input(b"four five")
-        turn = await session.runner.start_turn(TurnOptions())
+        await session.set_input(b"four five")
+        turn = await session.start_turn(TurnOptions())
         ids = turn.spec.id
         for report in (
             m.Tokens(ids, [65, 66], b"AB"),
@@ -489,7 +489,7 @@ async def test_context_shifts_come_back(tmp_path: Path) -> None:
             turn.report(report)
         await session.wait_recorded()
         turn.report(m.Finished(ids, b"", b"", m.TurnStats(stop_reason="length")))
-        await session.runner.finish_turn(turn)
+        await session.finish_turn(turn)
         async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
@@ -516,7 +516,7 @@ async def test_sessions_without_an_id_and_those_that_do_not_persist_are_not_writ
         sessions = [opened(harness), named(harness, "quiet", persist=False)]
         for session in sessions:
             await answer(harness, session, SECRET)
-            assert session.outputs.metadata()["durable"] is None
+            assert session.metadata()["durable"] is None
         written = harness.journal._begun
         harness.manager.detach_all()
 
@@ -551,10 +551,10 @@ async def test_what_is_deleted_is_in_no_byte_of_the_files_and_does_not_come_back
         other = named(harness, "other")
         await answer(harness, other, b"something else")
         session = named(harness)
-        await session.input.add_messages([{"role": "user", "content": SECRET.decode()}])
-        turn = await session.runner.start_turn(TurnOptions())
+        await session.add_messages([{"role": "user", "content": SECRET.decode()}])
+        turn = await session.start_turn(TurnOptions())
         harness.port.run()
-        await session.runner.finish_turn(turn)
+        await session.finish_turn(turn)
         session.set_options({"stop": ["a marker of mine"]})
         await session.wait_recorded()
         assert SECRET in harness.files() and b"a marker of mine" in harness.files()
@@ -570,8 +570,8 @@ async def test_what_is_deleted_is_in_no_byte_of_the_files_and_does_not_come_back
 async def test_what_is_deleted_is_not_written_again_by_what_comes_late(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
-        await session.input.set_input(SECRET)
-        turn = await session.runner.start_turn(TurnOptions(credit=3))
+        await session.set_input(SECRET)
+        turn = await session.start_turn(TurnOptions(credit=3))
         harness.port.run()
         await harness.manager.close_session(session)
 
@@ -651,7 +651,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
         await answer(harness, session, b"hello")
-        assert session.outputs.metadata()["durable"] is False
+        assert session.metadata()["durable"] is False
         status = harness.journal.status
         assert status["state"] == "failing" and "state" in str(status["cause"])
 
@@ -659,7 +659,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
         session.set_options({"n-predict": 3})
         await session.wait_recorded()
 
-        assert session.outputs.metadata()["durable"] is True
+        assert session.metadata()["durable"] is True
         assert harness.journal.status["state"] == "written"
         async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
@@ -735,7 +735,7 @@ async def test_a_newer_journal_leaves_the_sessions_in_memory(tmp_path: Path) -> 
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
         await answer(harness, session, b"hello")
-        assert session.outputs.metadata()["durable"] is False
+        assert session.metadata()["durable"] is False
         assert harness.journal.status["state"] == "refused"
         harness.manager.close_connection(HERE)
         assert (
@@ -787,8 +787,8 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
 async def interrupted(harness: Kept, sent: int = 3, **options: Any) -> Session:
     """Return a restored session whose turn has sent this number of tokens."""
     session = named(harness)
-    await session.input.set_input(b"abcdefghij")
-    await session.runner.start_turn(TurnOptions(credit=sent, options=options))
+    await session.set_input(b"abcdefghij")
+    await session.start_turn(TurnOptions(credit=sent, options=options))
     harness.port.run()
     harness.manager.close_connection(HERE)
     harness.port.run()
@@ -798,11 +798,11 @@ async def interrupted(harness: Kept, sent: int = 3, **options: Any) -> Session:
 async def resumed(harness: Kept, session: Session, tokens: bytes = b"", text: bytes = b"") -> bytes:
     """Resume with the reader's output, and return what is sent then."""
     sent = bytearray()
-    turn = await session.runner.resume_turn(
+    turn = await session.resume_turn(
         TurnOptions(), list(tokens), text, lambda report: sent.extend(report.text)
     )
     harness.port.run()
-    await session.runner.finish_turn(turn)
+    await session.finish_turn(turn)
     return bytes(sent) + turn.tail
 
 
@@ -814,7 +814,7 @@ async def test_a_turn_goes_on_from_where_its_reader_is(tmp_path: Path, seen: byt
         assert await resumed(harness, session, seen, seen) == b"abcdefghij"[len(seen) :]
 
         assert bytes(session.turn.text) == b"abcdefghij" if session.turn else False
-        assert session.outputs.metadata()["stop_reason"] == "eos"
+        assert session.metadata()["stop_reason"] == "eos"
         assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghij" * 2
         async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
@@ -826,8 +826,8 @@ async def test_a_resumed_turn_has_its_own_options_seed_and_bound(tmp_path: Path)
         options = {"n-predict": 5, "seed": 77}
         session = await interrupted(harness, **options)
         assert await resumed(harness, session, b"abc", b"abc") == b"de"
-        assert session.outputs.metadata()["seed"] == 77
-        assert session.outputs.metadata()["stop_reason"] == "length"
+        assert session.metadata()["seed"] == 77
+        assert session.metadata()["stop_reason"] == "length"
 
 
 @pytest.mark.asyncio
@@ -835,7 +835,7 @@ async def test_a_turn_whose_last_token_its_reader_has_ends_without_another(tmp_p
     async with Kept(tmp_path).running() as harness:
         session = await interrupted(harness, **{"n-predict": 5})
         assert await resumed(harness, session, b"abcde", b"abcde") == b""
-        assert session.outputs.metadata()["stop_reason"] == "length"
+        assert session.metadata()["stop_reason"] == "length"
         assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghijabcde"
 
 
@@ -845,7 +845,7 @@ async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: P
         await session.wait_recorded()
         async with harness.killed(tmp_path / str(sent)) as other:
             back = await reopened(other)
-            turn = await back.runner.resume_turn(TurnOptions(credit=2), [], b"")
+            turn = await back.resume_turn(TurnOptions(credit=2), [], b"")
             other.port.run()
             assert bytes(turn.text) == b"abcdefghij"[: sent + 2]
             if sent < 6:
@@ -864,13 +864,13 @@ async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
         session = await interrupted(harness)
         await session.wait_recorded()
         if call == "compute":
-            turn = await session.runner.start_turn(TurnOptions(options={"n-predict": 1}))
+            turn = await session.start_turn(TurnOptions(options={"n-predict": 1}))
             harness.port.run()
-            await session.runner.finish_turn(turn)
+            await session.finish_turn(turn)
         else:
-            await session.input.add_text(b"more")
+            await session.add_text(b"more")
         with pytest.raises(InvalidArgument, match="no turn of this session was interrupted"):
-            await session.runner.resume_turn(TurnOptions(), [], b"")
+            await session.resume_turn(TurnOptions(), [], b"")
         async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == all_of(session)
@@ -881,9 +881,9 @@ async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
 async def test_a_turn_sends_nothing_before_its_beginning_is_written(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
-        await session.input.set_input(b"abc")
+        await session.set_input(b"abc")
         async with anyio.create_task_group() as group, harness.journal._thread:  # the disk is slow
-            group.start_soon(session.runner.start_turn, TurnOptions())
+            group.start_soon(session.start_turn, TurnOptions())
             await anyio.wait_all_tasks_blocked()
             harness.port.run()
             assert session.active and not session.conversation.tokens()[5:]
@@ -898,14 +898,14 @@ async def test_a_turn_that_ends_while_its_beginning_is_written_never_reaches_the
 ) -> None:
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
-        await session.input.set_input(b"abc")
+        await session.set_input(b"abc")
         async with anyio.create_task_group() as group, harness.journal._thread:
-            group.start_soon(session.runner.start_turn, TurnOptions())
+            group.start_soon(session.start_turn, TurnOptions())
             await anyio.wait_all_tasks_blocked()
             if ending == "the caller goes":
                 group.cancel_scope.cancel()
             else:
-                session.runner.cancel_turn()
+                session.cancel_turn()
         harness.port.run()
 
         assert session.state == "failed"
@@ -921,9 +921,9 @@ async def test_output_that_was_not_sent_is_refused_and_the_turn_can_still_be_res
         session = await interrupted(harness)
         for tokens, text in ((b"xbc", b"abc"), (b"abc", b"xbc")):
             with pytest.raises(InvalidArgument, match="differ from those that the turn sent"):
-                await session.runner.resume_turn(TurnOptions(), list(tokens), text)
+                await session.resume_turn(TurnOptions(), list(tokens), text)
         with pytest.raises(InvalidArgument, match="the tokens are"):
-            await session.runner.resume_turn(TurnOptions(), [97, 98, 99, -1], b"abc")
+            await session.resume_turn(TurnOptions(), [97, 98, 99, -1], b"abc")
         assert await resumed(harness, session, b"abc", b"abc") == b"defghij"
 
 
@@ -952,36 +952,34 @@ async def do(harness: Kept, session: Session, call: str, value: Any) -> Session:
     """Do a call as a client would; one that is refused changes nothing."""
     match call:
         case "input":
-            await session.input.set_input(value.encode())
+            await session.set_input(value.encode())
         case "text":
-            await session.input.add_text(value.encode())
+            await session.add_text(value.encode())
         case "chat":
-            await session.input.add_messages([{"role": "user", "content": value}])
+            await session.add_messages([{"role": "user", "content": value}])
         case "turn" | "unfinished" if session.conversation.prompt:
             credit = value if call == "unfinished" else -1
-            turn = await session.runner.start_turn(
-                TurnOptions(options={"n-predict": 5}, credit=credit)
-            )
+            turn = await session.start_turn(TurnOptions(options={"n-predict": 5}, credit=credit))
             harness.port.run()
             if turn.ended.is_set():
-                await session.runner.finish_turn(turn)
+                await session.finish_turn(turn)
         case "single" if session.conversation.prompt:
-            turn = await session.runner.start_turn(TurnOptions(pull=True))
+            turn = await session.start_turn(TurnOptions(pull=True))
             harness.port.run()
-            session.runner.clear_output()
+            session.clear_output()
         case "append":
             session.set_options({"append": value})
         case "rewind":
-            await session.input.rewind_history(None, value)
+            await session.rewind_history(None, value)
         case "back":
-            await session.input.rewind_history(value, None)
+            await session.rewind_history(value, None)
         case "reset":
-            session.input.reset_history(value)
+            session.reset_history(value)
         case "resume":
-            turn = await session.runner.resume_turn(TurnOptions(credit=value), [], b"")
+            turn = await session.resume_turn(TurnOptions(credit=value), [], b"")
             harness.port.run()
             if turn.ended.is_set():
-                await session.runner.finish_turn(turn)
+                await session.finish_turn(turn)
         case "sleep":
             harness.manager.detach_session(session)
             session, _ = harness.manager.open_session(HERE, OWNER, harness.source, {}, "diary")
@@ -1005,7 +1003,7 @@ def test_any_calls_then_a_kill_give_the_same_session(
                     continue
                 except Exception as exc:
                     assert type(exc).__name__ == "SessionBusy", exc
-                    session.runner.cancel_turn()
+                    session.cancel_turn()
             session.recording.facts_changed()
             await session.wait_recorded()
             async with harness.killed(folder / "b") as other:

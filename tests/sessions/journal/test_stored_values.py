@@ -15,7 +15,7 @@ from inferd.scheduler.messages import SharedKv
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Parameters, Session, SessionSettings
-from inferd.sessions.conversation.core import Conversation
+from inferd.sessions.conversation.state import Conversation
 from inferd.sessions.entries import (
     HistoryEntry,
     SessionFacts,

@@ -221,7 +221,7 @@ async def test_a_title_is_set_or_the_first_words_of_the_first_message() -> None:
     assert session.title == ""
     system = {"role": "system", "content": "Be brief."}
     question = {"role": "user", "content": " Why is\nthe sky   blue? "}
-    await session.input.add_messages([system, question], {})
+    await session.add_messages([system, question], {})
     assert session.title == session.opening == "Why is the sky blue?"
     session.set_title("Sky ")
     assert session.title == "Sky"

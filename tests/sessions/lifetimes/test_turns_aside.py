@@ -49,8 +49,8 @@ class Reader:
 async def streaming(harness: Harness, session: Session, credit: int = 1) -> Reader:
     """Begin a stream. It uses its credit; the engine has not begun one with unlimited credit."""
     reader = Reader()
-    await session.input.set_input(TEXT)
-    reader.turn = await session.runner.start_turn(TurnOptions(credit=credit), reader.read)
+    await session.set_input(TEXT)
+    reader.turn = await session.start_turn(TurnOptions(credit=credit), reader.read)
     if credit > 0:
         harness.port.run()
     return reader
@@ -115,7 +115,7 @@ async def test_an_unread_turn_continues_without_a_lost_or_doubled_token_once_it_
         reader.turn.add_credit(100)
         harness.port.run()
     assert reader.whole == TEXT and session.state == "done"
-    assert session.outputs.read_output(0) == TEXT and len(harness.manager.places) == 0
+    assert session.read_output(0) == TEXT and len(harness.manager.places) == 0
     assert harness.manager.dormant.bytes == 0
 
 
@@ -147,7 +147,7 @@ async def test_the_turn_of_a_call_that_lost_its_place_begins_in_the_next_one() -
     session = opened(harness)
     for _ in range(2):
         opened(harness).calls_under_way = 1
-    await session.input.set_input(TEXT)
+    await session.set_input(TEXT)
     session.calls_under_way = 1
     harness.now += LATER_S
     other = opened_by_another(harness)
@@ -155,8 +155,8 @@ async def test_the_turn_of_a_call_that_lost_its_place_begins_in_the_next_one() -
     for each in harness.manager.live.sessions_of(HERE):
         if each is not lost:
             each.calls_under_way = 1
-    await lost.input.set_input(TEXT)
-    turn = await lost.runner.start_turn(TurnOptions())
+    await lost.set_input(TEXT)
+    turn = await lost.start_turn(TurnOptions())
     harness.port.run()
     assert not turn.ended.is_set() and len(harness.manager.places) == 1
     async with managed(harness):
@@ -195,7 +195,7 @@ async def test_a_stream_with_an_id_ends_where_dormant_sessions_cannot_be_kept() 
 async def test_a_pulled_turn_yields_between_two_tokens() -> None:
     harness = crowd()
     session = opened(harness)
-    await session.input.set_input(b"ab")
+    await session.set_input(b"ab")
     pieces = [await pulled(harness, session)]
     for _ in range(2):
         opened(harness).calls_under_way = 1
@@ -211,7 +211,7 @@ async def pulled(harness: Harness, session: Session) -> bytes:
     pieces: list[bytes] = []
 
     async def pull() -> None:
-        pieces.append(await session.runner.pull_token(TurnOptions()))
+        pieces.append(await session.pull_token(TurnOptions()))
 
     async with anyio.create_task_group() as group:
         group.start_soon(pull)
@@ -229,7 +229,7 @@ async def test_a_turn_ends_once_while_it_is_set_aside(end: str, is_read: bool) -
     if is_read:
         reader.turn.add_credit(1)
     if end == "cancel":
-        session.runner.cancel_turn()
+        session.cancel_turn()
     elif end == "close":
         await manager.close_session(session)
     elif end == "delete":
@@ -253,8 +253,8 @@ async def test_a_turn_ends_once_while_it_is_set_aside(end: str, is_read: bool) -
 async def test_a_turn_that_is_set_aside_keeps_its_timeout() -> None:
     harness = crowd()
     session = opened(harness, session_id="diary")
-    await session.input.set_input(TEXT)
-    turn = await session.runner.start_turn(TurnOptions(credit=1, timeout_s=0.05))
+    await session.set_input(TEXT)
+    turn = await session.start_turn(TurnOptions(credit=1, timeout_s=0.05))
     harness.port.run()
     for _ in range(2):
         opened(harness).calls_under_way = 1

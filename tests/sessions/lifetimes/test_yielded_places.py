@@ -49,16 +49,16 @@ async def test_the_longest_idle_session_yields_and_keeps_its_handle_history_and_
     assert harness.manager.dormant.bytes == kept and not list(harness.manager.dormant)
     assert harness.ledger.kept_bytes.open_bytes(1000) < before + kept
     assert live.get_session(HERE, first.handle) is first
-    assert first.outputs.read_output(0) == b"text 0"
+    assert first.read_output(0) == b"text 0"
 
     await restored(harness, first)
     assert not live.has_yielded(first) and live.places_taken == 3
     assert harness.manager.dormant.bytes == first.kept_bytes or harness.manager.places.yields == 2
     first.set_options({"append": True})
-    await first.input.set_input(b" and more")
-    turn = await first.runner.start_turn(TurnOptions())
+    await first.set_input(b" and more")
+    turn = await first.start_turn(TurnOptions())
     harness.port.run()
-    await first.runner.finish_turn(turn)
+    await first.finish_turn(turn)
     assert bytes(t for t in first.conversation.prompt if t < 256) == b"text 0text 0 and more"
 
 
@@ -71,7 +71,7 @@ async def test_no_session_yields_before_its_time_or_in_use() -> None:
         opened(harness)
     assert caught.value.retry_after_s == 0.5, "the first place is free then"
     first.calls_under_way = 0
-    await first.runner.start_turn(TurnOptions())
+    await first.start_turn(TurnOptions())
     with pytest.raises(Busy):
         opened(harness)
     harness.now += 0.5

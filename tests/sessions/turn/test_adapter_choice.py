@@ -99,8 +99,8 @@ def test_a_key_has_the_very_scale(scale: float) -> None:
 async def test_a_session_looks_for_its_state_by_the_adapters_of_its_last_turn() -> None:
     harness = Harness()
     session, _ = harness.manager.open_session("c", Owner(1), harness.source, {}, "id")
-    await session.input.set_input(b"a text")
-    turn = await session.runner.start_turn(TurnOptions(options={"lora": ["loud"]}))
+    await session.set_input(b"a text")
+    turn = await session.start_turn(TurnOptions(options={"lora": ["loud"]}))
     harness.port.run()
     assert turn.text == b"A TEXT"
     harness.manager.detach_session(session)

@@ -80,11 +80,11 @@ def opened(harness: Harness, **fields: object) -> Session:
 async def turn(
     harness: Harness, session: Session, text: bytes, **options: object
 ) -> dict[str, Any]:
-    await session.input.set_input(text)
-    begun = await session.runner.start_turn(TurnOptions(options=options))
+    await session.set_input(text)
+    begun = await session.start_turn(TurnOptions(options=options))
     harness.port.run()
-    await session.runner.finish_turn(begun)
-    return session.outputs.metadata()
+    await session.finish_turn(begun)
+    return session.metadata()
 
 
 @pytest.mark.asyncio
@@ -135,7 +135,7 @@ async def test_the_metadata_have_adjusted_values() -> None:
     session = opened(harness)
     metadata = await turn(harness, session, b"abc", **{"dry-base": 0.5})
     assert list(metadata["adjusted"]) == ["dry-base"]
-    assert list(msgspec.json.decode(session.outputs.read_output(1))["adjusted"]) == ["dry-base"]
+    assert list(msgspec.json.decode(session.read_output(1))["adjusted"]) == ["dry-base"]
     assert (await turn(harness, session, b"abc"))["adjusted"] == {}
 
 
