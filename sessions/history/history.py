@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
@@ -34,7 +34,6 @@ from ..entries import (
     encode,
 )
 from ..memory import TOKEN_BYTES, memory_bytes
-from ..turn.turn import Turn
 from ..worker_client import ChatTokens, TextClient
 from .overflow import (
     DROPPED_BYTES_MAX,
@@ -58,6 +57,33 @@ EXCERPT_CHARACTERS = 24
 NOTHING_KEPT = 0
 """The number of tokens that have to stay in front of the part that a long text loses."""
 _DROPPED_CAUSE = "old turns were dropped, because the context was full"
+
+
+class TurnOutput(Protocol):
+    """The output of a turn on a history: of a `Turn`, or of a `Replay` of stored pieces."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is text, not an embedding."""
+
+    @property
+    def seed(self) -> int:
+        """The seed at the turn's beginning."""
+
+    @property
+    def text(self) -> bytes | bytearray:
+        """The text that was sent to the reader."""
+
+    @property
+    def shifts(self) -> Sequence[tuple[int, int]]:
+        """The context shifts: tokens kept, then dropped."""
+
+    @property
+    def stopped_by_text(self) -> bool:
+        """Whether the answer's text was cut, while its tokens are complete."""
+
+    def history(self) -> list[int]:
+        """Return the token ids of prompt and output, less those that shifts dropped."""
 
 
 class Recomputed(NamedTuple):
@@ -162,7 +188,7 @@ class History:
         new._set_rendering(entry.rendering)
         return new
 
-    def after(self, turn: Turn | Replay | None) -> History:
+    def after(self, turn: TurnOutput | None) -> History:
         """Return the history with the output of *turn* that was sent to its reader."""
         new = self.copy()
         if turn is None or not turn.generates:

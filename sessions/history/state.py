@@ -7,9 +7,8 @@ from ...backends.errors import InvalidArgument, WorkerCrashed
 from ...scheduler.messages import unpack_tokens
 from ...scheduler.priority import Requester
 from ..entries import Replay, StoredSession, TurnPiece, decode_history, encode, resumable_of
-from ..turn.turn import Turn
 from ..worker_client import ModelSource, TextClient, retry_query
-from .history import History, packed_history
+from .history import History, TurnOutput, packed_history
 
 
 class HistoryState:
@@ -69,7 +68,7 @@ class HistoryState:
             total += self.before.kept_bytes
         return total if self.resumable is None else total + self.resumable.kept_bytes
 
-    def pack(self, turn: Turn | None, resumable: TurnPiece | None) -> None:
+    def pack(self, turn: TurnOutput | None, resumable: TurnPiece | None) -> None:
         """Pack the history with *turn*; *resumable* is its whole output, if it can be resumed."""
         if resumable is not None:
             self._interrupted = resumable.end is None
