@@ -230,12 +230,11 @@ def limits_of_the_code() -> dict[str, float]:
     """
     found: dict[str, float] = {}
     others = tuple(f"inferd.ipc.{name}" for name in (*CLIENT_MODULES, "http"))
-    daemon = (inferd.daemon.calls, inferd.daemon.models.transfers)
-    for package in (inferd.ipc, inferd.wire, inferd.sessions, *daemon):
+    for package in (inferd.ipc, inferd.wire, inferd.sessions, inferd.daemon.calls):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.startswith(others):
                 found |= constants(importlib.import_module(module.name))
-    for name in ("core", "graph_table"):
+    for name in ("core", "graph_table", "models.transfers"):
         found |= constants(importlib.import_module(f"inferd.daemon.{name}"))
     return found
 
