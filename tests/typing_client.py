@@ -76,6 +76,7 @@ async def asynchronous() -> None:
         assert_type(await client.chat(12, [{"role": "user", "content": "x"}]), Reply)
         await client.compute_single(12, priority="lowest")  # type: ignore[arg-type]
         client.session("m", session_id="diary", resume=True, on_loss=print)
+        client.session("m", graph=await client.load_by_name("m"))
         async with client.session("m", priority="high", options={"temp": 0}) as session:
             assert_type(session, AsyncSession)
             async with session.stream("x") as stream:

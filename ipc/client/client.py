@@ -110,6 +110,7 @@ class AsyncClient(AsyncEmbedding):
         queue_timeout: float | None = None,
         options: Options | dict[str, Any] | None = None,
         config: Config | None = None,
+        graph: Graph | None = None,
         on_progress: ProgressCallback | None = None,
         on_loss: LossCallback | None = None,
         **parameters: Unpack[Parameters],
@@ -125,7 +126,9 @@ class AsyncClient(AsyncEmbedding):
         a restart of the daemon, and its streams continue; *on_loss* is called with the error each
         time before it attaches again. *raw* turns the chat template off.
         If too many sessions are open, this one waits for a place in the class *priority*, for at
-        most *queue_timeout* seconds; without *queue_timeout* it fails at once.
+        most *queue_timeout* seconds; without *queue_timeout* it fails at once. With *graph*, a
+        lease on the model over this connection, the session makes none of its own; the caller
+        unloads the graph after the session.
         """
         settings = ClientSessionSettings(
             model=model,
@@ -139,6 +142,7 @@ class AsyncClient(AsyncEmbedding):
             queue_timeout=queue_timeout,
             options=with_parameters(options, parameters),
             config=config,
+            graph=graph,
             on_progress=on_progress,
             on_loss=on_loss,
         )

@@ -6,17 +6,35 @@ A connection carries the requests of one user and label, which are sent when it 
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import anyio
 
 from ....backends.errors import Busy, InferdError, InvalidArgument
-from ....ipc.client import AsyncClient
+from ....ipc.client import AsyncClient, Graph
 from ..callers.caller import Caller, DaemonUser
 from ..limits import CLOSE_S_MAX, REQUESTS_PER_CONNECTION_MAX
 
 Connect = Callable[[DaemonUser], AsyncClient]
+SHARED_S = 1.0
+"""The time for which further requests share a lease on a model. Afterwards a new lease has the
+settings that the model then has.
+"""
+
+
+class _SharedGraph:
+    """A lease on a model with the number of requests that use it."""
+
+    def __init__(self, graph: Graph, client: AsyncClient):
+        self.graph, self.users = graph, 0
+        self._until, self._connection = time.monotonic() + SHARED_S, client.server
+
+    def may_be_used(self, client: AsyncClient) -> bool:
+        """Return whether a further request may use it: it ends with its connection."""
+        is_connected = client.connected and client.server is self._connection
+        return is_connected and time.monotonic() < self._until
 
 
 class _Pooled:
@@ -24,6 +42,8 @@ class _Pooled:
 
     def __init__(self, user: DaemonUser, client: AsyncClient):
         self.user, self.client, self.requests = user, client, 0
+        self.graphs: dict[str, _SharedGraph] = {}
+        """The latest lease on each model, while requests use it."""
 
 
 class ConnectionPool:
@@ -44,13 +64,46 @@ class ConnectionPool:
         :raises Busy: all connections are in use.
         :raises InvalidArgument: no connection carries that many requests.
         """
+        async with self._lease(caller, requests) as pooled:
+            yield pooled.client
+
+    @asynccontextmanager
+    async def _lease(self, caller: Caller, requests: int) -> AsyncIterator[_Pooled]:
         pooled, unused = self._take_places(caller.user, requests)
         if unused is not None:
             await _close(unused)
         try:
-            yield pooled.client
+            yield pooled
         finally:
             pooled.requests -= requests
+
+    @asynccontextmanager
+    async def lease_graph(
+        self, caller: Caller, model: str, *, timeout: float | None = None, requests: int = 1
+    ) -> AsyncIterator[tuple[AsyncClient, Graph]]:
+        """Load a model, and keep it loaded meanwhile. Yield its graph, with a client that has
+        places for that many *requests*.
+
+        Requests at the same time share a lease, as two calls for each would take the daemon a fifth
+        of a short turn's time.
+
+        :raises InferdError: `lease` fails, or the model cannot be loaded.
+        """
+        async with self._lease(caller, requests) as pooled:
+            client = pooled.client
+            shared = pooled.graphs.get(model)
+            if shared is None or not shared.may_be_used(client):
+                graph = await client.load_by_name(model, timeout=timeout)
+                shared = pooled.graphs[model] = _SharedGraph(graph, client)
+            shared.users += 1
+            try:
+                yield client, shared.graph
+            finally:
+                shared.users -= 1
+                if not shared.users:
+                    if pooled.graphs.get(model) is shared:
+                        del pooled.graphs[model]
+                    await _unload(client, shared.graph)
 
     def _take_places(self, user: DaemonUser, requests: int) -> tuple[_Pooled, AsyncClient | None]:
         """Return a connection, and a client to close, if any. Nothing is awaited between the choice
@@ -102,6 +155,12 @@ class ConnectionPool:
         """Close all connections; the daemon then ends their turns."""
         while self._pooled:
             await _close(self._pooled.pop().client)
+
+
+async def _unload(client: AsyncClient, graph: Graph) -> None:
+    if client.connected:
+        with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
+            await client.unload(graph, keep=True)
 
 
 async def _close(client: AsyncClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from ....ipc.client import (
 from ....ipc.priorities import Priority
 from ..callers.caller import Caller
 from ..callers.quotas import Quotas
-from ..limits import CLOSE_S_MAX, Limits
+from ..limits import Limits
 from .answers import Answer, TurnProgress, TurnReader, finish_reason_of
 from .health import DaemonHealth
 from .live import LiveTurn
@@ -301,15 +301,9 @@ class TurnRunner:
 
         :raises InferdError: the caller may not use the model, or it cannot be loaded.
         """
-        model = caller.check_model(model)
-        async with self.pool.lease(caller) as client:
-            graph = await client.load_by_name(model, timeout=self._limits.turn_s_max)
-            try:
-                yield client, graph
-            finally:
-                if client.connected:
-                    with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
-                        await client.unload(graph, keep=True)
+        model, timeout = caller.check_model(model), self._limits.turn_s_max
+        async with self.pool.lease_graph(caller, model, timeout=timeout) as leased:
+            yield leased
 
     @asynccontextmanager
     async def _open(
@@ -350,9 +344,10 @@ class TurnRunner:
         self, caller: Caller, request: TurnRequest, requests: int
     ) -> AsyncIterator[AsyncSession]:
         async with (
-            self.pool.lease(caller, requests) as client,
+            self.pool.lease_graph(caller, request.model, requests=requests) as (client, graph),
             client.session(
                 request.model,
+                graph=graph,
                 session_id=request.session_id,
                 raw=request.raw,
                 priority=request.priority,

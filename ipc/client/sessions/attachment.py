@@ -149,6 +149,7 @@ class ClientSessionSettings:
     queue_timeout: float | None = None
     options: dict[str, Any] | None = None
     config: Config | None = None
+    graph: Graph | None = None
     on_progress: ProgressCallback | None = None
     on_loss: LossCallback | None = None
 
@@ -156,6 +157,12 @@ class ClientSessionSettings:
         if self.resume and self.session_id is None:
             raise InvalidArgument(
                 "resume needs a session_id", hint="pass a session_id, by which to attach again"
+            )
+        if self.graph is not None and (self.resume or self.config is not None):
+            raise InvalidArgument(
+                "a session on a graph has neither resume nor config: the graph ends with its"
+                " connection, and has a config of its own",
+                hint="leave the graph out, or resume and config",
             )
         if self.system is not None and self.from_state is not None:
             raise InvalidArgument(
@@ -241,13 +248,15 @@ class Attachment:
 
         self.connection = client._open_connection
         try:
-            self.graph = await client.load_by_name_with_config(
-                settings.model,
-                json_text(settings.config),
-                on_progress=settings.on_progress,
-                timeout=timeout(),
-            )
-            self._leases = True
+            self.graph = settings.graph
+            if self.graph is None:
+                self.graph = await client.load_by_name_with_config(
+                    settings.model,
+                    json_text(settings.config),
+                    on_progress=settings.on_progress,
+                    timeout=timeout(),
+                )
+                self._leases = True
             keywords: OpeningKeywords = {}
             if settings.queue_timeout:
                 keywords["queue_timeout"] = settings.queue_timeout

@@ -6,16 +6,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 from inferd import AsyncClient, Piece, QueueEvent
-from inferd.backends.errors import QuotaExceeded, Timeout
+from inferd.backends.errors import ConnectionLost, QuotaExceeded, Timeout
 from inferd.gateways.http.callers.caller import Caller
 from inferd.gateways.http.limits import Limits
-from inferd.gateways.http.turns import Answer, ConnectionPool, TurnRequest, TurnRunner
+from inferd.gateways.http.turns import Answer, ConnectionPool, TurnRequest, TurnRunner, pool
 from inferd.gateways.http.turns.answers import TurnProgress
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
@@ -27,13 +28,13 @@ CONFIG = echo_model("echo") + echo_model("slow", step_ms=20)
 @asynccontextmanager
 async def runner_of(daemon: RunningDaemon, **limits: float) -> AsyncIterator[TurnRunner]:
     """Yield a runner whose callers are all the test's own user."""
-    pool = ConnectionPool(lambda _: AsyncClient(daemon.socket), 1)
-    runner = TurnRunner(pool, Limits(**limits))  # type: ignore[arg-type]
+    connections = ConnectionPool(lambda _: AsyncClient(daemon.socket, reconnect=True), 1)
+    runner = TurnRunner(connections, Limits(**limits))  # type: ignore[arg-type]
     try:
         yield runner
     finally:
         runner.precheck.close()
-        await pool.close()
+        await connections.close()
 
 
 async def test_an_answer_is_charged_before_its_note_is_stored(daemon: RunningDaemon) -> None:
@@ -98,3 +99,40 @@ async def test_all_prompts_are_detokenized_within_one_time(daemon: RunningDaemon
     async with runner_of(daemon, turn_s_max=max(20 * once_s, 0.05)) as runner:
         with pytest.raises(Timeout):
             await runner.detokenize(Caller(), "echo", prompts * 20)
+
+
+async def leases(daemon: RunningDaemon) -> int:
+    async with AsyncClient(daemon.socket) as client:
+        return next(info["leases"] for info in await client.models() if info["name"] == "echo")
+
+
+async def test_requests_at_the_same_time_share_a_lease_until_the_last_one_ends(
+    daemon: RunningDaemon,
+) -> None:
+    caller = Caller(name="ada")
+    async with runner_of(daemon) as runner:
+        async with runner.lease_graph(caller, "echo") as (_, first):
+            async with runner.lease_graph(caller, "echo") as (_, second):
+                assert (first, await leases(daemon)) == (second, 1)
+            assert await leases(daemon) == 1
+        assert await leases(daemon) == 0
+
+
+async def test_a_request_gets_a_new_lease_after_a_while(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SHARED_S", 0.0)
+    caller = Caller(name="ada")
+    async with runner_of(daemon) as runner:
+        lease = partial(runner.lease_graph, caller, "echo")
+        async with lease() as (_, first), lease() as (_, second):
+            assert (first != second, await leases(daemon)) == (True, 2)
+        assert await leases(daemon) == 0
+
+
+async def test_a_lease_ends_with_its_connection(daemon: RunningDaemon) -> None:
+    caller = Caller(name="ada")
+    async with runner_of(daemon) as runner, runner.lease_graph(caller, "echo") as (client, first):
+        client._open_connection.lose(ConnectionLost("by the test"))
+        async with runner.lease_graph(caller, "echo") as (_, second):
+            assert second != first

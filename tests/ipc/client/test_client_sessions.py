@@ -114,6 +114,18 @@ async def test_branches_are_sessions_on_the_same_lease_and_close_with_their_trun
     assert server.names().count("unload") == 1
 
 
+async def test_sessions_on_a_graph_of_the_program_leave_it_loaded(tmp_path: Path) -> None:
+    async with fake_server(tmp_path) as server, AsyncClient(server.path) as client:
+        graph = await client.load_by_name("m")
+        for _ in range(2):
+            async with client.session("m", graph=graph) as session:
+                assert (session.graph, await session.chat("x")) == (graph, "x")
+        assert server.names().count("load_by_name") == 1
+        assert "unload" not in server.names()
+        with pytest.raises(InvalidArgument, match="resume"):
+            client.session("m", graph=graph, session_id="a", resume=True)
+
+
 async def test_a_session_is_rewound_and_deleted(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         result = await session.rewind(1)
