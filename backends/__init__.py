@@ -1,20 +1,28 @@
-"""The `Model` protocol, its backends `echo` and `llama`, and the error tree.
+"""The protocols of models, the engines `echo` and `llama` that run them, and the error tree.
 
-This package does not depend on queues, sessions or sockets. To add a backend, write a class that
-passes `tests/backends/test_contract.py` and add it to `_LOADERS` and `_ESTIMATORS`.
+This package does not depend on queues, sessions or sockets. To add an engine, write a package whose
+models pass `tests/backends/test_contract.py`, and add its row to `ENGINES`.
 """
 
 from __future__ import annotations
 
 import importlib
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import UnsupportedOperation
 
 if TYPE_CHECKING:
     from .adapter_keys import AdapterInfo, AdapterSpec
-    from .base import CompiledGrammar, Model, ModelInfo, Rendering, Sampler
+    from .base import (
+        CompiledGrammar,
+        LanguageModel,
+        Model,
+        ModelInfo,
+        Rendering,
+        Sampler,
+        TensorModel,
+    )
     from .batch import Chunk
     from .embedder import EmbedInfo, EmbedSpec
     from .errors import InferdError
@@ -31,6 +39,7 @@ __all__ = (
     "EmbedInfo",
     "EmbedSpec",
     "InferdError",
+    "LanguageModel",
     "MemoryNeed",
     "Model",
     "ModelInfo",
@@ -40,6 +49,7 @@ __all__ = (
     "Sampler",
     "SamplingParams",
     "Shape",
+    "TensorModel",
     "load_model",
     "estimate_memory",
 )
@@ -59,12 +69,25 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_LOADERS = {"echo": "echo.model:load_echo", "llama": "llama.loading.loader:load_llama"}
-_ESTIMATORS = {
-    "echo": "echo.memory_estimate:EchoMemoryEstimator",
-    "llama": "llama.loading.memory_estimate:LlamaMemoryEstimator",
+class Engine(NamedTuple):
+    """A backend: the format of its model files, or an empty text if its models have no file, and
+    the places of its functions, imported at the first use because `echo` runs without llama.cpp.
+    """
+
+    file_format: str
+    load: str
+    estimate: str
+
+
+ENGINES = {
+    "llama": Engine(
+        "gguf",
+        "llama.loading.loader:load_llama",
+        "llama.loading.memory_estimate:LlamaMemoryEstimator",
+    ),
+    "echo": Engine("", "echo.model:load_echo", "echo.memory_estimate:EchoMemoryEstimator"),
 }
-"""By backend, imported at the first use, because `echo` runs without llama.cpp."""
+"""By the name of the backend in the configuration."""
 
 
 def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> Model:
@@ -78,7 +101,7 @@ def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
     :raises OutOfMemory: the context does not fit in memory.
     :raises Cancelled: *progress* returned False.
     """
-    model: Model = _import_from(_LOADERS, spec)(spec, progress, renders=renders)
+    model: Model = _found(spec, "load")(spec, progress, renders=renders)
     return model
 
 
@@ -87,16 +110,17 @@ def estimate_memory(spec: ModelSpec) -> MemoryEstimator:
 
     :raises InferdError: as `load_model` describes.
     """
-    estimator: MemoryEstimator = _import_from(_ESTIMATORS, spec)(spec)
+    estimator: MemoryEstimator = _found(spec, "estimate")(spec)
     return estimator
 
 
-def _import_from(places: dict[str, str], spec: ModelSpec) -> Any:
-    """Return the entry of *places* for the spec's backend."""
-    if spec.backend not in places:
-        raise UnsupportedOperation(f"unknown backend {spec.backend!r}", hint="use llama or echo")
+def _found(spec: ModelSpec, function: str) -> Any:
+    """Return a function of the spec's engine by its name in `Engine`."""
+    if spec.backend not in ENGINES:
+        names = " or ".join(ENGINES)
+        raise UnsupportedOperation(f"unknown backend {spec.backend!r}", hint=f"use {names}")
     try:
-        return resolve_name(f"{__name__}.{places[spec.backend]}")
+        return resolve_name(f"{__name__}.{getattr(ENGINES[spec.backend], function)}")
     except (ImportError, OSError, RuntimeError) as exc:
         from .library.installation import install_command
 

@@ -1,14 +1,15 @@
-"""The `Model` protocol, with the facts, messages and samplers that it exchanges with callers.
+"""The protocols of models, with the facts, messages and samplers that they exchange with callers.
 
-The engine's thread calls a model. Meanwhile `tokenize`, `render` and `compile_grammar` may run in
-other threads, the first two in one thread each. Sequences are in numbered slots, 0 … slots - 1; the
-model keeps the KV state of each slot and, after a step, the logits of its last decode.
+The engine's thread calls a language model. Meanwhile `tokenize`, `render` and `compile_grammar` may
+run in other threads, the first two in one thread each. Sequences are in numbered slots, 0 … slots -
+1; the model keeps the KV state of each slot and, after a step, the logits of its last decode. A
+tensor model computes in one thread, beside all these; a model may be of both kinds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -17,6 +18,7 @@ from .batch import Chunk, Move
 from .embedder import Embedder, EmbedInfo
 from .params import SamplingParams
 from .probes import ProbeRunner
+from .tensors import NamedTensor
 from .tool_formats import ToolFormat
 from .tuning_choice import ModelTuning
 
@@ -89,11 +91,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     sampling: dict[str, Any] = {}
     """Request parameters that the file recommends."""
     generates: bool = True
-    """False for an encoder, which only makes embeddings."""
+    """Whether it generates text. An encoder only makes embeddings."""
     embedding: EmbedInfo | None = None
     """The embeddings that the model makes; None if it makes none."""
-    echoes_tensors: bool = False
-    """Whether it returns each tensor of `compute` under its name."""
+    computes_tensors: bool = False
+    """Whether it is a `TensorModel`."""
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
@@ -144,13 +146,35 @@ class Sampler(Protocol):
 
 
 class Model(Protocol):
-    """A loaded model with its context; see the module's docstring for threads. Callers validate all
-    input first.
-    """
+    """A model of any kind. Callers validate all input first."""
 
     @property
     def info(self) -> ModelInfo:
         """Facts about the model."""
+
+    def set_threads(self, threads: int) -> None:
+        """Use this many threads from the next step on."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+@runtime_checkable
+class TensorModel(Model, Protocol):
+    """A model that computes tensors from tensors, without a state between calls."""
+
+    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
+        """Return the outputs by name. One thread at a time calls it, beside all other methods
+        except `close`.
+
+        :raises InvalidArgument: an input is missing, unknown, or of another type or shape.
+        :raises BackendError: the computation failed.
+        """
+
+
+@runtime_checkable
+class LanguageModel(Model, Protocol):
+    """A model of tokens with its context; see the module's docstring for threads."""
 
     @property
     def tuning(self) -> ModelTuning | None:
@@ -334,9 +358,3 @@ class Model(Protocol):
         :raises OutOfMemory: there is no memory for it.
         :raises UnsupportedOperation: the model makes no embeddings; see `ModelInfo.embedding`.
         """
-
-    def set_threads(self, threads: int) -> None:
-        """Use this many threads from the next step on."""
-
-    def close(self) -> None:
-        """Free everything."""

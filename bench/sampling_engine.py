@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from typing import Any, cast
 
-from inferd.backends import Model, ModelSpec, Sampler, SamplingParams, load_model
+from inferd.backends import LanguageModel, ModelSpec, Sampler, SamplingParams, load_model
 from inferd.backends.llama.sampling import chain
 from inferd.scheduler import Owner
 from inferd.scheduler import messages as m
@@ -31,7 +31,7 @@ WARM_UP_TOKENS = 4
 class TimedModel:
     """A model that measures the seconds of sampling, by slot."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: LanguageModel):
         self._model = model
         self.sampling_s: defaultdict[int, float] = defaultdict(float)
 
@@ -48,11 +48,11 @@ class TimedModel:
 
 
 def run(
-    model: Model, fields: dict[str, Any], sequences: int, tokens: int
+    model: LanguageModel, fields: dict[str, Any], sequences: int, tokens: int
 ) -> list[tuple[float, list[float], float]]:
     """Run *sequences* prompts side by side; return each one's times."""
     timed = TimedModel(model)
-    engine = Engine(cast(Model, timed))
+    engine = Engine(cast(LanguageModel, timed))
     params = SamplingParams(ignore_eos=True, seed=1, **fields)
     commands = [m.Submit(_task(n, params, tokens)) for n in range(sequences)]
     requested_s = time.perf_counter()
@@ -94,6 +94,7 @@ def main() -> None:
     path = str(MODELS_DIR / SOURCES["gemma3"].file)
     spec = ModelSpec(name="gemma3", path=path, slots=sequences, ctx_size=CTX_SIZE, threads=THREADS)
     model = load_model(spec, lambda _: True)
+    assert isinstance(model, LanguageModel)
     run(model, fields, sequences, WARM_UP_TOKENS)
     print(json.dumps(run(model, fields, sequences, tokens)))
 

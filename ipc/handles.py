@@ -12,7 +12,8 @@ class Graph(int):
 
     `special_tokens` has by name the `id` and `text` of each token. `not_applied` has the values in
     force where the configuration requested others. `ignored` lists the keys that the daemon does
-    not know. `adjusted` has the values that were out of their range.
+    not know. `adjusted` has the values that were out of their range. `tensors`: whether the model
+    computes tensors.
     """
 
     model: str
@@ -23,6 +24,7 @@ class Graph(int):
     not_applied: dict[str, Any]
     ignored: list[str]
     adjusted: dict[str, str]
+    tensors: bool
 
     @classmethod
     def from_result(cls, result: GraphResult) -> Self:
@@ -32,7 +34,7 @@ class Graph(int):
         self.ctx_size, self.slots = result.ctx_size, result.slots
         self.special_tokens = result.special_tokens
         self.not_applied, self.ignored = result.not_applied, result.ignored
-        self.adjusted = result.adjusted
+        self.adjusted, self.tensors = result.adjusted, result.tensors
         return self
 
 

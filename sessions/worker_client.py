@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
+from ..backends.tensors import NamedTensor
 from ..scheduler.messages import (
     AdapterReport,
     Command,
@@ -132,6 +133,16 @@ class WorkerClient(TaskClient, Protocol):
 
     def texts_of(self, requester: Requester) -> TextClient:
         """Return the client for a user's texts, which are queued by *requester*'s class."""
+
+    async def compute_tensors(
+        self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
+    ) -> list[NamedTensor]:
+        """Return the outputs that a tensor model computes of *inputs*, which are queued by the
+        *requester*'s class.
+
+        :raises UnsupportedOperation: the model computes no tensors.
+        :raises Timeout: the computation did not begin within *wait_s* seconds, if that is not 0.
+        """
 
     async def count_cached_tokens(
         self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]

@@ -34,14 +34,14 @@ class _State(msgspec.Struct, array_like=True):
 
 
 class EchoContext:
-    """The part of the echo model that keeps its slots; see `Model`."""
+    """The part of the echo model that keeps its slots; see `LanguageModel`."""
 
     def __init__(self, info: ModelInfo, options: EchoOptions):
         self.slots = [EchoSlot() for _ in range(info.slots)]
         self.info, self._options = info, options
 
     def check_batch(self, chunks: Sequence[Chunk], adapters: tuple[str, ...]) -> None:
-        """Check that a step with *adapters* may decode *chunks*; see `Model.step`."""
+        """Check that a step with *adapters* may decode *chunks*."""
         info, lengths = self.info, {i: len(slot.tokens) for i, slot in enumerate(self.slots)}
         check_chunks(
             chunks,
@@ -128,7 +128,7 @@ class EchoContext:
         return len(self.slots[slot].tokens)
 
     def trim_min(self, slot: int) -> int:
-        """Return the least number of tokens that `trim` can leave; see `Model.trim_min`."""
+        """Return the least number of tokens that `trim` can leave."""
         sequence = self.slots[slot]
         length, window = len(sequence.tokens), self._options.window
         if self._options.memory == "recurrent":
@@ -136,11 +136,11 @@ class EchoContext:
         return min(length, sequence.first_cell + window if sequence.first_cell else 1)
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
-        """Drop *discard* tokens after the first *keep*; see `Model.shift`."""
+        """Drop *discard* tokens after the first *keep*."""
         self.reuse(slot, shift_moves(self.length(slot), keep, discard))
 
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
-        """Keep the runs of tokens that *moves* name; see `Model.reuse`."""
+        """Keep the runs of tokens that *moves* name."""
         if not self.info.can_shift:
             raise UnsupportedOperation(f"a {self.info.kv_kind} memory cannot be shifted")
         sequence = self.slots[slot]

@@ -1,4 +1,5 @@
-"""A model without weights that repeats its prompt token by token, then ends.
+"""A model without weights that repeats its prompt token by token, then ends. It is a tensor model,
+too, whose outputs are its inputs.
 
 It ships as the conformance model of the wasi-nn phase 3 plan, and as the double for users' tests
 and inferd's own. As with a real model, an answer depends only on the slot's tokens, so a state that
@@ -31,6 +32,7 @@ from ..memory.memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import FORMATS, SamplingParams
 from ..probes import ProbeRunner
+from ..tensors import NamedTensor
 from ..tuning_choice import ModelShape, ModelTuning, choose_setting
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
@@ -82,7 +84,7 @@ class EchoSampler:
 
 
 class EchoModel(EchoContext):
-    """The echo model; see the module's docstring, and `Model` for its threads."""
+    """The echo model; see the module's docstring, and `LanguageModel` for its threads."""
 
     def __init__(self, spec: ModelSpec, options: EchoOptions | None = None):
         self.options = options or msgspec.convert(spec.options, EchoOptions)
@@ -125,7 +127,7 @@ class EchoModel(EchoContext):
         answer: Sequence[int] = (),
         grammar: CompiledGrammar | None = None,
     ) -> Sampler:
-        """Return a sampler that has seen *prompt* and *answer*; see `Model.sampler`."""
+        """Return a sampler that has seen *prompt* and *answer*."""
         if grammar is None:
             self.compile_grammar(params, 0)
         return EchoSampler(params, [*prompt, *answer], self._forced)
@@ -137,6 +139,13 @@ class EchoModel(EchoContext):
         self.faults.count_step(passes=len({len(chunk.tokens) for chunk in chunks}))
         for chunk in chunks:
             self.faults.abort_on_tokens(self.append(chunk, adapters).tokens)
+
+    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
+        """Return the inputs, after the pauses and faults of a step."""
+        self.faults.count_step()
+        for _, tensor in inputs:
+            self.faults.abort_on_text("step", tensor.data)
+        return list(inputs)
 
     def sample(self, slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
         """Return the next byte of the slot's last prompt, then the end mark."""
@@ -236,7 +245,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         tool_format=options.tool_format,
         unused=dict.fromkeys((*FORMATS, "tool-choice"), "the model echo repeats its prompt")
         | {"tools": "the model echo has no chat template"},
-        echoes_tensors=True,
+        computes_tensors=True,
         kv_kind=options.memory,
         can_shift=options.memory == "plain",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),

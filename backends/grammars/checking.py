@@ -27,7 +27,7 @@ class GrammarCheck:
         self._checker: GrammarChecker | None = None
 
     def check(self, params: SamplingParams) -> CheckedGrammar | None:
-        """Check *params*; see `Model.compile_grammar`."""
+        """Check *params*; see `LanguageModel.compile_grammar`."""
         if not params.has_grammar:
             return None
         # Imported late: otherwise llguidance and numpy take half of the time of a worker's start.

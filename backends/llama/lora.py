@@ -27,7 +27,7 @@ class LlamaAdapters:
         self._applied: tuple[str, ...] = ()
 
     def add(self, spec: AdapterSpec) -> AdapterInfo:
-        """Load an adapter; see `Model.add_adapter`."""
+        """Load an adapter; see `LanguageModel.add_adapter`."""
         name = os.path.basename(spec.path)
         with open_model_file(spec.path) as fd:
             file = read_gguf(fd, name)
@@ -53,13 +53,13 @@ class LlamaAdapters:
         return pointer
 
     def remove(self, adapter_id: str) -> None:
-        """Unload an adapter; see `Model.remove_adapter`."""
+        """Unload an adapter; see `LanguageModel.remove_adapter`."""
         assert adapter_id not in {split_key(key)[0] for key in self._chosen}, "it is in use"
         self.apply()  # the context may still point to it
         lib.llama_adapter_lora_free(self._loaded.pop(adapter_id)[0])
 
     def choose(self, keys: tuple[str, ...]) -> None:
-        """Select the adapters of the next steps; see `Model.set_adapters`."""
+        """Select the adapters of the next steps; see `LanguageModel.set_adapters`."""
         missing = next((i for i, _ in map(split_key, keys) if i not in self._loaded), None)
         if missing is not None:
             raise InvalidArgument(

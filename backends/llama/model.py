@@ -41,7 +41,7 @@ NO_OWNER = -1
 
 
 class LlamaModel:
-    """A loaded GGUF model with its context; see `Model`, also for its threads."""
+    """A loaded GGUF model with its context; see `LanguageModel`, also for its threads."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class LlamaModel:
         self.set_adapters = adapters.choose
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
-        """Return the prompt that the chat template makes of *messages*; see `Model.render`."""
+        """Return the prompt that the chat template makes of *messages*."""
         if self._template is None:
             raise UnsupportedOperation(
                 f"the model {self.info.description!r} has no chat template",
@@ -95,7 +95,7 @@ class LlamaModel:
         return self._template.render(messages, rendering)
 
     def compile_grammar(self, params: SamplingParams, owner: int) -> GrammarState | None:
-        """Return the compiled grammar of *params*, if any; see `Model.compile_grammar`."""
+        """Return the compiled grammar of *params*, if any."""
         return self._grammars.compile(params, owner) if params.has_grammar else None
 
     def sampler(
@@ -105,7 +105,7 @@ class LlamaModel:
         answer: Sequence[int] = (),
         grammar: CompiledGrammar | None = None,
     ) -> Sampler:
-        """Return a sampler that has seen *prompt* and *answer*; see `Model.sampler`."""
+        """Return a sampler that has seen *prompt* and *answer*."""
         seen, ctx_size = [*prompt, *answer], self.info.ctx_size
         if grammar is None:
             grammar = self.compile_grammar(params, NO_OWNER)
@@ -113,7 +113,7 @@ class LlamaModel:
         return LlamaSampler(self._vocab, self._prototypes, params, seen, answer, ctx_size, grammar)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
-        """Decode one batch; see `Model.step`. A batch that the check refuses changes nothing."""
+        """Decode one batch. A batch that the check refuses changes nothing."""
         self._context.check(chunks)
         self._adapters.apply()
         self._logits = {s: x for s, x in self._logits.items() if not isinstance(x, range)}
@@ -171,14 +171,14 @@ class LlamaModel:
         return self._values(self._find_logits(slot, position)).copy()
 
     def surprisal(self, slot: int, position: int | None = None) -> Callable[[int], float]:
-        """Return a function from a token to its surprisal; see `Model.surprisal`."""
+        """Return a function from a token to its surprisal."""
         logits = self.logits(slot, position)
         top = float(logits.max())
         log_total = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
         return lambda token: log_total - float(logits[token])
 
     def probs_after(self, slot: int, position: int, token: int, top: int) -> TokenProbs:
-        """Return the logprobs of tokens after the one at *position*; see `Model.probs_after`."""
+        """Return the logprobs of tokens after the one at *position*."""
         logits = self._values(self._find_logits(slot, position))
         return probs_before_sampling(logits, token, top, ranked=True)
 
@@ -198,16 +198,16 @@ class LlamaModel:
         self._logits[slot] = logits
 
     def trim(self, slot: int, keep: int) -> int:
-        """Drop all but the first *keep* tokens of a slot, and its logits; see `Model.trim`."""
+        """Drop all but the first *keep* tokens of a slot, and its logits."""
         self._logits.pop(slot, None)
         return self._context.trim(slot, keep)
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
-        """Drop *discard* tokens after the first *keep*, and the logits; see `Model.shift`."""
+        """Drop *discard* tokens after the first *keep*, and the logits."""
         self.reuse(slot, shift_moves(self.length(slot), keep, discard))
 
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
-        """Move runs of tokens down, drop all others and the slot's logits; see `Model.reuse`."""
+        """Move runs of tokens down, drop all others and the slot's logits."""
         self._context.move(slot, moves)
         self._logits.pop(slot, None)
 

@@ -24,14 +24,20 @@ from .arguments import (
     turn_options,
 )
 from .images import check_no_image
-from .named_tensors import (
-    echoed_outputs,
-    is_configuration,
-    prompts_of,
-    read_tensors,
-    text_output,
-)
 from .states import find_state
+from .tensors import (
+    ENDED,
+    are_tensors,
+    compute_kept,
+    compute_named,
+    is_configuration,
+    is_tensor,
+    prompt_number,
+    read_tensor,
+    set_tensor,
+    text_output,
+    with_bytes,
+)
 from .turns import finish_turn, metadata_if_cancelled, turn_result
 
 
@@ -138,21 +144,23 @@ async def init_execution_context_with_session_id(
 
 
 async def set_input(daemon: Daemon, request: Request) -> w.Empty:
-    """Set the prompt, or parameters at index 1."""
+    """Set the prompt, parameters at index 1, or an input of a tensor model."""
     session, p = daemon.session(request), request.params
-    data = await tensor_bytes(request, p.tensor)
-    if p.index == w.METADATA_INDEX:
-        set_metadata(session, data)
+    tensor = await read_tensor(request, p.tensor)
+    if await is_tensor(session, p.index, tensor):
+        set_tensor(session, p.index, tensor)
+    elif p.index == w.METADATA_INDEX:
+        set_metadata(session, tensor.data)
         await session.wait_recorded()
     else:
-        check_no_image(data)
-        await session.set_input(data)
+        check_no_image(tensor.data)
+        await session.set_input(tensor.data)
     return w.Empty()
 
 
 def set_metadata(session: Session, data: bytes) -> None:
     """Apply JSON parameters to the context, from the next token on."""
-    if session.state in ("dormant", "closed", "unloaded"):
+    if session.state in ENDED:
         raise InvalidArgument(f"the context is {session.state.value}", hint="open another one")
     session.apply_options(parse_json_options(metadata_text(data)))
 
@@ -194,31 +202,39 @@ close_execution_context = finalize_execution_context
 
 
 async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
-    """Compute a whole turn; if the call names inputs, return named outputs."""
+    """Compute a whole turn, or the outputs of tensors; if the call names inputs, return named
+    outputs.
+    """
     session, p = daemon.session(request), request.params
-    inputs = await read_tensors(request, p.inputs or ())
-    echoes = bool(p.inputs is not None and (await session.ready_client()).info.echoes_tensors)
-    prompts = prompts_of(inputs, echoes=echoes)
-    if echoes and not inputs:
-        return w.ComputeResult(metadata=session.metadata())
+    daemon.check_open()
+    if p.inputs is None and session.tensors.inputs:
+        await compute_kept(request, session)
+        return w.ComputeResult()
+    inputs = [(name, await read_tensor(request, tensor)) for name, tensor in p.inputs or ()]
+    if p.inputs is not None and await are_tensors(session, inputs):
+        outputs = await compute_named(request, session, inputs)
+        return w.ComputeResult(outputs=outputs, metadata=session.metadata())
+    number = prompt_number(inputs)
+    prompt = None if number is None else inputs[number][1].data
     for name, tensor in inputs:
         if is_configuration(name, tensor):
             set_metadata(session, tensor.data)
-    if prompts:
-        data = b"".join(prompt.data for prompt in prompts)
-        if not echoes:
-            check_no_image(data)
-        await session.set_input(data)
-    daemon.check_open()
+    if prompt is not None:
+        check_no_image(prompt)
+        await session.set_input(prompt)
     turn = await session.start_turn(turn_options(p, TurnOptions(embeds=True)))
     await finish_turn(request, session, turn)
     if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
         raise turn.ending()
-    if not prompts:
+    if p.inputs is None or number is None or prompt is None:
         return w.ComputeResult()
-    data = session.read_output(0)
-    echoes = echoes and turn.embedding is None
-    outputs = echoed_outputs(data, inputs) if echoes else [text_output(data, prompts[0])]
+    output = session.read_output(0)
+    named = with_bytes(p.inputs, inputs)
+    name, text = named[number][0], text_output(output, named[number][1])
+    if turn.client.info.computes_tensors and turn.embedding is None:  # as of a tensor model
+        outputs = [*named[:number], (name, text), *named[number + 1 :]]
+    else:
+        outputs = [("output", text)]
     return w.ComputeResult(outputs=outputs, metadata=session.metadata())
 
 

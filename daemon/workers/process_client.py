@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import msgspec
 from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
+from ...backends.tensors import NamedTensor
 from ...scheduler import messages as m
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Requester
@@ -25,7 +27,7 @@ from .recovery import fail_readers, out_of_memory
 ClientText = tuple[int, object]
 """The part of a query that a client supplied, with the client's user."""
 NO_USER = m.NOBODY.owner.user
-_BOUNDED = (m.Tokenize, m.Detokenize, m.ChatPrompt, m.Lookup)
+_BOUNDED = (m.Tokenize, m.Detokenize, m.ChatPrompt, m.ComputeTensors, m.Lookup)
 """Commands with much data, of which a client may cause any number."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
@@ -160,6 +162,15 @@ class ProcessClient:
         """Return the client for texts of a user."""
         return ProcessTexts(self, requester)
 
+    async def compute_tensors(
+        self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
+    ) -> list[NamedTensor]:
+        """Return the outputs that a tensor model computes of *inputs*."""
+        sent = list(inputs)
+        command = partial(m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s)
+        outputs = await self.query(command, sent, requester.owner.user)
+        return msgspec.convert(outputs, list[NamedTensor])
+
     # KV states and memory.
 
     async def count_cached_tokens(
@@ -274,14 +285,14 @@ class ProcessClient:
         try:
             return await self.queries.wait_answer(number)
         except anyio.get_cancelled_exc_class():
-            if isinstance(sent, m.TextRequest):
-                self.send_command(m.DropText(number))  # or cancelled texts pile up there
+            if isinstance(sent, m.InputRequest):
+                self.send_command(m.DropInput(number))  # or cancelled inputs pile up there
             raise
 
     def user_of(self, command: m.Command) -> int:
         """Return the user whose data a command has, or `NO_USER`."""
         match command:
-            case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
+            case m.Tokenize() | m.Detokenize() | m.ChatPrompt() | m.ComputeTensors():
                 return command.requester.owner.user
             case m.Submit(task):
                 return task.owner.user
@@ -350,7 +361,7 @@ class ProcessTexts:
         return m.unpack_tokens(packed)
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the text of *tokens*."""
+        """Return the text of *tokens*; see `TextClient.detokenize`."""
         packed = m.pack_tokens(tokens)
         text: bytes = await self._client.query(
             lambda i: m.Detokenize(i, packed, self._requester), packed, self._requester.owner.user

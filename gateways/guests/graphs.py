@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...backends.errors import ErrorFields
+from ...backends.tensors import Tensor
+from ...ipc import messages as w
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
+    from ...ipc.handles import Graph
 
 HISTORY_BYTES_MAX = 1 << 20
 """The latest bytes of prompts and answers that a context of the prompt interface keeps."""
@@ -23,12 +26,13 @@ SETTINGS_MAX = 64
 @dataclass(eq=False)
 class GuestGraph:
     """A graph: the function that loads it, its parameters, and the daemon's handle, which is valid
-    in one `generation` of the link.
+    in one `generation` of the link. `tensors`: whether its model computes tensors.
     """
 
-    load: Callable[[AsyncClient, float], Awaitable[int]]
+    load: Callable[[AsyncClient, float], Awaitable[Graph]]
     config: bytes = b""
     handle: int = -1
+    tensors: bool = False
     generation: int = -1
     unloaded: bool = False
 
@@ -37,7 +41,8 @@ class GuestGraph:
 class GuestContext:
     """A context: its inputs, its output, and the daemon's handle, valid in one `generation`.
 
-    `has_inputs`: whether the daemon's context has the inputs.
+    `has_inputs`: whether the daemon's context has the inputs, which are a `prompt` or `tensors` by
+    index.
     `text` is the output of the last turn, or None while only the daemon has it. `metadata` is the
     metadata of a turn that has ended, else None.
     `in_turn`: whether tokens of a turn are being streamed or pulled. `prefix` is the part of this
@@ -51,6 +56,7 @@ class GuestContext:
     has_inputs: bool = False
     settings: dict[bytes, None] = field(default_factory=dict)
     prompt: bytes | None = None
+    tensors: dict[int, Tensor] = field(default_factory=dict)
     text: bytes | None = b""
     piece: bytes = b""
     metadata: bytes | None = None
@@ -115,3 +121,14 @@ def read_key(data: bytes, key: str) -> Any:
     if not isinstance(found, dict):
         return None
     return found.get(key, found.get(key.replace("-", "_")))
+
+
+def as_message(tensor: Tensor) -> w.Tensor:
+    """Return a tensor for the daemon."""
+    return w.Tensor(data=tensor.data, dimensions=list(tensor.dimensions), type=tensor.type)
+
+
+def as_tensor(message: w.Tensor) -> Tensor:
+    """Return a tensor of the daemon, which spells types as the input's: by numbers here."""
+    assert isinstance(message.type, int)
+    return Tensor(message.data, tuple(message.dimensions), message.type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ...backends.errors import (
@@ -15,15 +15,17 @@ from ...backends.errors import (
     SessionBusy,
 )
 from ...backends.gguf import MAGIC
+from ...backends.tensors import NamedTensor, Tensor
 from ...ipc.messages import METADATA_INDEX
 from ...ipc.messages import TARGETS as TARGET_NUMBERS
-from .graphs import GuestContext, GuestGraph
+from .graphs import GuestContext, GuestGraph, as_message, as_tensor
 from .preloads import Preload, find_preload, load_preload
 from .remote import Remote
 from .turns import TurnAction, next_token, prompt_turn, streamed_turn, whole_turn
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
+    from ...ipc.handles import Graph
 
 R = TypeVar("R")
 CONTEXTS_MAX = 1000
@@ -76,7 +78,7 @@ class Guest:
                 "the guest may not load a model of its own", hint="use the names of --nn-preload"
             )
 
-        async def load_bytes(client: AsyncClient, timeout_s: float) -> int:
+        async def load_bytes(client: AsyncClient, timeout_s: float) -> Graph:
             return await client.load(list(builders[:2]), "ggml", TARGETS[target], timeout=timeout_s)
 
         return await self._add_graph(GuestGraph(load_bytes, config))
@@ -88,7 +90,7 @@ class Guest:
         except UnicodeDecodeError as exc:
             raise InvalidArgument(f"the name is not UTF-8: {exc}", hint="send UTF-8") from None
 
-        async def load_named(client: AsyncClient, timeout_s: float) -> int:
+        async def load_named(client: AsyncClient, timeout_s: float) -> Graph:
             return await load_preload(client, preload, config, timeout_s)
 
         return await self._add_graph(GuestGraph(load_named, config))
@@ -123,7 +125,7 @@ class Guest:
         """Keep a context's output, and close the context in the daemon, where it counts as a
         session.
         """
-        if context.text is None:
+        if context.text is None or context.tensors:
             context.text = await self.remote.read_output(context, 0)
         if context.metadata is None:
             context.metadata = await self.remote.read_output(context, METADATA_INDEX)
@@ -164,21 +166,28 @@ class Guest:
         del self._contexts[handle]
         self._context_places -= 1
 
-    async def set_input(self, handle: int, index: int, data: bytes) -> None:
-        """Set parameters at index 1; at any other index, set the prompt and end a pulled turn."""
-        context = self._live_context(handle)
-        if index == METADATA_INDEX:
+    async def set_input(self, handle: int, index: int, tensor: Tensor) -> None:
+        """Set parameters at index 1; at any other index, set the prompt and end a pulled turn. Of a
+        model that computes tensors, numbers are the input of the index.
+        """
+        context, data = self._live_context(handle), tensor.data
+        numbers = context.graph.tensors and tensor.holds_numbers
+        if index == METADATA_INDEX and not numbers:
             await self.remote.set_input(context, METADATA_INDEX, data)
             context.note_settings(data)
             return
         await self._end_turn(context)
+        place, value = (index, as_message(tensor)) if numbers else (0, data)
         try:
-            await self.remote.set_input(context, 0, data)
+            await self.remote.set_input(context, place, value)
         except SessionBusy:  # a call that failed here may have begun a turn in the daemon
             await self.remote.clear_output(context)
-            await self.remote.set_input(context, 0, data)
+            await self.remote.set_input(context, place, value)
         context.clear_output()
-        context.prompt = data
+        if numbers:
+            context.tensors[index] = tensor
+        else:
+            context.prompt, context.tensors = data, {}
 
     async def _end_turn(self, context: GuestContext) -> None:
         """End a pulled turn, as WasmEdge does; otherwise the daemon would answer `SessionBusy`."""
@@ -189,18 +198,42 @@ class Guest:
     # Turns.
 
     async def compute(self, handle: int) -> None:
-        """Compute a whole turn, and print its text if `stream-stdout` is set.
+        """Compute the outputs of the tensors that were set, or a whole turn, whose text is printed
+        if `stream-stdout` is set.
 
         :raises ContextFull: the context is full; the output so far can be read.
         """
         context = self._live_context(handle)
         await self._end_turn(context)
+        if context.tensors:
+            context.failure = None
+            call = self.remote.call(
+                context, lambda c, h, s: c.compute(h, priority=self.remote.priority, timeout=s)
+            )
+            await self._noting_failure(context, call)
+            return
         context.clear_output(None)
         write_text = self._write_text
         if write_text and context.wants("stream-stdout") and not context.wants("embedding"):
             await self._run(context, streamed_turn(context, self.remote.priority, write_text))
         else:
             await self._run(context, whole_turn(context, self.remote.priority))
+
+    async def compute_tensors(
+        self, handle: int, inputs: Sequence[NamedTensor]
+    ) -> list[NamedTensor]:
+        """Return the outputs of *inputs*, if the model computes tensors."""
+        context = self._live_context(handle)
+        await self._end_turn(context)
+        named = [(name, as_message(tensor)) for name, tensor in inputs]
+        result = await self.remote.call(
+            context, lambda c, h, s: c.compute(h, named, priority=self.remote.priority, timeout=s)
+        )
+        return [(name, as_tensor(message)) for name, message in result.outputs]
+
+    def computes_tensors(self, handle: int) -> bool:
+        """Return whether the model of a context computes tensors."""
+        return self._context(handle).graph.tensors
 
     async def prompt_compute(self, handle: int, prompt: str) -> str:
         """Return the answer to a prompt that follows all earlier ones of the context."""
@@ -248,6 +281,8 @@ class Guest:
     async def get_output(self, handle: int, index: int) -> bytes:
         """Return the text of the turn so far, or at index 1 its metadata as JSON."""
         context = self._context(handle)
+        if context.tensors and not context.graph.unloaded:
+            return await self.remote.read_output(context, index)
         if index == METADATA_INDEX:
             metadata = context.metadata
             if metadata is None:

@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from ...backends.errors import ConnectionLost, SessionExpired, ShuttingDown
+from ...ipc import messages as w
 from ...ipc.messages import METADATA_INDEX
 from .daemon_link import DaemonLink
-from .graphs import GuestContext, GuestGraph
+from .graphs import GuestContext, GuestGraph, as_message
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
@@ -58,9 +59,9 @@ class Remote:
         """Return an output of the last turn."""
         return await self.call(context, lambda c, handle, s: c.get_output(handle, index, timeout=s))
 
-    async def set_input(self, context: GuestContext, index: int, data: bytes) -> None:
+    async def set_input(self, context: GuestContext, index: int, value: bytes | w.Tensor) -> None:
         """Set an input."""
-        await self.call(context, lambda c, handle, s: c.set_input(handle, index, data, timeout=s))
+        await self.call(context, lambda c, handle, s: c.set_input(handle, index, value, timeout=s))
 
     async def clear_output(self, context: GuestContext) -> None:
         """End the turn of a context and discard its output."""
@@ -87,7 +88,8 @@ class Remote:
         if graph.generation != generation:
             async with self.link.exclusive:  # two contexts of one graph load it once
                 if graph.generation != generation:
-                    graph.handle = await graph.load(client, self.link.timeout_s)
+                    loaded = await graph.load(client, self.link.timeout_s)
+                    graph.handle, graph.tensors = int(loaded), loaded.tensors
                     graph.generation = generation
         return graph.handle
 
@@ -119,3 +121,5 @@ class Remote:
         if context.prompt is not None:
             prompt = context.prompt + context.prefix
             await client.set_input(handle, 0, prompt, timeout=self.link.timeout_s)
+        for index, tensor in context.tensors.items():
+            await client.set_input(handle, index, as_message(tensor), timeout=self.link.timeout_s)

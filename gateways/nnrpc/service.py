@@ -15,6 +15,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from ...backends.errors import InferdError, InvalidArgument, TooLarge
+from ...backends.tensors import Tensor
 from ..guests import Guest
 from . import wasi_ephemeral_nn_pb2 as pb
 from .limits import ERROR_CHARACTERS_MAX, OLD_OUTPUT_BYTES_MAX
@@ -77,9 +78,11 @@ class RpcService:
         return self._turns.get(context, nullcontext())
 
     async def _set_input(self, request: pb.SetInputRequest) -> Empty:
-        context = request.resource_handle
+        context, given = request.resource_handle, request.tensor
+        # WasmEdge sends its own numbers, which are not those of the .proto.
+        tensor = Tensor(given.data, tuple(given.dimensions), given.ty)
         async with self._turn(context):
-            await self._guest.set_input(context, request.index, request.tensor.data)
+            await self._guest.set_input(context, request.index, tensor)
         return Empty()
 
     def _on_context(self, call: Callable[[int], Awaitable[None]]) -> Method:

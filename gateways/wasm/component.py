@@ -1,8 +1,11 @@
 """The component world `wasi:nn@0.2.0-rc-2024-10-28`, for components in wasmtime.
 
-A context's inputs have names. An input of type U8 with one of `PARAMETER_NAMES` has parameters as
-JSON; any other input is the prompt, of which there can be only one. The outputs are `output`, the
-text, and `metadata`. wasmtime converts lists of bytes slowly, byte by byte.
+A context's inputs have names. Of a language model, an input of type U8 with one of
+`PARAMETER_NAMES` has parameters as JSON; any other input is the prompt, of which there can be only
+one. The outputs are `output`, the text, and `metadata`. A tensor model gets all inputs as they are;
+of a model of both kinds, inputs with parameters are those of a turn.
+
+wasmtime converts lists of bytes slowly, byte by byte.
 
 `wasi:nn/prompt`, which the working group has sketched, has texts instead: a context of it keeps
 prompts and answers, and its errors are texts.
@@ -14,7 +17,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ...backends.errors import ContextFull, InferdError, InvalidArgument, InvalidEncoding, TooLarge
+from ...backends.errors import (
+    ContextFull,
+    InferdError,
+    InvalidArgument,
+    InvalidEncoding,
+    TooLarge,
+    UnsupportedOperation,
+)
+from ...backends.tensors import TENSOR_TYPES, Tensor
 from ...ipc.messages import METADATA_INDEX
 from ..guests import CONTEXTS_MAX, TARGETS, Preload
 from .dialects import component_code, component_text
@@ -212,13 +223,18 @@ class ComponentHost:
         return self._add_resource(CONTEXT, (graph[0], context))
 
     def _compute(self, context: Held, inputs: list[tuple[str, Held]]) -> list[tuple[str, Any]]:
+        parameters = any(_is_configuration(name, tensor) for name, tensor in inputs)
+        if self._guest.computes_tensors(context[1]) and not parameters:
+            tensors = [(name, _from_component(tensor)) for name, tensor in inputs]
+            found = self._guest.compute_tensors(context[1], tensors)
+            return [(n, self._add_resource(TENSOR, _to_component(t))) for n, t in found]
         prompts = [name for name, tensor in inputs if not _is_configuration(name, tensor)]
         if len(prompts) > 1:
             names = ", ".join(repr(name[:50]) for name in prompts[:8])
             raise InvalidArgument(f"{len(prompts)} tensors are prompts: {names}")
         for name, tensor in inputs:
             index = METADATA_INDEX if _is_configuration(name, tensor) else 0
-            self._guest.set_input(context[1], index, tensor[2])
+            self._guest.set_input(context[1], index, Tensor(tensor[2]))
         with suppress(ContextFull):  # the metadata has it as `stop_reason`
             self._guest.compute(context[1])
         outputs = {"output": 0, "metadata": METADATA_INDEX}
@@ -239,6 +255,24 @@ class ComponentHost:
 
 def _is_configuration(name: str, tensor: Held) -> bool:
     return name in PARAMETER_NAMES and str(tensor[1]).upper() == "U8"
+
+
+def _from_component(held: Held) -> Tensor:
+    dimensions, kind, data = held
+    return Tensor(data, tuple(dimensions), TENSOR_TYPES[kind.lower()])
+
+
+def _to_component(tensor: Tensor) -> Held:
+    """Return a tensor for the guest.
+
+    :raises UnsupportedOperation: `wasi:nn` has no such type.
+    """
+    name = next((name for name, number in TENSOR_TYPES.items() if number == tensor.type), None)
+    if name is None:
+        raise UnsupportedOperation(
+            f"a component has no tensors of the type {tensor.type}", hint="use another model"
+        )
+    return list(tensor.dimensions), name.upper(), tensor.data
 
 
 def _part(index: int) -> Callable[[Held], Any]:

@@ -42,12 +42,17 @@ class Guest:
     finalize_execution_context = _blocking(guests.Guest.finalize_execution_context)
     set_input = _blocking(guests.Guest.set_input)
     compute = _blocking(guests.Guest.compute)
+    compute_tensors = _blocking(guests.Guest.compute_tensors)
     prompt_compute = _blocking(guests.Guest.prompt_compute)
     compute_single = _blocking(guests.Guest.compute_single)
     fini_single = _blocking(guests.Guest.fini_single)
     get_output = _blocking(guests.Guest.get_output)
     get_output_single = _blocking(guests.Guest.get_output_single)
     close = _blocking(guests.Guest.close)
+
+    def computes_tensors(self, context: int) -> bool:
+        """Return whether the model of a context computes tensors."""
+        return self.calls.computes_tensors(context)
 
     def check_deadline(self) -> None:
         """Check that the guest may still run.

@@ -8,11 +8,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...backends.errors import InvalidArgument
+from ...backends.tensors import Tensor
 
 if TYPE_CHECKING:
     from wasmtime import Caller, Memory
 
 BUILDERS_MAX = 16
+DIMENSIONS_MAX = 64
+"""Dimensions of a tensor; more are ignored, as they are of texts."""
 _TENSOR = struct.Struct("<IIB3xII")
 """Pointer and number of the dimensions, type, pointer and size of the data. The type is one byte,
 which some guests write as four.
@@ -65,12 +68,12 @@ class GuestMemory:
         """Write a u32 at *address*."""
         self.write(address, struct.pack("<I", number))
 
-    def read_tensor(self, address: int) -> bytes:
-        """Return the data of the tensor recorded at *address*; type and shape have no effect."""
+    def read_tensor(self, address: int) -> Tensor:
+        """Return the tensor recorded at *address*."""
         record = self.read(address, _TENSOR.size)
-        dimensions, dimensions_len, _, data, size = _TENSOR.unpack(record)
-        self.check_range(dimensions, 4 * dimensions_len)
-        return self.read(data, size)
+        dimensions, dimensions_len, kind, data, size = _TENSOR.unpack(record)
+        shape = self.read(dimensions, 4 * dimensions_len)[: 4 * DIMENSIONS_MAX]
+        return Tensor(self.read(data, size), struct.unpack(f"<{len(shape) // 4}I", shape), kind)
 
     def read_builders(self, address: int, number: int) -> list[bytes]:
         """Return the builders of a graph, whose records are at *address*."""

@@ -8,8 +8,6 @@ import msgspec
 
 TENSOR_BYTES_MAX = 8 << 20
 """Maximum size of a prompt or tensor in a descriptor: 2 million tokens of a usual text."""
-TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
-"""Tensor types; 0 to 5 are WasmEdge's numbers."""
 TRACEPARENT_CHARACTERS_MAX = 128
 _SPAN = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 Traceparent = Annotated[
@@ -40,7 +38,8 @@ class ScheduledParams(Map, kw_only=True):
 
 
 class Tensor(Map):
-    """A wasi-nn tensor. `type` is a name or number of `TENSOR_TYPES`; `data` has its bytes.
+    """A wasi-nn tensor. `type` is a name or number of
+    `backends.tensors.TENSOR_TYPES`; `data` has its bytes.
 
     A tensor too large for a frame travels in a memfd passed with the frame. Then `fd` is its index
     among the frame's descriptors, and `data` is empty.

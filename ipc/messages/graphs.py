@@ -55,6 +55,7 @@ class GraphResult(Map):
     not_applied: dict[str, Any] = {}
     ignored: list[str] = []
     adjusted: dict[str, str] = {}
+    tensors: bool = False
 
 
 class ProgressEvent(Map):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...backends import EmbedInfo, Model
+from ...backends import EmbedInfo, LanguageModel
 from ...backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
 from ...backends.errors import InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
@@ -53,7 +53,7 @@ def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None)
 class EmbeddingQueue:
     """Owned by the engine. A text that loses its slot to another text starts again later."""
 
-    def __init__(self, model: Model, settings: EngineSettings):
+    def __init__(self, model: LanguageModel, settings: EngineSettings):
         self.waiting: list[Task] = []
         self.running: list[Task] = []
         self.cost = StepCost()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
+from ...backends import CompiledGrammar, LanguageModel, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
 from ...backends.params import NOT_KEPT_TOKENS
 from .. import messages as m
@@ -36,7 +36,9 @@ they take between two steps, and the size of the event that reports them.
 class Answers:
     """The answers of the running tasks. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: MetricsPublisher, cost: StepCost):
+    def __init__(
+        self, model: LanguageModel, tasks: TaskTable, metrics: MetricsPublisher, cost: StepCost
+    ):
         self.slow = SlowSampling()
         self._model, self._tasks, self._recorder = model, tasks, metrics.recorder
         self._cost = cost

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ...backends import CompiledGrammar, InferdError, Model, SamplingParams
+from ...backends import CompiledGrammar, InferdError, LanguageModel, SamplingParams
 from ...backends.adapter_keys import split_key
 from ...backends.errors import (
     Busy,
@@ -36,7 +36,9 @@ ADAPTER_RETRY_S = 5.0
 class CommandHandler:
     """Handles one command at a time; answers are sent as reports. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, steps: Steps, metrics: MetricsPublisher):
+    def __init__(
+        self, model: LanguageModel, tasks: TaskTable, steps: Steps, metrics: MetricsPublisher
+    ):
         self._model, self._tasks, self._steps = model, tasks, steps
         self._kv, self._reporter = tasks.kv, tasks.reporter
         self._short_items = ShortItems()
@@ -63,9 +65,9 @@ class CommandHandler:
                     self._handle_task_command(task, command)
             case m.Submit(spec):
                 self._submit_task(spec)
-            case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
+            case m.Tokenize() | m.Detokenize() | m.ChatPrompt() | m.ComputeTensors():
                 self.tokenizing.add_request(command)
-            case m.DropText(number):
+            case m.DropInput(number):
                 self.tokenizing.drop_request(number)
             case m.Lookup() | m.PersistState():
                 send(self._kv.look_up(command))
@@ -210,7 +212,7 @@ def _uses(keys: Iterable[str], adapter_id: str) -> bool:
     return any(split_key(key)[0] == adapter_id for key in keys)
 
 
-def check_task(task: Task, model: Model) -> None:
+def check_task(task: Task, model: LanguageModel) -> None:
     """Check that a task can be computed. A text to embed is checked by `check_text`, too.
 
     :raises UnsupportedOperation: the model does not generate text.

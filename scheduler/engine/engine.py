@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...backends import Model
+from ...backends import LanguageModel
 from .. import messages as m
 from ..kv.files import KvFiles
 from ..kv.manager import KvManager
@@ -33,7 +33,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         settings: EngineSettings | None = None,
         seconds: Callable[[], float] = time.monotonic,
         files: KvFiles | None = None,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from ...backends import InferdError, Model
+from ...backends import InferdError, LanguageModel
 from ...backends.errors import UnsupportedOperation
 from ...backends.library.engine_build import LLAMA_COMMIT
 from ...backends.probes import ProbeRunner, Sample, Setting
@@ -29,7 +29,7 @@ class IdleMeasuring:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         counts: Mapping[str, float],
         cores: int = 1,
         seconds: Callable[[], float] = time.perf_counter,

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ...backends import Model
+from ...backends import LanguageModel
 from ...backends.errors import KvFull
 from ...backends.media import cut_point
 from ..policy.batch_plan import ScheduledTokens
@@ -20,7 +20,9 @@ from .task_table import TaskTable
 class SlotAssignment:
     """Starts and parks tasks as `plan_slots` decides. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: MetricsPublisher, answers: Answers):
+    def __init__(
+        self, model: LanguageModel, tasks: TaskTable, metrics: MetricsPublisher, answers: Answers
+    ):
         self._model, self._tasks, self._answers = model, tasks, answers
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._kv = tasks.kv

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...backends import InferdError, Model
+from ...backends import InferdError, LanguageModel
 from ...backends.errors import BackendError, KvFull
 from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
 from ..policy.batch_plan import ScheduledTokens, load_of, next_trial, plan_tokens, plan_trial
@@ -48,7 +48,9 @@ def _kind_of(batch: Sequence[ScheduledTokens]) -> StepKind:
 class Steps:
     """Decides what the model computes next and runs it. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, cost: StepCost, metrics: MetricsPublisher):
+    def __init__(
+        self, model: LanguageModel, tasks: TaskTable, cost: StepCost, metrics: MetricsPublisher
+    ):
         self.answers = Answers(model, tasks, metrics, cost)
         self.assignment = SlotAssignment(model, tasks, metrics, self.answers)
         self._model, self._tasks, self._cost, self._metrics = model, tasks, cost, metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from ...backends import InferdError, Model
+from ...backends import InferdError, LanguageModel
 from .. import messages as m
 from ..embeddings.inputs import EmbeddingQueue
 from ..kv.manager import KvManager
@@ -44,7 +44,9 @@ class EngineClock:
 class TaskTable:
     """Owned by the engine. A task is in the queue, in a slot, or among the embeddings."""
 
-    def __init__(self, model: Model, settings: EngineSettings, clock: EngineClock, kv: KvManager):
+    def __init__(
+        self, model: LanguageModel, settings: EngineSettings, clock: EngineClock, kv: KvManager
+    ):
         self.settings, self.clock = settings, clock
         self.kv, self.slots = kv, kv.slots
         self.reporter = Reporter(model)

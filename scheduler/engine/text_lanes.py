@@ -24,7 +24,7 @@ class LaneWork:
 
     requester: Requester
     parts: Parts
-    request: m.TextRequest | None = None
+    request: m.InputRequest | None = None
     call: LaneCall | None = None
     """The call that comes next in a thread."""
     done: bool = False

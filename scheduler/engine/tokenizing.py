@@ -1,19 +1,22 @@
-"""Requests for texts, answered between the engine's steps in bounded time and in a fair order.
+"""Requests with inputs, answered between the engine's steps in bounded time and in a fair order.
 
-They tokenize and detokenize texts, render chats, and make the samplers of tasks whose parameters
-contain texts. Three threads tokenize long texts, render chats, and compile grammars.
+They tokenize and detokenize texts, render chats, compute tensors, and make the samplers of tasks
+whose parameters contain texts. Threads tokenize long texts, render chats, compile grammars and
+compute tensors.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...backends import InferdError, Model, Rendering, SamplingParams
-from ...backends.errors import OutOfMemory, PromptTooLong
+from ...backends import InferdError, LanguageModel, Rendering, SamplingParams, TensorModel
+from ...backends.errors import OutOfMemory, PromptTooLong, Timeout, UnsupportedOperation
 from ...backends.media import text_tokens
+from ...backends.tensors import NamedTensor
 from ...backends.texts.raw_bytes import bytes_of, is_utf8
 from .. import messages as m
 from ..call_thread import CallThread
@@ -40,6 +43,8 @@ It is the CPU time that a template may take; on a busy machine the rendering tak
 """
 COMPILE_S = 0.005
 """The engine waits this long for a grammar, and then goes on without it. Most take 3 ms."""
+COMPUTE_S = 0.002
+"""The engine waits this long for the outputs of tensors, and then goes on without them."""
 PIECES = 4096
 """Tokens that are detokenized at a time. This takes 0.3 ms, or 4 ms the first time."""
 TEXT_NICE = 10
@@ -60,7 +65,7 @@ class TokenizeQueue:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         recorder: Recorder,
         clock: EngineClock,
         busy_classes: Callable[[], Mapping[int, int]],
@@ -83,7 +88,8 @@ class TokenizeQueue:
         self._tokenizing = Lane(tokenizing, recorder, strict=strict)
         self._rendering = Lane(CallThread("rendering", seconds), strict=strict)
         self.compiling = Lane(CallThread("compiling", nice=TEXT_NICE), strict=strict)
-        self.lanes = self._tokenizing, self._rendering, self.compiling
+        self._computing = Lane(CallThread("computing"), recorder, strict=strict)
+        self.lanes = self._tokenizing, self._rendering, self.compiling, self._computing
         """The results of their threads wake the engine."""
         self._share = ThreadShare()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
@@ -97,8 +103,9 @@ class TokenizeQueue:
         self._rendering.thread.close(0)
         self._tokenizing.thread.close()
         self.compiling.thread.close()
+        self._computing.thread.close()
 
-    def add_request(self, request: m.TextRequest) -> None:
+    def add_request(self, request: m.InputRequest) -> None:
         """Queue a request."""
         work = LaneWork(request.requester, self._answer(request), request)
         self._short.add_request(request.requester, work)
@@ -182,7 +189,7 @@ class TokenizeQueue:
         except StopIteration as ended:
             work.done = True
             if request is not None:
-                if not isinstance(request, m.Detokenize) and request.turn:
+                if isinstance(request, m.Tokenize | m.ChatPrompt) and request.turn:
                     self.tasks_expected += 1
                     self.expects_urgent |= request.requester.priority == Priority.URGENT
                 yield m.CommandResult(request.id, ended.value)
@@ -202,18 +209,38 @@ class TokenizeQueue:
             work, result = ended
             yield from self._continue(work, result.outcome)
 
-    def _answer(self, request: m.TextRequest) -> Parts:
+    def _answer(self, request: m.InputRequest) -> Parts:
         if isinstance(request, m.Tokenize):
             fitted = self._fit_text(request.text, request.cut_behind)
             tokens = yield from self._tokenize(fitted, request.special, request.bos)
             return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
+        if isinstance(request, m.ComputeTensors):
+            return (yield self._computation(request))
         text, appended, form = yield from render_chat(request, self._render)
         new = bytes_of(text if appended is None else appended)
         fitted = self._fit_text(new, request.cut_behind)
         tokens = yield from self._tokenize(fitted, True, appended is None)
         return text, m.pack_tokens(tokens), appended is not None, form
+
+    def _computation(self, request: m.ComputeTensors) -> LaneCall:
+        """Return the call that computes tensors, and fails if it begins too late.
+
+        :raises UnsupportedOperation: the model computes no tensors.
+        """
+        model, wait_s = self._model, request.wait_s
+        if not isinstance(model, TensorModel):
+            raise UnsupportedOperation("the model computes no tensors", hint="send it text")
+        begin_by = self._seconds() + wait_s if wait_s else math.inf
+
+        def compute() -> list[NamedTensor]:
+            if self._seconds() > begin_by:
+                text = f"the queue timeout of {wait_s:g} s has passed"
+                raise Timeout(text, data={"timeout": "queue"})
+            return model.compute(request.inputs)
+
+        return LaneCall(self._computing, compute, COMPUTE_S)
 
     def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> LaneCall:
         render = partial(self._model.render, messages, rendering)
@@ -274,6 +301,6 @@ def _error_of(exc: InferdError | MemoryError) -> InferdError:
     if isinstance(exc, InferdError):
         return exc
     return OutOfMemory(  # at another time there may be enough memory
-        "there is too little memory to tokenize the text",
-        hint="unload models or end other programs and try again, or send less text",
+        "there is too little memory for the input",
+        hint="unload models or end other programs and try again, or send less",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-from ...backends import Model
+from ...backends import LanguageModel
 from .slots import Slot, SlotTable
 from .store import KvStore
 
@@ -22,7 +22,11 @@ class IdleStates:
     """
 
     def __init__(
-        self, model: Model, slots: SlotTable, store: KvStore, recompute_s: Callable[[int], float]
+        self,
+        model: LanguageModel,
+        slots: SlotTable,
+        store: KvStore,
+        recompute_s: Callable[[int], float],
     ):
         self._model, self._slots, self._store = model, slots, store
         self._recompute_s = recompute_s

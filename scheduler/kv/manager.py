@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
-from ...backends import Model
+from ...backends import LanguageModel
 from ...backends.memory.heap import return_free_memory
 from .. import messages as m
 from ..settings import EngineSettings
@@ -35,7 +35,7 @@ class KvManager:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         settings: EngineSettings,
         recompute_s: Callable[[int], float],
         files: KvFiles | None,

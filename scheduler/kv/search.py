@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from ...backends import Model
+from ...backends import LanguageModel
 from ...backends.media import cut_point
 from ..prefix import common_prefix
 from .origin import Origin
@@ -41,7 +41,7 @@ class KvSource:
 class StateSearch:
     """Finds states by tokens and origin. Owned by the engine."""
 
-    def __init__(self, model: Model, slots: SlotTable, store: KvStore):
+    def __init__(self, model: LanguageModel, slots: SlotTable, store: KvStore):
         self._model, self._slots, self._store = model, slots, store
         self._kv_kind = model.info.kv_kind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-from ...backends import Model
+from ...backends import LanguageModel
 from ..prefix import equal_runs
 from ..task import Task
 from .idle_states import SAVE_TOKENS_MIN, IdleStates
@@ -21,7 +21,7 @@ class TaskStates:
 
     def __init__(
         self,
-        model: Model,
+        model: LanguageModel,
         slots: SlotTable,
         store: KvStore,
         idle: IdleStates,

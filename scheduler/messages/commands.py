@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ...backends import AdapterSpec, ModelSpec, Rendering, SamplingParams, Shape
+from ...backends.tensors import NamedTensor
 from ..owner import Owner
 from ..priority import Requester
 from .base import Message, RequestMessage, TaskMessage
@@ -138,11 +139,22 @@ class ChatPrompt(RequestMessage):
     cut_behind: int = -1
 
 
-TextRequest = Tokenize | Detokenize | ChatPrompt
+class ComputeTensors(RequestMessage):
+    """Compute the outputs of a tensor model: a list of `NamedTensor`. The computation must begin
+    within *wait_s* seconds, if that is not 0.
+    """
+
+    inputs: list[NamedTensor]
+    requester: Requester = NOBODY
+    wait_s: float = 0.0
 
 
-class DropText(Message):
-    """Forget a `TextRequest` by its id, whose answer nobody awaits. Not answered. A text that a
+InputRequest = Tokenize | Detokenize | ChatPrompt | ComputeTensors
+"""A request with texts or tensors, which is answered between steps, in a fair order."""
+
+
+class DropInput(Message):
+    """Forget an `InputRequest` by its id, whose answer nobody awaits. Not answered. An input that a
     thread works on is answered nevertheless.
     """
 
@@ -286,7 +298,8 @@ Command = (
     | Tokenize
     | Detokenize
     | ChatPrompt
-    | DropText
+    | ComputeTensors
+    | DropInput
     | Lookup
     | PersistState
     | ExportState

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ...backends import Model
+from ...backends import LanguageModel
 from ...backends.base import TokenProbs
 from .. import messages as m
 from ..task import Task
 
 
-def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
+def token_logprobs(model: LanguageModel, task: Task) -> list[m.TokenLogprob]:
     """Return the logprobs of the token that *task* has just sampled; none if it needs none."""
     probs = None if task.sampler is None else task.sampler.probs
     if probs is None or not task.spec.sampling.n_probs:
@@ -21,7 +21,7 @@ def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
     return [_with_pieces(model, probs)]
 
 
-def prompt_logprobs(model: Model, task: Task, count: int) -> list[m.TokenLogprob]:
+def prompt_logprobs(model: LanguageModel, task: Task, count: int) -> list[m.TokenLogprob]:
     """Return the wanted logprobs of the prompt's tokens that the last step has made known, in which
     *task* computed *count* tokens.
     """
@@ -39,7 +39,7 @@ def prompt_logprobs(model: Model, task: Task, count: int) -> list[m.TokenLogprob
     return found
 
 
-def _with_pieces(model: Model, probs: TokenProbs) -> m.TokenLogprob:
+def _with_pieces(model: LanguageModel, probs: TokenProbs) -> m.TokenLogprob:
     top = [
         m.TokenLogprob(token, model.piece(token), value, rank=rank)
         for rank, (token, value) in enumerate(probs.top, start=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ...backends import CompiledGrammar, Model, Sampler, SamplingParams
+from ...backends import CompiledGrammar, LanguageModel, Sampler, SamplingParams
 from ...backends.media import text_tokens
 from ..messages import unpack_floats, unpack_tokens
 from ..task import Task
@@ -32,14 +32,14 @@ def needs_preparation(sampling: SamplingParams) -> bool:
 
 
 def sampler_for(
-    model: Model, task: Task, sampling: SamplingParams, grammar: CompiledGrammar | None
+    model: LanguageModel, task: Task, sampling: SamplingParams, grammar: CompiledGrammar | None
 ) -> Sampler:
     """Return a sampler that has seen the tokens of *task* so far, with its compiled *grammar*."""
     prompt, answer = task.prompt_and_answer
     return model.sampler(sampling, text_tokens(prompt), answer, grammar)
 
 
-def sample_token(model: Model, task: Task, now: float, *, last: bool) -> AddedToken:
+def sample_token(model: LanguageModel, task: Task, now: float, *, last: bool) -> AddedToken:
     """Sample the next token of *task*, whose slot has logits, and add it to its tokens.
 
     *last* means that this token fills the context.
@@ -53,7 +53,7 @@ def sample_token(model: Model, task: Task, now: float, *, last: bool) -> AddedTo
     return AddedToken(token, text, ending, surprisal)
 
 
-def take_forced(model: Model, task: Task, now: float, *, last: bool) -> AddedToken | None:
+def take_forced(model: LanguageModel, task: Task, now: float, *, last: bool) -> AddedToken | None:
     """Add the next token of *task* to its tokens, if its grammar forces it. Logits are not needed,
     and those that the slot has are out of date afterwards.
 
@@ -76,7 +76,7 @@ def _needs_surprisal(task: Task) -> bool:
 
 
 def _add_token(
-    model: Model, task: Task, token: int, surprisal: float | None, now: float, *, last: bool
+    model: LanguageModel, task: Task, token: int, surprisal: float | None, now: float, *, last: bool
 ) -> tuple[bytes | None, Ending | None]:
     """Add *token* to *task*; return the text that it releases, and the ending that it causes."""
     spec, conditions = task.spec, task.conditions
@@ -120,7 +120,7 @@ def _met_condition(
     return None
 
 
-def resume_text(model: Model, task: Task) -> Ending | None:
+def resume_text(model: LanguageModel, task: Task) -> Ending | None:
     """Restore the text of a turn resumed from another worker up to where its reader is.
 
     Return an ending that the turn met and that was not reported. If its last sentence is still to
@@ -143,7 +143,7 @@ def resume_text(model: Model, task: Task) -> Ending | None:
     return None
 
 
-def _piece(model: Model, task: Task, token: int) -> bytes:
+def _piece(model: LanguageModel, task: Task, token: int) -> bytes:
     piece, spec = model.piece(token), task.spec
     if spec.special or not model.is_control(token):
         return piece

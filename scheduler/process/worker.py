@@ -27,8 +27,8 @@ from ...backends import (
     AdapterSpec,
     Chunk,
     InferdError,
+    LanguageModel,
     MemoryEstimator,
-    Model,
     ModelSpec,
     estimate_memory,
     load_model,
@@ -118,7 +118,7 @@ class _EarlyCommands:
         self._receive(0)
         return any(isinstance(c, m.Quit) for c in self._waiting)
 
-    def apply_threads(self, model: Model) -> None:
+    def apply_threads(self, model: LanguageModel) -> None:
         """Let *model* use the threads that the daemon has assigned so far."""
         self._receive(0)
         for command in self._threads:
@@ -136,7 +136,9 @@ class _EarlyCommands:
                 self._waiting.append(command)
 
 
-def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel) -> Model | None:
+def _load_model(
+    link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
+) -> LanguageModel | None:
     sent, spec = 0.0, command.spec
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
@@ -151,6 +153,7 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
     try:
         shaped = _agree_on_shape(link, commands, spec, command.known)
         model = load_model(shaped, progress, renders=True)
+        assert isinstance(model, LanguageModel), "the engine's loop is one of tokens"
         # The first token takes about 15 ms more. An echo model's `fail_at_step` counts all steps.
         if spec.backend != "echo" or command.settings.get("careful_s"):
             commands.apply_threads(model)  # with too many, the token can take seconds
@@ -162,7 +165,7 @@ def _load_model(link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
 
 
 def _start_engine(
-    link: SocketLink, model: Model, command: m.LoadModel, record: int
+    link: SocketLink, model: LanguageModel, command: m.LoadModel, record: int
 ) -> Engine | None:
     """Report that the model is loaded, once the engine has all its threads; else return None."""
     kv_dir = Path(command.kv_dir) if command.kv_dir else None
@@ -181,7 +184,7 @@ def _start_engine(
     return engine
 
 
-def compute_token(model: Model) -> None:
+def compute_token(model: LanguageModel) -> None:
     """Compute one token, to test the model without a task. An encoder is not tested.
 
     :raises InferdError: the model cannot compute it.
@@ -192,7 +195,7 @@ def compute_token(model: Model) -> None:
         model.trim(0, 0)
 
 
-def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:
+def load_adapters(model: LanguageModel, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:
     """Load the adapters of a loaded model. If one fails, this is reported, and the model works
     without it.
     """

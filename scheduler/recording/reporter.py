@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ...backends import InferdError, Model
+from ...backends import InferdError, LanguageModel
 from ...backends.errors import Cancelled
 from ...backends.library.library_log import LEVELS, SYSLOG_PRIORITIES, library_log
 from .. import messages as m
@@ -27,7 +27,7 @@ class Reporter:
     engine. It logs nothing before `configure_log`.
     """
 
-    def __init__(self, model: Model):
+    def __init__(self, model: LanguageModel):
         self._model = model
         self._outbox: list[m.Report] = []
         self._levels: dict[str, int] = {}

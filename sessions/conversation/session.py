@@ -73,6 +73,7 @@ from .state import (
     Overlong,
     SessionSettings,
 )
+from .tensors import SessionTensors
 from .titles import checked_title, first_words, opening_of
 
 T = TypeVar("T")
@@ -114,6 +115,7 @@ class Session:
     session_id: str | None = None
     conversation: Conversation = field(init=False, default_factory=Conversation)
     recording: Recording = field(init=False, default_factory=Recording)
+    tensors: SessionTensors = field(init=False, default_factory=SessionTensors)
     transfer: Transfer | None = field(init=False, default=None)
     """The move with which it arrives from another daemon."""
     ticket: Ticket | None = field(init=False, default=None)
@@ -177,15 +179,17 @@ class Session:
         settings = self.settings
         options = settings.parameters.kept_bytes + memory_bytes(settings.adapters, settings.lora)
         texts = len(settings.note) + TITLE_BYTES * len(settings.title + settings.opening)
-        return SESSION_BYTES + options + texts + self.conversation.kept_bytes
+        kept = self.conversation.kept_bytes + self.tensors.kept_bytes
+        return SESSION_BYTES + options + texts + kept
 
     @property
     def branch_bytes(self) -> int:
-        """The memory that a branch would take. It lacks the note, and the state before the last
-        input, which only the session itself can restore.
+        """The memory that a branch would take. It lacks the note, the tensors, and the state before
+        the last input, which only the session itself can restore.
         """
         before = self.conversation.last.before
-        own = len(self.settings.note) + (0 if before is None else before.kept_bytes)
+        own = len(self.settings.note) + self.tensors.kept_bytes
+        own += 0 if before is None else before.kept_bytes
         return self.kept_bytes - own
 
     def check_growth(self, more: int) -> None:
@@ -449,6 +453,7 @@ class Session:
     def accept_history(self, call: SessionCall, history: History) -> None:
         """Do a step of the state table that replaces the history, without a turn."""
         self.move_state(call)
+        self.tensors.clear()
         self.conversation.history_state.replace_history(history)
         self.conversation.last = LastTurn()
         self.count_kept_bytes()
@@ -852,6 +857,7 @@ class Session:
         ledger.admit_turn(ticket)
         self.ticket = ticket
         self.move_state(SessionCall.COMPUTE_SINGLE if call.pull else SessionCall.COMPUTE)
+        self.tensors.outputs = []
         sink, compare = self.recording.watch_tokens(on_tokens), self.model.compare
         turn = Turn(client, spec, self._engine_event, sink, on_progress, compare)
         ticket.output = turn.tokens
@@ -1041,6 +1047,7 @@ class Session:
         self.end_turn(Cancelled("the turn was ended by fini_single"))
         last = self.conversation.last
         last.piece, last.output_cleared, last.failure = b"", True, None
+        self.tensors.outputs = []
 
     def end_turn(self, error: InferdError) -> None:
         """End the turn at once and cancel it in the engine, whose later reports are ignored."""
@@ -1071,11 +1078,14 @@ class Session:
     # Output.
 
     def read_output(self, index: int) -> bytes:
-        """Return output 0 (the text so far) or 1 (metadata JSON).
+        """Return the tensor of this index that was computed of inputs, if there is one; else output
+        0 (the text so far) or 1 (metadata JSON).
 
         :raises NotFound: there is no such output.
         """
         step(self.state, SessionCall.GET_OUTPUT)
+        if 0 <= index < len(self.tensors.outputs):
+            return self.tensors.outputs[index].data
         if index == 0:
             turn = self._visible_turn()
             if turn is not None and turn.embedding is not None:

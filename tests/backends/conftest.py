@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from inferd.backends import Model, ModelSpec, load_model
+from inferd.backends import LanguageModel, ModelSpec
 from inferd.backends.llama.model import LlamaModel
 from tests.backends import tiny as tiny_models
+from tests.backends.driving import load_language_model
 from tests.models import short_smollm2, smollm2
 
 SLOTS, CTX_SIZE, BATCH_SIZE = 4, 256, 32
 
 
 @contextmanager
-def _loaded(path: Path) -> Iterator[Model]:
+def _loaded(path: Path) -> Iterator[LanguageModel]:
     spec = ModelSpec(
         name="smollm2",
         path=str(path),
@@ -25,19 +26,19 @@ def _loaded(path: Path) -> Iterator[Model]:
         # With two threads, one busy process makes every step take 10 times as long.
         threads=1,
     )
-    model = load_model(spec, lambda _: True)
+    model = load_language_model(spec)
     yield model
     model.close()
 
 
 @pytest.fixture(scope="session")
-def _short_smollm2() -> Iterator[Model]:
+def _short_smollm2() -> Iterator[LanguageModel]:
     with _loaded(short_smollm2()) as model:
         yield model
 
 
 @pytest.fixture
-def llama(_short_smollm2: Model) -> Model:
+def llama(_short_smollm2: LanguageModel) -> LanguageModel:
     """Return a short SmolLM2 with empty slots."""
     for slot in range(SLOTS):
         _short_smollm2.trim(slot, 0)
@@ -45,24 +46,24 @@ def llama(_short_smollm2: Model) -> Model:
 
 
 @pytest.fixture(scope="module")
-def whole_smollm2() -> Iterator[Model]:
+def whole_smollm2() -> Iterator[LanguageModel]:
     """Return SmolLM2, whose answers make sense."""
     with _loaded(smollm2()) as model:
         yield model
 
 
 @pytest.fixture
-def echo() -> Model:
+def echo() -> LanguageModel:
     spec = ModelSpec(
         name="echo", backend="echo", slots=SLOTS, ctx_size=CTX_SIZE, batch_size=BATCH_SIZE
     )
-    return load_model(spec, lambda _: True)
+    return load_language_model(spec)
 
 
 @pytest.fixture(params=["echo", pytest.param("llama", marks=pytest.mark.model)])
-def model(request: pytest.FixtureRequest) -> Model:
+def model(request: pytest.FixtureRequest) -> LanguageModel:
     """Return each backend in turn; a new backend is added here."""
-    found: Model = request.getfixturevalue(request.param)
+    found: LanguageModel = request.getfixturevalue(request.param)
     return found
 
 

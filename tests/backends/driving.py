@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferd.backends import Chunk, Model, Sampler, SamplingParams
+from inferd.backends import (
+    Chunk,
+    LanguageModel,
+    ModelSpec,
+    Sampler,
+    SamplingParams,
+    load_model,
+)
+from inferd.backends.model_spec import LoadProgress
 
 GREEDY = SamplingParams(temp=0)
 SAMPLED = SamplingParams(temp=1.0, seed=7, top_k=0, top_p=1.0, min_p=0.0)
 
 
-def prefill(model: Model, slot: int, tokens: Sequence[int], position: int = 0) -> int:
+def load_language_model(spec: ModelSpec, progress: LoadProgress = lambda _: True) -> LanguageModel:
+    model = load_model(spec, progress)
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+def prefill(model: LanguageModel, slot: int, tokens: Sequence[int], position: int = 0) -> int:
     """Decode *tokens* in batches of the largest size; return the position after them."""
     size = model.info.batch_size
     for begin in range(0, len(tokens), size):
@@ -21,7 +35,13 @@ def prefill(model: Model, slot: int, tokens: Sequence[int], position: int = 0) -
 
 
 def sample_tokens(
-    model: Model, slot: int, sampler: Sampler, position: int, *, index: int = 0, count: int = 6
+    model: LanguageModel,
+    slot: int,
+    sampler: Sampler,
+    position: int,
+    *,
+    index: int = 0,
+    count: int = 6,
 ) -> list[int]:
     """Sample *count* tokens from a slot that has logits; decode each but the last."""
     tokens = [model.sample(slot, sampler, index)]
@@ -32,7 +52,7 @@ def sample_tokens(
 
 
 def generate(
-    model: Model,
+    model: LanguageModel,
     slot: int,
     prompt: Sequence[int],
     params: SamplingParams = GREEDY,

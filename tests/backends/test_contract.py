@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.backends import Chunk, InferdError, Model, SamplingParams
+from inferd.backends import Chunk, InferdError, LanguageModel, SamplingParams
 from inferd.backends.errors import BackendError, InvalidArgument
 from tests.backends.driving import GREEDY, SAMPLED, generate, prefill, sample_tokens
 
@@ -18,47 +18,47 @@ REFUSED = (AssertionError, InferdError)
 
 
 @pytest.fixture
-def prompt(model: Model) -> list[int]:
+def prompt(model: LanguageModel) -> list[int]:
     return model.tokenize(TEXT.encode(), special=False, bos=True)
 
 
 @pytest.fixture
-def other(model: Model) -> list[int]:
+def other(model: LanguageModel) -> list[int]:
     return model.tokenize(OTHER.encode(), special=False, bos=True)
 
 
-def test_the_facts_are_true(model: Model) -> None:
+def test_the_facts_are_true(model: LanguageModel) -> None:
     info = model.info
     assert (info.slots, info.ctx_size, info.batch_size) == (4, 256, 32)
     assert info.vocab_size > 256 and info.ctx_size_trained >= info.ctx_size
     assert info.fingerprint and info.vocab_hash and info.description
 
 
-def test_pieces_join_to_the_text(model: Model) -> None:
+def test_pieces_join_to_the_text(model: LanguageModel) -> None:
     text = 'naïve café, 日本語, 🦙🦙, \t"quoted"\r\n  two  spaces, e\u0301'.encode()
     pieces = [model.piece(t) for t in model.tokenize(text, special=False, bos=False)]
     assert b"".join(pieces) == text
     assert max(map(len, pieces)) <= model.info.token_bytes_max
 
 
-def test_an_empty_text_has_no_tokens(model: Model) -> None:
+def test_an_empty_text_has_no_tokens(model: LanguageModel) -> None:
     assert model.tokenize(b"", special=False, bos=False) == []
 
 
-def test_only_special_tokens_are_control_and_end_a_generation(model: Model) -> None:
+def test_only_special_tokens_are_control_and_end_a_generation(model: LanguageModel) -> None:
     tokens = range(model.info.vocab_size)
     ends = [t for t in tokens if model.is_eog(t)]
     assert ends and all(model.is_control(t) for t in ends)
     assert not any(model.is_control(t) for t in model.tokenize(b"hello", special=False, bos=False))
 
 
-def test_a_chat_becomes_a_prompt(model: Model) -> None:
+def test_a_chat_becomes_a_prompt(model: LanguageModel) -> None:
     assert model.info.has_chat_template
     assert "hello" in model.render([{"role": "user", "content": "hello"}])
 
 
 def test_several_tokens_of_a_chunk_have_logits(
-    model: Model, prompt: list[int], other: list[int]
+    model: LanguageModel, prompt: list[int], other: list[int]
 ) -> None:
     """Each has the logprobs that it has as the last token of its chunk."""
     tokens, count = prompt[:12], 5
@@ -90,7 +90,7 @@ def test_several_tokens_of_a_chunk_have_logits(
 
 
 def test_a_step_with_too_many_logits_is_refused_and_changes_nothing(
-    model: Model, prompt: list[int]
+    model: LanguageModel, prompt: list[int]
 ) -> None:
     """llama.cpp would abort the process."""
     most = model.info.logits_max
@@ -112,7 +112,7 @@ def test_a_step_with_too_many_logits_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 def test_tokens_are_sampled_in_order_after_each_token_of_a_chunk(
-    model: Model, prompt: list[int], params: SamplingParams
+    model: LanguageModel, prompt: list[int], params: SamplingParams
 ) -> None:
     """A chunk of the answer and a wrong token: its tokens are confirmed up to the wrong one."""
     answer = generate(model, 0, prompt, params, count=5)
@@ -142,7 +142,9 @@ def test_tokens_are_sampled_in_order_after_each_token_of_a_chunk(
     sampler.close()
 
 
-def test_only_tokens_with_logits_can_be_sampled_after(model: Model, prompt: list[int]) -> None:
+def test_only_tokens_with_logits_can_be_sampled_after(
+    model: LanguageModel, prompt: list[int]
+) -> None:
     tokens = prompt[:12]
     model.step([Chunk(0, tokens, 0, logits=3), Chunk(1, tokens, 0, logits=0)])
     sampler = model.sampler(GREEDY, tokens)
@@ -161,13 +163,13 @@ def test_only_tokens_with_logits_can_be_sampled_after(model: Model, prompt: list
 
 
 def test_greedy_text_is_the_same_each_time_and_in_each_slot(
-    model: Model, prompt: list[int]
+    model: LanguageModel, prompt: list[int]
 ) -> None:
     assert generate(model, 0, prompt) == generate(model, 3, prompt)
 
 
 def test_a_sampled_text_depends_only_on_the_seed_and_the_index(
-    model: Model, prompt: list[int]
+    model: LanguageModel, prompt: list[int]
 ) -> None:
     """A new sampler for token 3 continues as the first one would have."""
     whole = generate(model, 0, prompt, SAMPLED, count=8)
@@ -179,7 +181,7 @@ def test_a_sampled_text_depends_only_on_the_seed_and_the_index(
 
 
 def test_prefill_and_decode_share_a_batch(
-    model: Model, prompt: list[int], other: list[int]
+    model: LanguageModel, prompt: list[int], other: list[int]
 ) -> None:
     expected = generate(model, 0, prompt, count=3)
     sampler = model.sampler(GREEDY, [])
@@ -195,7 +197,9 @@ def test_prefill_and_decode_share_a_batch(
     assert tokens == expected
 
 
-def test_a_batch_of_batch_size_tokens_is_accepted_and_one_more_refused(model: Model) -> None:
+def test_a_batch_of_batch_size_tokens_is_accepted_and_one_more_refused(
+    model: LanguageModel,
+) -> None:
     tokens = model.tokenize(b" a" * 64, special=False, bos=False)[:33]
     model.step([Chunk(0, tokens[:16], 0, logits=True), Chunk(1, tokens[:16], 0, logits=True)])
     with pytest.raises(REFUSED):
@@ -203,7 +207,7 @@ def test_a_batch_of_batch_size_tokens_is_accepted_and_one_more_refused(model: Mo
     model.sample(1, model.sampler(GREEDY, []), 0)
 
 
-def test_the_context_can_be_filled_to_the_last_token_and_no_further(model: Model) -> None:
+def test_the_context_can_be_filled_to_the_last_token_and_no_further(model: LanguageModel) -> None:
     tokens = model.tokenize(b" a" * 256, special=False, bos=False)[:256]
     assert prefill(model, 0, tokens) == model.info.ctx_size
     with pytest.raises(REFUSED):
@@ -220,13 +224,13 @@ def test_the_context_can_be_filled_to_the_last_token_and_no_further(model: Model
         pytest.param([(4, 0)], id="a slot too many"),
     ],
 )
-def test_a_wrong_batch_is_refused(model: Model, chunks: list[tuple[int, int]]) -> None:
+def test_a_wrong_batch_is_refused(model: LanguageModel, chunks: list[tuple[int, int]]) -> None:
     token = model.tokenize(b"a", special=False, bos=False)[:1]
     with pytest.raises((*REFUSED, IndexError)):
         model.step([Chunk(slot, token, position, logits=True) for slot, position in chunks])
 
 
-def test_sampling_uses_the_logits_up(model: Model, prompt: list[int]) -> None:
+def test_sampling_uses_the_logits_up(model: LanguageModel, prompt: list[int]) -> None:
     prefill(model, 0, prompt)
     sampler = model.sampler(GREEDY, prompt)
     model.sample(0, sampler, 0)
@@ -234,7 +238,7 @@ def test_sampling_uses_the_logits_up(model: Model, prompt: list[int]) -> None:
         model.sample(0, sampler, 1)
 
 
-def test_a_slot_decoded_without_logits_has_none(model: Model, prompt: list[int]) -> None:
+def test_a_slot_decoded_without_logits_has_none(model: LanguageModel, prompt: list[int]) -> None:
     model.step([Chunk(0, prompt[:2], 0, logits=False)])
     with pytest.raises(REFUSED):
         model.sample(0, model.sampler(GREEDY, prompt), 0)
@@ -242,7 +246,7 @@ def test_a_slot_decoded_without_logits_has_none(model: Model, prompt: list[int])
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_held_logits_give_the_same_token_as_fresh_ones(
-    model: Model, prompt: list[int], other: list[int], params: object
+    model: LanguageModel, prompt: list[int], other: list[int], params: object
 ) -> None:
     chosen = GREEDY if params is GREEDY else SAMPLED
     expected = generate(model, 0, prompt, chosen, count=1)
@@ -254,7 +258,7 @@ def test_held_logits_give_the_same_token_as_fresh_ones(
 
 
 def test_logits_taken_out_can_be_put_into_any_slot(
-    model: Model, prompt: list[int], other: list[int]
+    model: LanguageModel, prompt: list[int], other: list[int]
 ) -> None:
     expected = generate(model, 0, prompt)
     position = prefill(model, 1, prompt)
@@ -266,7 +270,9 @@ def test_logits_taken_out_can_be_put_into_any_slot(
     assert sample_tokens(model, 3, model.sampler(GREEDY, prompt), position) == expected
 
 
-def test_a_saved_state_continues_in_another_slot_and_again(model: Model, prompt: list[int]) -> None:
+def test_a_saved_state_continues_in_another_slot_and_again(
+    model: LanguageModel, prompt: list[int]
+) -> None:
     expected = generate(model, 0, prompt)
     model.trim(0, 0)
     prefill(model, 0, prompt[:-1])
@@ -278,21 +284,23 @@ def test_a_saved_state_continues_in_another_slot_and_again(model: Model, prompt:
         assert sample_tokens(model, slot, sampler, len(prompt)) == expected
 
 
-def test_saving_does_not_change_the_slot_or_its_logits(model: Model, prompt: list[int]) -> None:
+def test_saving_does_not_change_the_slot_or_its_logits(
+    model: LanguageModel, prompt: list[int]
+) -> None:
     expected = generate(model, 0, prompt)
     position = prefill(model, 1, prompt)
     model.save(1)
     assert sample_tokens(model, 1, model.sampler(GREEDY, prompt), position) == expected
 
 
-def test_an_empty_slot_can_be_saved(model: Model, prompt: list[int]) -> None:
+def test_an_empty_slot_can_be_saved(model: LanguageModel, prompt: list[int]) -> None:
     state = model.save(0)
     prefill(model, 1, prompt)
     assert model.restore(1, state)
     prefill(model, 1, prompt)
 
 
-def test_a_restored_slot_has_no_logits(model: Model, prompt: list[int]) -> None:
+def test_a_restored_slot_has_no_logits(model: LanguageModel, prompt: list[int]) -> None:
     prefill(model, 0, prompt)
     assert model.restore(0, model.save(0))
     with pytest.raises(REFUSED):
@@ -300,7 +308,7 @@ def test_a_restored_slot_has_no_logits(model: Model, prompt: list[int]) -> None:
 
 
 def test_a_trimmed_slot_continues_from_the_kept_tokens(
-    model: Model, prompt: list[int], other: list[int]
+    model: LanguageModel, prompt: list[int], other: list[int]
 ) -> None:
     keep = len(prompt) - 1
     prefill(model, 0, prompt[:keep])
@@ -315,14 +323,16 @@ def test_a_trimmed_slot_continues_from_the_kept_tokens(
     assert sample_tokens(model, 1, model.sampler(GREEDY, prompt), len(prompt)) == expected
 
 
-def test_trim_never_adds_tokens(model: Model, prompt: list[int]) -> None:
+def test_trim_never_adds_tokens(model: LanguageModel, prompt: list[int]) -> None:
     assert model.trim(0, 5) == 0
     prefill(model, 0, prompt)
     assert model.trim(0, 10_000) == len(prompt)
     assert model.trim(0, 0) == 0
 
 
-def test_swapped_slots_keep_their_logits(model: Model, prompt: list[int], other: list[int]) -> None:
+def test_swapped_slots_keep_their_logits(
+    model: LanguageModel, prompt: list[int], other: list[int]
+) -> None:
     expected = generate(model, 0, prompt), generate(model, 1, other)
     model.trim(0, 0)
     model.trim(1, 0)
@@ -336,7 +346,7 @@ def test_swapped_slots_keep_their_logits(model: Model, prompt: list[int], other:
     assert (first, second) == expected
 
 
-def test_a_swap_with_an_empty_slot_moves_the_state(model: Model, prompt: list[int]) -> None:
+def test_a_swap_with_an_empty_slot_moves_the_state(model: LanguageModel, prompt: list[int]) -> None:
     expected = generate(model, 0, prompt)
     position = prefill(model, 2, prompt)
     model.swap(1, 2)
@@ -345,7 +355,7 @@ def test_a_swap_with_an_empty_slot_moves_the_state(model: Model, prompt: list[in
 
 
 def test_the_length_counts_the_decoded_tokens_that_were_kept(
-    model: Model, prompt: list[int]
+    model: LanguageModel, prompt: list[int]
 ) -> None:
     assert model.length(1) == 0
     prefill(model, 1, prompt)
@@ -355,7 +365,7 @@ def test_the_length_counts_the_decoded_tokens_that_were_kept(
     assert (model.length(1), model.length(0)) == (4, len(prompt))
 
 
-def test_any_part_of_a_plain_memory_can_be_kept(model: Model, prompt: list[int]) -> None:
+def test_any_part_of_a_plain_memory_can_be_kept(model: LanguageModel, prompt: list[int]) -> None:
     assert model.info.kv_kind == "plain"
     assert model.trim_min(0) == 0
     prefill(model, 0, prompt)
@@ -363,12 +373,14 @@ def test_any_part_of_a_plain_memory_can_be_kept(model: Model, prompt: list[int])
     assert model.trim(0, 1) == 1
 
 
-def shifted(model: Model, slot: int, prompt: list[int]) -> None:
+def shifted(model: LanguageModel, slot: int, prompt: list[int]) -> None:
     prefill(model, slot, prompt)
     model.shift(slot, 4, 6)
 
 
-def test_a_shifted_state_continues_the_same_in_each_slot(model: Model, prompt: list[int]) -> None:
+def test_a_shifted_state_continues_the_same_in_each_slot(
+    model: LanguageModel, prompt: list[int]
+) -> None:
     assert model.info.can_shift
     texts = []
     for slot in (0, 2):
@@ -380,14 +392,14 @@ def test_a_shifted_state_continues_the_same_in_each_slot(model: Model, prompt: l
     assert texts[0] == texts[1]
 
 
-def test_a_shifted_slot_has_no_logits(model: Model, prompt: list[int]) -> None:
+def test_a_shifted_slot_has_no_logits(model: LanguageModel, prompt: list[int]) -> None:
     shifted(model, 0, prompt)
     with pytest.raises(REFUSED):
         model.sample(0, model.sampler(GREEDY, prompt), 0)
 
 
 def test_a_shifted_slot_is_saved_and_swapped_only_after_its_next_step(
-    model: Model, prompt: list[int], other: list[int]
+    model: LanguageModel, prompt: list[int], other: list[int]
 ) -> None:
     position = prefill(model, 1, other)
     shifted(model, 0, prompt)
@@ -401,7 +413,9 @@ def test_a_shifted_slot_is_saved_and_swapped_only_after_its_next_step(
     assert model.length(1) == model.length(2) == len(prompt) - 5
 
 
-def test_an_emptied_slot_no_longer_counts_as_shifted(model: Model, prompt: list[int]) -> None:
+def test_an_emptied_slot_no_longer_counts_as_shifted(
+    model: LanguageModel, prompt: list[int]
+) -> None:
     expected = generate(model, 3, prompt)
     for empty in (lambda: model.trim(0, 0), lambda: model.reuse(0, [])):
         shifted(model, 0, prompt)
@@ -416,7 +430,7 @@ def test_an_emptied_slot_no_longer_counts_as_shifted(model: Model, prompt: list[
 
 @pytest.mark.parametrize("numbers", [(-1, 2), (0, 0), (2, -1), (0, 10), (6, 4), (20, 1)])
 def test_a_shift_that_leaves_nothing_to_move_is_refused(
-    model: Model, prompt: list[int], numbers: tuple[int, int]
+    model: LanguageModel, prompt: list[int], numbers: tuple[int, int]
 ) -> None:
     prefill(model, 0, prompt[:10])
     with pytest.raises(REFUSED):
@@ -424,7 +438,7 @@ def test_a_shift_that_leaves_nothing_to_move_is_refused(
     assert model.length(0) == 10 and model.save(0)
 
 
-def test_reuse_after_a_gap_is_a_shift(model: Model, prompt: list[int]) -> None:
+def test_reuse_after_a_gap_is_a_shift(model: LanguageModel, prompt: list[int]) -> None:
     length = len(prompt) - 6
     texts = []
     for slot in (0, 1):
@@ -440,7 +454,7 @@ def test_reuse_after_a_gap_is_a_shift(model: Model, prompt: list[int]) -> None:
 
 
 def test_reuse_of_runs_that_stay_is_a_trim(
-    model: Model, prompt: list[int], other: list[int]
+    model: LanguageModel, prompt: list[int], other: list[int]
 ) -> None:
     """No token has moved, so the slot can be saved at once."""
     keep = len(prompt) - 1
@@ -461,7 +475,7 @@ def test_reuse_of_runs_that_stay_is_a_trim(
     ids=["empty", "long", "overlap", "gap", "up"],
 )
 def test_reuse_refuses_wrong_moves(
-    model: Model, prompt: list[int], moves: list[tuple[int, int, int]]
+    model: LanguageModel, prompt: list[int], moves: list[tuple[int, int, int]]
 ) -> None:
     prefill(model, 0, prompt[:10])
     with pytest.raises(REFUSED):
@@ -469,7 +483,7 @@ def test_reuse_refuses_wrong_moves(
     assert model.length(0) == 10 and model.save(0)
 
 
-def test_unknown_adapters_are_refused(model: Model, prompt: list[int]) -> None:
+def test_unknown_adapters_are_refused(model: LanguageModel, prompt: list[int]) -> None:
     model.set_adapters(())
     expected = generate(model, 0, prompt)
     with pytest.raises(InvalidArgument) as caught:
@@ -478,14 +492,14 @@ def test_unknown_adapters_are_refused(model: Model, prompt: list[int]) -> None:
     assert generate(model, 1, prompt) == expected
 
 
-def test_threads_can_change_between_steps(model: Model, prompt: list[int]) -> None:
+def test_threads_can_change_between_steps(model: LanguageModel, prompt: list[int]) -> None:
     prefill(model, 0, prompt)
     model.set_threads(2)
     prefill(model, 1, prompt)
     model.set_threads(1)
 
 
-def test_the_greedy_token_has_the_least_surprisal(model: Model, prompt: list[int]) -> None:
+def test_the_greedy_token_has_the_least_surprisal(model: LanguageModel, prompt: list[int]) -> None:
     """Computing it uses nothing up: held logits give the same numbers."""
     sampler = model.sampler(GREEDY, prompt)
     prefill(model, 0, prompt)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferd.backends import Chunk, InferdError, Model
+from inferd.backends import Chunk, InferdError, LanguageModel
 from inferd.backends.embedder import Embedder
 from inferd.backends.errors import UnsupportedOperation
 from tests.backends.driving import GREEDY, generate, prefill, sample_tokens
@@ -20,14 +20,14 @@ REFUSED = (AssertionError, InferdError)
 
 
 @pytest.fixture
-def embedder(model: Model) -> Embedder:
+def embedder(model: LanguageModel) -> Embedder:
     found = model.embedder()
     for slot in range(found.info.slots):
         found.clear_slot(slot)
     return found
 
 
-def tokens_of(model: Model, text: str) -> list[int]:
+def tokens_of(model: LanguageModel, text: str) -> list[int]:
     return model.tokenize(text.encode(), special=True, bos=True)
 
 
@@ -64,7 +64,7 @@ def far(a: Sequence[float], b: Sequence[float]) -> float:
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
-def test_the_facts_are_true(model: Model, embedder: Embedder) -> None:
+def test_the_facts_are_true(model: LanguageModel, embedder: Embedder) -> None:
     info = model.info.embedding
     assert info is not None and embedder.info == info
     assert info.tokens_max == model.info.ctx_size
@@ -75,7 +75,7 @@ def test_the_facts_are_true(model: Model, embedder: Embedder) -> None:
 
 
 def test_a_text_has_the_same_vector_each_time_and_in_each_slot(
-    model: Model, embedder: Embedder
+    model: LanguageModel, embedder: Embedder
 ) -> None:
     tokens = tokens_of(model, TEXT)
     first = embed(embedder, tokens)
@@ -84,7 +84,7 @@ def test_a_text_has_the_same_vector_each_time_and_in_each_slot(
     assert embed(embedder, tokens_of(model, OTHER)) != first
 
 
-def test_chunks_make_no_difference(model: Model, embedder: Embedder) -> None:
+def test_chunks_make_no_difference(model: LanguageModel, embedder: Embedder) -> None:
     tokens = tokens_of(model, TEXT)
     for pooling in ("mean", "cls", "last"):
         whole = embed(embedder, tokens, pooling)
@@ -93,7 +93,7 @@ def test_chunks_make_no_difference(model: Model, embedder: Embedder) -> None:
 
 
 def test_pooled_vectors_come_from_the_vectors_of_the_tokens(
-    model: Model, embedder: Embedder
+    model: LanguageModel, embedder: Embedder
 ) -> None:
     tokens, size = tokens_of(model, TEXT), embedder.info.size
     flat = embed(embedder, tokens, "none", sizes=(4,))
@@ -105,7 +105,7 @@ def test_pooled_vectors_come_from_the_vectors_of_the_tokens(
         assert far(found, expected) < 1e-5 * max(map(abs, expected)), pooling
 
 
-def test_a_vector_has_the_requested_norm(model: Model, embedder: Embedder) -> None:
+def test_a_vector_has_the_requested_norm(model: LanguageModel, embedder: Embedder) -> None:
     tokens = tokens_of(model, TEXT)
     euclidean = embed(embedder, tokens, normalize=2)
     assert sum(x * x for x in euclidean) == pytest.approx(1.0, rel=1e-5)
@@ -114,7 +114,9 @@ def test_a_vector_has_the_requested_norm(model: Model, embedder: Embedder) -> No
     assert max(map(abs, embed(embedder, tokens, normalize=0))) == pytest.approx(32760.0, rel=1e-5)
 
 
-def test_texts_share_a_batch_and_do_not_see_each_other(model: Model, embedder: Embedder) -> None:
+def test_texts_share_a_batch_and_do_not_see_each_other(
+    model: LanguageModel, embedder: Embedder
+) -> None:
     texts = [tokens_of(model, text)[:12] for text in (TEXT, OTHER)]
     alone = [embed(embedder, tokens) for tokens in texts]
     for slot in (0, 1):
@@ -130,7 +132,7 @@ def test_texts_share_a_batch_and_do_not_see_each_other(model: Model, embedder: E
     assert far(alone[0], alone[1]) > 10 * NOISE_MAX, "a mix-up would show"
 
 
-def test_embeddings_do_not_change_a_generation(model: Model, embedder: Embedder) -> None:
+def test_embeddings_do_not_change_a_generation(model: LanguageModel, embedder: Embedder) -> None:
     for slot in range(model.info.slots):
         model.trim(slot, 0)
     prompt, text = tokens_of(model, TEXT), tokens_of(model, OTHER)
@@ -147,7 +149,9 @@ def test_embeddings_do_not_change_a_generation(model: Model, embedder: Embedder)
     assert tokens == expected
 
 
-def test_a_text_may_fill_the_whole_embedding_context(model: Model, embedder: Embedder) -> None:
+def test_a_text_may_fill_the_whole_embedding_context(
+    model: LanguageModel, embedder: Embedder
+) -> None:
     tokens = model.tokenize(b" a" * 400, special=False, bos=False)
     most = embedder.info.tokens_max
     assert len(embed(embedder, tokens[:most])) == embedder.info.size
@@ -167,7 +171,7 @@ def test_a_text_may_fill_the_whole_embedding_context(model: Model, embedder: Emb
     ],
 )
 def test_a_wrong_batch_is_refused(
-    model: Model, embedder: Embedder, chunks: list[tuple[int, int, int]]
+    model: LanguageModel, embedder: Embedder, chunks: list[tuple[int, int, int]]
 ) -> None:
     tokens = model.tokenize(b" a" * 100, special=False, bos=False)
     for slot in (0, 1):

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 
-from inferd.backends import ModelSpec, load_model
+from inferd.backends import LanguageModel, ModelSpec, load_model
 from inferd.backends.library.engine_build import LLAMA_COMMIT
 from inferd.backends.tuning_choice import ChosenSetting, LoadTuning, TuningRecord, this_cpu
 from inferd.cli.options import EXIT_BUSY, EXIT_INTERRUPTED
@@ -72,7 +72,7 @@ def test_the_stored_choice_is_the_printed_one(home: Home) -> None:
         ModelSpec(name="m", path=str(file), threads=1, tuning=tuning), lambda _: True
     )
     with contextlib.closing(model):
-        assert model.tuning is not None
+        assert isinstance(model, LanguageModel) and model.tuning is not None
         assert model.tuning.chosen == ChosenSetting(
             setting=record.chosen, source="measured", reason=record.reason
         )

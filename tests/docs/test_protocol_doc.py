@@ -24,6 +24,7 @@ import inferd.sessions
 import inferd.wire
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.backends.gguf import FileFacts
+from inferd.backends.tensors import TENSOR_TYPES
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
 from inferd.scheduler import Owner
@@ -204,7 +205,7 @@ def test_the_kinds_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("column", "names"),
-    [("encoding", w.ENCODINGS), ("target", w.TARGETS), ("tensor type", w.TENSOR_TYPES)],
+    [("encoding", w.ENCODINGS), ("target", w.TARGETS), ("tensor type", TENSOR_TYPES)],
 )
 def test_the_enums_are_those_of_the_code(column: str, names: dict[str, int]) -> None:
     assert {code(n): int(v) for n, v in only(column).rows} == names

@@ -192,7 +192,7 @@ class LlamaContext:
         self._shifted.discard(slot)
 
     def trim(self, slot: int, keep: int) -> int:
-        """Drop all but the first *keep* tokens; see `Model.trim`."""
+        """Drop all but the first *keep* tokens; see `LanguageModel.trim`."""
         length = self.length(slot)
         if 0 < length <= keep:
             return length
@@ -205,7 +205,7 @@ class LlamaContext:
         return 0
 
     def trim_min(self, slot: int) -> int:
-        """Return the least number of tokens that `trim` can leave; see `Model.trim_min`."""
+        """Return the least number of tokens that `trim` can leave; see `LanguageModel.trim_min`."""
         length = self.length(slot)
         if self._whole_only:
             return length
@@ -225,7 +225,7 @@ class LlamaContext:
         return self._whole_only or not length or 0 <= first <= needed
 
     def move(self, slot: int, moves: Sequence[Move]) -> None:
-        """Move runs of tokens down and drop all others; see `Model.reuse`.
+        """Move runs of tokens down and drop all others; see `LanguageModel.reuse`.
 
         This does what llama-server's cache reuse and context shift do. llama.cpp changes the
         cells' positions at once, but rotates their keys at the context's next decode, for whichever

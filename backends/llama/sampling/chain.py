@@ -40,7 +40,7 @@ class LlamaSampler:
     Random samplers are created again for each token, so that a turn continues identically in
     another process. Only mirostat and adaptive-p, which adapt while they sample, start over there.
     *grammar* is the turn's grammar at its beginning; the sampler owns it. For the errors see
-    `Model.sampler`.
+    `LanguageModel.sampler`.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class ChatTemplate:
         return self._renderer.render(values)
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
-        """Return the prompt without the BOS token, which tokenizing adds; see `Model.render`."""
+        """Return the prompt without the BOS token, which tokenizing adds."""
         if rendering.tools and self._with_tools is not None:
             return self._with_tools.render(messages, rendering)
         try:

@@ -79,7 +79,7 @@ class Vocab:
         return {n: SpecialToken(i, self._name(i)) for n, i in ids.items() if 0 <= i < self.size}
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the token ids of *text*; see `Model.tokenize`."""
+        """Return the token ids of *text*; see `LanguageModel.tokenize`."""
         if len(text) > TEXT_BYTES_MAX // 2:
             raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
         if is_utf8(text):

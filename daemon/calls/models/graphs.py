@@ -189,6 +189,7 @@ async def _open_graph(
         not_applied=graph.not_applied,
         ignored=graph.ignored,
         adjusted=graph.adjusted,
+        tensors=info.computes_tensors,
     )
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from inferd.backends import Chunk, Model, ModelSpec
+from inferd.backends import Chunk, LanguageModel, ModelSpec
 from inferd.backends.base import KvKind
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.echo.options import EchoOptions
@@ -26,11 +26,11 @@ def echo_of(memory: KvKind = "plain", window: int = 8, kv_cells: int = -1) -> Ec
     return EchoModel(spec, EchoOptions(memory=memory, window=window, kv_cells=kv_cells))
 
 
-def prompt_of(model: Model, text: bytes) -> list[int]:
+def prompt_of(model: LanguageModel, text: bytes) -> list[int]:
     return model.tokenize(text, special=False, bos=True)
 
 
-def answers(model: Model, length: int, keep: int) -> list[int]:
+def answers(model: LanguageModel, length: int, keep: int) -> list[int]:
     """Return how a slot of *length* tokens can be trimmed, once computed and once restored."""
     tokens = [65] * length
     prefill(model, 0, tokens)

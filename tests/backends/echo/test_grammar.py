@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.backends import ModelSpec, SamplingParams, load_model
+from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
+from tests.backends.driving import load_language_model
 
 JSON = r"""
 # JSON without white space
@@ -26,7 +27,7 @@ SCHEMA = {
 
 
 def check(**params: Any) -> None:
-    model = load_model(ModelSpec(name="echo", backend="echo"), lambda _: True)
+    model = load_language_model(ModelSpec(name="echo", backend="echo"))
     try:
         model.sampler(SamplingParams(**params), ())
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd.backends import Model, ModelSpec, SamplingParams
+from inferd.backends import LanguageModel, ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     model.close()
 
 
-def answer(model: Model, grammar: str, **fields: object) -> str:
+def answer(model: LanguageModel, grammar: str, **fields: object) -> str:
     """Return the text of one turn by the engine."""
     engine = Engine(model)
     params = SamplingParams(grammar=grammar, **fields)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferd.backends import Model, ModelSpec, SamplingParams, load_model
+from inferd.backends import LanguageModel, ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument, TooLarge
 from inferd.backends.grammars.json_schema.schema_grammar import WHITESPACE_MAX
 from inferd.backends.grammars.trial.checker import GrammarChecker
@@ -21,6 +21,7 @@ from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.owner import Owner
+from tests.backends.driving import load_language_model
 from tests.backends.llama.schemas import PATTERNS, REFUSED, SCHEMAS
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.models import smollm2
@@ -270,7 +271,7 @@ def test_white_space_in_texts_is_free(bytewise: Walker) -> None:
 
 
 @pytest.mark.model
-def test_answers_of_a_real_model_fit_the_schema(whole_smollm2: Model) -> None:
+def test_answers_of_a_real_model_fit_the_schema(whole_smollm2: LanguageModel) -> None:
     prompt = whole_smollm2.tokenize(b"Describe Rome in JSON:\n", special=False, bos=True)
     names = [name for name in SCHEMAS if name.endswith("-1") or name.startswith("used")]
     samplings = [
@@ -326,7 +327,7 @@ def test_names_of_special_tokens_are_not_text_that_fits(
     """llama.cpp accepts `<s>` as the letters of its name, but an answer does not show it."""
     path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
     spec = ModelSpec(name="tiny", path=str(path), slots=1, ctx_size=256, threads=1)
-    model = load_model(spec, lambda _: True)
+    model = load_language_model(spec)
     start = model.tokenize(b"", special=False, bos=True)[0]
     assert model.piece(start) == b"<s>" and model.is_control(start)
     for temp in (0.0, 1.0):
@@ -338,7 +339,7 @@ def test_names_of_special_tokens_are_not_text_that_fits(
     model.close()
 
 
-def test_an_unsupported_schema_fails_the_turn_with_its_path(llama: Model) -> None:
+def test_an_unsupported_schema_fails_the_turn_with_its_path(llama: LanguageModel) -> None:
     engine = Engine(llama)
     sampling = SamplingParams(json_schema='{"properties": {"a": {"not": {}}}}')
     spec = m.TaskSpec(id=1, owner=Owner(1), tokens=m.pack_tokens([1, 2]), sampling=sampling)

@@ -13,10 +13,11 @@ import gguf
 import numpy as np
 import pytest
 
-from inferd.backends import Chunk, Model, ModelSpec, estimate_memory, load_model
+from inferd.backends import Chunk, LanguageModel, ModelSpec, estimate_memory, load_model
 from inferd.backends.base import SpecialToken
 from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
 from inferd.backends.llama.loading.amx import is_by_old_gcc
+from tests.backends.driving import load_language_model
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import VOCAB_SIZE, write_split, write_tiny
 
@@ -37,7 +38,7 @@ def test_a_library_of_a_compiler_that_breaks_amx_is_recognised(
     assert is_by_old_gcc(b"\x7fELF" + compiler + b"\0") == is_old
 
 
-def load(path: Path | str, **fields: Any) -> Model:
+def load(path: Path | str, **fields: Any) -> LanguageModel:
     spec = ModelSpec(
         **{
             "name": "tiny",
@@ -49,7 +50,7 @@ def load(path: Path | str, **fields: Any) -> Model:
             **fields,
         }
     )
-    return load_model(spec, lambda _: True)
+    return load_language_model(spec)
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +364,7 @@ def test_llama_cpp_prints_nothing(tmp_path: Path, tiny: Path) -> None:
         "from inferd.backends import Chunk, InferdError, ModelSpec, load_model\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
-        "        model = load_model(ModelSpec(name='m', path=path, threads=1), lambda _: True)\n"
+        "        model = load_language_model(ModelSpec(name='m', path=path, threads=1))\n"
         "        model.step([Chunk(0, [5], 0, True)])\n"
         "        model.close()\n"
         "    except InferdError:\n"

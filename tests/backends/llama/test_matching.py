@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from inferd.backends import Model, ModelSpec, SamplingParams, load_model
+from inferd.backends import LanguageModel, ModelSpec, SamplingParams, load_model
 from inferd.backends.errors import Cancelled, LoadFailed
 from inferd.backends.grammars.state import GrammarState
 from inferd.backends.llama.loading.opening import open_vocab
 from inferd.backends.llama.text.matching import MatchingVocab, read_pieces
 from inferd.backends.llama.text.vocab import Vocab
+from tests.backends.driving import load_language_model
 from tests.backends.walking import vocabulary
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import write_tiny
@@ -27,7 +28,7 @@ def running() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-def spell(model: Model) -> str:
+def spell(model: LanguageModel) -> str:
     """Return the only text that `YES` allows, of the tokens that it allows."""
     state, text = model.compile_grammar(YES, 1), b""
     assert isinstance(state, GrammarState)
@@ -44,7 +45,7 @@ def test_grammars_can_be_used_after_a_load(tmp_path: Path, source: str) -> None:
     path = write_tiny("llama", tmp_path)
     with path.open("rb") as file:
         where = {"path": str(path)} if source == "path" else {"fd": file.fileno()}
-        model = load_model(ModelSpec(name="m", slots=1, ctx_size=256, **where), lambda _: True)
+        model = load_language_model(ModelSpec(name="m", slots=1, ctx_size=256, **where))
     try:
         assert spell(model) == "yes"
     finally:
@@ -64,7 +65,7 @@ def test_the_form_is_made_while_llama_cpp_loads_the_model() -> None:
         return True
 
     spec = ModelSpec(name="m", path=str(gemma3()), slots=1, ctx_size=256)
-    model = load_model(spec, progress)
+    model = load_language_model(spec, progress)
     try:
         assert len(found) == 1 and not running()
         assert spell(model) == "yes"

@@ -23,6 +23,7 @@ from inferd.backends.params.chat_options import (
     TOOLS_BYTES_MAX,
     TOOLS_MAX,
 )
+from tests.backends.driving import load_language_model
 from tests.tiny_gguf import write_tiny
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -186,7 +187,7 @@ def test_a_configured_template_precedes_that_of_the_file(tmp_path: Path) -> None
         (msgspec.structs.replace(spec, chat_template_file=str(file)), "file Hi"),
         (spec, "<user>Hi\n"),
     ):
-        loaded = load_model(configured, lambda _: True)
+        loaded = load_language_model(configured)
         assert loaded.render(USER) == text
         loaded.close()
 
@@ -225,7 +226,7 @@ def test_a_template_and_a_template_file_together_are_refused() -> None:
 def test_a_bad_template_fails_before_the_model_is_read(tmp_path: Path) -> None:
     spec = ModelSpec(name="t", path=str(tmp_path / "none.gguf"), chat_template="{% if %}")
     with pytest.raises(InferdError, match="chat template"):
-        load_model(spec, lambda _: True)
+        load_language_model(spec)
 
 
 @pytest.mark.process

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferd.backends import Model, ModelSpec, Rendering, SamplingParams, load_model
+from inferd.backends import LanguageModel, ModelSpec, Rendering, SamplingParams, load_model
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, UnsupportedOperation
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
@@ -49,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
 
 
 @pytest.mark.model
-def test_special_tokens_are_read_from_the_text_only_on_request(llama: Model) -> None:
+def test_special_tokens_are_read_from_the_text_only_on_request(llama: LanguageModel) -> None:
     name = b"<|im_end|>"
     (token,) = llama.tokenize(name, special=True, bos=False)
     assert llama.is_eog(token) and llama.is_control(token)
@@ -58,14 +58,16 @@ def test_special_tokens_are_read_from_the_text_only_on_request(llama: Model) -> 
 
 
 @pytest.mark.model
-def test_bos_is_added_if_the_model_expects_it(llama: Model, gemma: Model) -> None:
+def test_bos_is_added_if_the_model_expects_it(llama: LanguageModel, gemma: LanguageModel) -> None:
     assert gemma.piece(gemma.tokenize(b"a", special=False, bos=True)[0]) == b"<bos>"
     assert len(gemma.tokenize(b"a", special=False, bos=False)) == 1
     assert len(llama.tokenize(b"a", special=False, bos=True)) == 1
 
 
 @pytest.mark.model
-def test_no_piece_is_longer_than_token_bytes_max(llama: Model, gemma: Model) -> None:
+def test_no_piece_is_longer_than_token_bytes_max(
+    llama: LanguageModel, gemma: LanguageModel
+) -> None:
     for model in (llama, gemma):
         longest = max(len(model.piece(t)) for t in range(model.info.vocab_size))
         assert longest <= model.info.token_bytes_max
@@ -77,7 +79,7 @@ def test_no_piece_is_longer_than_token_bytes_max(llama: Model, gemma: Model) -> 
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.model
 def test_bytes_that_are_not_utf8_are_tokens(
-    llama: Model, gemma: Model, text: bytes, bos: bool
+    llama: LanguageModel, gemma: LanguageModel, text: bytes, bos: bool
 ) -> None:
     """llama.cpp's BPE tokenizer reads them as U+FFFD."""
     for model in (llama, gemma):
@@ -90,7 +92,9 @@ def test_bytes_that_are_not_utf8_are_tokens(
 
 
 @pytest.mark.model
-def test_the_text_beside_other_bytes_has_its_usual_tokens(llama: Model, gemma: Model) -> None:
+def test_the_text_beside_other_bytes_has_its_usual_tokens(
+    llama: LanguageModel, gemma: LanguageModel
+) -> None:
     for model in (llama, gemma):
         plain = [model.tokenize(text, special=True, bos=False) for text in (b"Hello ", b" world")]
         [raw] = model.tokenize(b"\xe9", special=True, bos=False)
@@ -109,7 +113,7 @@ def test_a_vocabulary_that_puts_a_space_before_a_text_puts_none_after_a_byte(
 
 
 @pytest.mark.model
-def test_a_byte_without_a_token_is_refused_with_its_offset(llama: Model) -> None:
+def test_a_byte_without_a_token_is_refused_with_its_offset(llama: LanguageModel) -> None:
     with pytest.raises(
         InvalidArgument, match="byte 0xf5 at 4, for which the model has no"
     ) as caught:
@@ -118,7 +122,7 @@ def test_a_byte_without_a_token_is_refused_with_its_offset(llama: Model) -> None
 
 
 @pytest.mark.model
-def test_a_long_text_has_more_tokens_than_guessed(llama: Model) -> None:
+def test_a_long_text_has_more_tokens_than_guessed(llama: LanguageModel) -> None:
     text = b"1" * 10_000
     assert len(llama.tokenize(text, special=False, bos=False)) == 10_000
 
@@ -141,7 +145,7 @@ def test_trim_keeps_nothing_of_gemmas_window_once_cells_are_missing(gemma: Llama
 
 
 @pytest.mark.model
-def test_smollm2s_template(llama: Model) -> None:
+def test_smollm2s_template(llama: LanguageModel) -> None:
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     assert llama.render(USER) == (
         f"<|im_start|>system\n{system}<|im_end|>\n"
@@ -150,7 +154,7 @@ def test_smollm2s_template(llama: Model) -> None:
 
 
 @pytest.mark.model
-def test_a_model_without_a_template_names_roles(gemma: Model) -> None:
+def test_a_model_without_a_template_names_roles(gemma: LanguageModel) -> None:
     """This Gemma is a base model: its file has none."""
     assert not gemma.info.has_chat_template
     assert list(gemma.info.chat_notes) == ["chat-template"]
@@ -333,7 +337,7 @@ def test_penalties_see_the_prompt_and_the_sampled_tokens(tiny: LlamaModel) -> No
 
 
 @pytest.mark.model
-def test_ignore_eos_never_ends(llama: Model) -> None:
+def test_ignore_eos_never_ends(llama: LanguageModel) -> None:
     prompt = llama.tokenize(llama.render(USER).encode(), special=True, bos=True)
     params = SamplingParams(temp=0, ignore_eos=True)
     assert not any(llama.is_eog(t) for t in generate(llama, 0, prompt, params, count=40))

@@ -110,7 +110,7 @@ async def test_a_text_whose_caller_is_cancelled_is_dropped() -> None:
             group.start_soon(lambda: texts.tokenize(b"text", special=True, bos=True))
             await anyio.wait_all_tasks_blocked()
             scope.cancel()
-    assert isinstance(sent[0], m.Tokenize) and sent[1:] == [m.DropText(sent[0].id)]
+    assert isinstance(sent[0], m.Tokenize) and sent[1:] == [m.DropInput(sent[0].id)]
 
 
 async def test_a_user_with_too_much_unsent_is_refused_and_nobody_else() -> None:

@@ -119,9 +119,17 @@ class WasmEdge:
     def context(self, name: str = "echo", config: str | None = None) -> int:
         return self.init(self.load(name, config))
 
-    def set_input(self, context: int, data: bytes, index: int = 0) -> int:
-        """Set an input and return the number of the error."""
-        tensor = pb.Tensor(dimensions=[1], ty=pb.BF16, data=data)  # 3, WasmEdge's number of U8
+    def set_input(
+        self,
+        context: int,
+        data: bytes,
+        index: int = 0,
+        kind: int = 3,
+        dimensions: tuple[int, ...] = (1,),
+    ) -> int:
+        """Set an input, of a type by WasmEdge's number, and return the number of the error."""
+        tensor = pb.Tensor(dimensions=dimensions, data=data)
+        tensor.ty = kind  # type: ignore[assignment]
         return self.number("SetInput", resource_handle=context, index=index, tensor=tensor)
 
     def output(self, context: int, index: int = 0, *, single: bool = False) -> bytes:

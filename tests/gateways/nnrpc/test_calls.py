@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import pytest
 
@@ -24,6 +26,16 @@ def test_a_client_loads_sets_input_computes_and_reads(guest: WasmEdge) -> None:
     assert guest.compute(context) == 0
     assert guest.output(context) == b"What "
     assert guest.metadata(context)["output_tokens"] == 5
+
+
+def test_a_client_computes_tensors_of_numbers(guest: WasmEdge) -> None:
+    context, picture = guest.context(), bytes(range(256)) * 2352
+    began = time.monotonic()
+    assert guest.set_input(context, picture, 0, 1, (1, 3, 224, 224)) == 0
+    assert guest.set_input(context, bytes(8), 1, 4, (2,)) == 0 == guest.compute(context)
+    found = guest.call("GetOutput", resource_handle=context, index=0, output_max_size=1 << 20)
+    assert found.data == picture and guest.output(context, 1) == bytes(8)
+    assert time.monotonic() - began < 1
 
 
 def test_an_image_in_a_prompt_is_unsupported(guest: WasmEdge) -> None:

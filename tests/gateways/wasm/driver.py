@@ -130,10 +130,12 @@ class Driver:
             data, index = json.dumps(data).encode(), 1
         return self.call("set_input", context, index, self.tensor(data))
 
-    def output(self, context: int, index: int = 0, *, single: bool = False) -> bytes:
-        buffer, written = self.put(bytes(8192)), self.put(bytes(4))
+    def output(
+        self, context: int, index: int = 0, *, single: bool = False, size: int = 8192
+    ) -> bytes:
+        buffer, written = self.put(bytes(size)), self.put(bytes(4))
         name = "get_output_single" if single else "get_output"
-        assert self.call(name, context, index, buffer, 8192, written) == 0, self.errors
+        assert self.call(name, context, index, buffer, size, written) == 0, self.errors
         self._next = buffer
         return self.read(buffer, self.number_at(written))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ def test_a_guest_loads_sets_input_computes_and_reads(client: Client) -> None:
         assert guest.call("compute", context) == 0
         assert guest.output(context) == b"What is up?"
         assert guest.metadata(context)["stop_reason"] == "eos"
+
+
+def test_a_guest_computes_tensors_of_numbers(client: Client) -> None:
+    picture, shape = os.urandom(4 * 3 * 224 * 224), (1, 3, 224, 224)
+    with Driver(client, pages=64) as guest:
+        context = guest.context()
+        began = time.monotonic()
+        assert guest.call("set_input", context, 0, guest.tensor(picture, 1, shape)) == 0
+        assert guest.call("set_input", context, 1, guest.tensor(bytes(8), 4, (2,))) == 0
+        assert guest.call("compute", context) == 0
+        assert guest.output(context, size=len(picture)) == picture
+        assert guest.output(context, 1) == bytes(8)
+        assert time.monotonic() - began < 1
+        assert guest.call("get_output", context, 2, guest.put(b""), 0, guest.put(bytes(4))) == 8
+        assert guest.set_input(context, b"What is up?") == guest.call("compute", context) == 0
+        assert guest.output(context) == b"What is up?"
 
 
 def test_tokens_are_pulled_until_100(client: Client) -> None:

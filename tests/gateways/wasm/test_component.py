@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,27 @@ def test_parameters_have_their_type_and_two_prompts_are_refused(guest: Guest) ->
     [compute] = host.functions(component_module.CONTEXT).values()
 
     json = b'{"n-predict":2}'
-    compute(context, [("config", ([15], "I32", json))])
-    assert guest.guest.get_output(context[1], 0) == json
     compute(context, [("config", ([15], "U8", json)), ("prompt", ([1], "FP32", b"hello"))])
     assert guest.guest.get_output(context[1], 0) == b"he"
+    prompts = [("a", ([1], "U8", b"x")), ("metadata", ([1], "FP32", b"x"))]
     with pytest.raises(InvalidArgument, match="'a', 'metadata'"):
-        compute(context, [("a", ([1], "U8", b"x")), ("metadata", ([1], "FP32", b"x"))])
+        compute(context, [*prompts, ("1", ([2], "U8", b"{}"))])
+
+
+def test_a_model_that_computes_tensors_gets_them_as_they_are(guest: Guest) -> None:
+    host = component_module.ComponentHost(guest.guest, None)
+    graph = guest.guest.load_by_name(b"echo")
+    context = (graph, guest.guest.init_execution_context(graph))
+    [compute] = host.functions(component_module.CONTEXT).values()
+    picture = ([1, 3, 224, 224], "FP32", bytes(4 * 3 * 224 * 224))
+    inputs = [("before", picture), ("config", ([1], "I32", b"{}")), ("text", ([2], "U8", b"hi"))]
+
+    began = time.monotonic()
+    for count in (0, 1, 3):
+        outputs = compute(context, inputs[:count])
+        held = host._held[component_module.TENSOR]
+        assert [(name, held[tensor.rep]) for name, tensor in outputs] == inputs[:count]
+    assert time.monotonic() - began < 1
 
 
 def test_a_context_of_prompts_keeps_the_history(guest: Guest, client: Client) -> None:

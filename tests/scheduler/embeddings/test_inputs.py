@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd.backends import EmbedSpec, Model
+from inferd.backends import EmbedSpec, LanguageModel
 from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
@@ -214,7 +214,7 @@ def test_without_memory_texts_fail_and_turns_continue(
 ) -> None:
     bench = Bench()
 
-    def refuse(_: Model) -> None:
+    def refuse(_: LanguageModel) -> None:
         raise OutOfMemory("no context")
 
     monkeypatch.setattr(type(bench.model), "embedder", refuse)

@@ -12,6 +12,7 @@ from inferd.backends import Chunk, CompiledGrammar, ModelSpec, Rendering, Sample
 from inferd.backends.base import PLAIN_RENDERING, Message
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge
+from inferd.backends.tensors import NamedTensor, Tensor
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.chat_text import appended_text
 from inferd.scheduler.engine.engine import Engine
@@ -70,6 +71,37 @@ def test_a_text_that_memory_cannot_hold_is_refused_and_ends_no_process() -> None
         assert isinstance(report, m.Refused)
         assert report.error["name"] == "MissingMemory" and "memory" in report.error["message"]
     assert reports[3] == m.CommandResult(3, m.pack_tokens(list(b"hi")))
+
+
+class Gated(EchoModel):
+    """A model that computes tensors once `release` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
+        self.release, self.begun = threading.Event(), threading.Event()
+
+    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
+        self.begun.set()
+        self.release.wait()
+        return super().compute(inputs)
+
+
+def test_tensors_are_computed_in_a_thread_and_dropped_ones_never() -> None:
+    model = Gated()
+    engine = Engine(model)
+    one, two = [[("a", Tensor(bytes([n]), (1,)))] for n in range(2)]
+    commands: list[m.Command] = [m.ComputeTensors(1, one), m.ComputeTensors(2, two), m.Queue(3)]
+    reports = engine.begin_iteration(commands)
+    assert [report.id for report in reports if isinstance(report, m.CommandResult)] == [3]
+    model.begun.wait()
+    engine.begin_iteration([m.DropInput(2), m.ComputeTensors(4, two, wait_s=1e-9)])
+    model.release.set()
+    while len(reports) < 3:
+        reports += engine.begin_iteration([])
+    assert reports[1] == m.CommandResult(1, one)
+    assert isinstance(reports[2], m.Refused) and reports[2].id == 4
+    assert reports[2].error["name"] == "Timeout"
+    assert reports[2].error["data"] == {"timeout": "queue"}
 
 
 def test_the_record_shows_that_the_thread_tokenizes_a_text() -> None:

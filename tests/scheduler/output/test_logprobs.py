@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from inferd.backends import Model, ModelSpec, SamplingParams, load_model
+from inferd.backends import LanguageModel, ModelSpec, SamplingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.output.logprobs import describe_logprobs
 from inferd.scheduler.owner import Owner
+from tests.backends.driving import load_language_model
 from tests.models import smollm2
 from tests.scheduler.doubles import iterate_engine
 
@@ -20,7 +21,7 @@ REQUEST: dict[str, Any] = {"temp": 0.0, "n_probs": 3}
 
 
 def reports_of(
-    model: Model, text: bytes = b"Rome is the", count: int = 6, **fields: object
+    model: LanguageModel, text: bytes = b"Rome is the", count: int = 6, **fields: object
 ) -> list[m.Tokens]:
     """Return the reported logprobs of one turn."""
     engine = Engine(model)
@@ -37,22 +38,22 @@ def reports_of(
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[Model]:
+def real() -> Iterator[LanguageModel]:
     spec = ModelSpec(name="smollm2", path=str(smollm2()), slots=1, ctx_size=128, threads=1)
-    model = load_model(spec, lambda _: True)
+    model = load_language_model(spec)
     yield model
     model.close()
 
 
 def test_no_logprobs_are_reported_without_a_request() -> None:
-    echo = load_model(ModelSpec(name="echo", backend="echo"), lambda _: True)
+    echo = load_language_model(ModelSpec(name="echo", backend="echo"))
     assert all(not report.logprobs for report in reports_of(echo))
     [one] = reports_of(echo, count=1, **REQUEST)[0].logprobs
     assert (one.token, one.value, len(one.top)) == (ord("R"), 0.0, 1)
 
 
 @pytest.mark.model
-def test_each_greedy_token_is_the_top_token_and_logprobs_descend(real: Model) -> None:
+def test_each_greedy_token_is_the_top_token_and_logprobs_descend(real: LanguageModel) -> None:
     reports = reports_of(real, **REQUEST)
     assert len(reports) == 6
     for report in reports:
@@ -66,7 +67,7 @@ def test_each_greedy_token_is_the_top_token_and_logprobs_descend(real: Model) ->
 
 
 @pytest.mark.model
-def test_probabilities_after_sampling_add_up_to_one(real: Model) -> None:
+def test_probabilities_after_sampling_add_up_to_one(real: LanguageModel) -> None:
     reports = reports_of(real, temp=1.0, top_k=5, seed=3, n_probs=5, post_sampling_probs=True)
     for report in reports:
         [one] = report.logprobs
@@ -75,7 +76,7 @@ def test_probabilities_after_sampling_add_up_to_one(real: Model) -> None:
 
 
 @pytest.mark.model
-def test_a_grammar_changes_the_sampled_tokens_and_not_the_logprobs(real: Model) -> None:
+def test_a_grammar_changes_the_sampled_tokens_and_not_the_logprobs(real: LanguageModel) -> None:
     free, bound = (
         reports_of(real, **REQUEST),
         reports_of(real, **REQUEST, grammar='root ::= "zebra"'),

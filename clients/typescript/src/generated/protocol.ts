@@ -99,7 +99,7 @@ export interface ClientHello {
 export interface Tensor {
   /** the bytes */
   data?: Uint8Array | undefined;
-  /** not checked: only the bytes count */
+  /** not checked: of a text only the bytes count */
   dimensions?: number[] | undefined;
   /** name or number of a tensor type; any number is accepted */
   type?: number | string | undefined;
@@ -522,10 +522,12 @@ export interface LoadResult {
   ignored: string[];
   /** parameters out of their range, with the values used instead */
   adjusted: Fields;
+  /** whether the model computes tensors; see `compute` */
+  tensors: boolean;
 }
 
 export function readLoadResult(fields: Fields): LoadResult {
-  return { model: "", fingerprint: "", ctx_size: 0, slots: 0, special_tokens: {}, not_applied: {}, ignored: [], adjusted: {}, ...fields, graph: toHandle<Graph>(fields.graph) } as unknown as LoadResult;
+  return { model: "", fingerprint: "", ctx_size: 0, slots: 0, special_tokens: {}, not_applied: {}, ignored: [], adjusted: {}, tensors: false, ...fields, graph: toHandle<Graph>(fields.graph) } as unknown as LoadResult;
 }
 
 export interface LoadEvent {
@@ -636,7 +638,7 @@ export interface ComputeParams {
 }
 
 export interface ComputeResult {
-  /** with a prompt in `inputs`: one tensor named `output`, of `echo` one for each input. It has the prompt's type and shape if it has the prompt's length, else type u8 */
+  /** with `inputs`: those of the tensor model; or, with a prompt, one tensor named `output`. It has the prompt's type and shape if it has the prompt's length, else type u8 */
   outputs: [string, Tensor][];
   /** with `inputs`: the metadata */
   metadata: Metadata;

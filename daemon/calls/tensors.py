@@ -1,0 +1,169 @@
+"""Tensors of the wasi-nn calls: prompts and parameters of a language model, or a model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import anyio
+import msgspec
+
+from ...backends import tensors as t
+from ...backends.errors import InvalidArgument, SessionBusy, Timeout
+from ...ipc import messages as w
+from ...ipc.server.connection import Request
+from ...ipc.server.request_bytes import COPIES
+from ...sessions import Session
+from .arguments import seconds_of, tensor_bytes, tensor_type
+
+CONFIGURATION_NAMES = ("1", "metadata", "options", "config")
+"""Names of the inputs of type u8 that are a language model's parameters as JSON."""
+ENDED = ("dormant", "closed", "unloaded")
+"""States of sessions that compute nothing."""
+
+
+async def read_tensor(request: Request, tensor: w.Tensor) -> t.Tensor:
+    """Return a tensor with its bytes, which may be in a descriptor."""
+    data = await tensor_bytes(request, tensor)
+    return t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
+
+
+def is_configuration(name: str, tensor: t.Tensor) -> bool:
+    """Return whether an input holds parameters."""
+    return name in CONFIGURATION_NAMES and tensor.type == t.TENSOR_TYPES["u8"]
+
+
+async def are_tensors(session: Session, inputs: Sequence[t.NamedTensor]) -> bool:
+    """Return whether named inputs are for the tensor model, and not for the language model that it
+    may be, too. Only a language model has parameters, and makes embeddings.
+    """
+    if session.state in ENDED:
+        return False
+    info = (await session.model.ready()).info
+    is_text = session.settings.parameters.standing("embedding") or any(
+        is_configuration(name, tensor) for name, tensor in inputs
+    )
+    return info.computes_tensors and not (info.generates and is_text)
+
+
+async def is_tensor(session: Session, index: int, tensor: t.Tensor) -> bool:
+    """Return whether the input of an index is for the tensor model. A model of both kinds takes
+    numbers so, and any other input as text; u8 at index 1 are parameters of any model.
+    """
+    if session.state in ENDED or (index == w.METADATA_INDEX and not tensor.holds_numbers):
+        return False
+    info = (await session.model.ready()).info
+    return info.computes_tensors and (tensor.holds_numbers or not info.generates)
+
+
+def prompt_number(inputs: Sequence[t.NamedTensor]) -> int | None:
+    """Return the number of the prompt among *inputs*, if there is one.
+
+    :raises InvalidArgument: there are several.
+    """
+    prompts = [n for n, named in enumerate(inputs) if not is_configuration(*named)]
+    if len(prompts) > 1:
+        names = [inputs[number][0] for number in prompts]
+        raise InvalidArgument(
+            f"{len(prompts)} tensors are prompts: {', '.join(repr(n[:50]) for n in names[:8])}",
+            hint="send one prompt; parameters are JSON of type u8 in a tensor named"
+            f" {' or '.join(CONFIGURATION_NAMES)}",
+            data={"prompts": names},
+        )
+    return prompts[0] if prompts else None
+
+
+def with_bytes(
+    given: Sequence[tuple[str, w.Tensor]], inputs: Sequence[t.NamedTensor]
+) -> list[tuple[str, w.Tensor]]:
+    """Return the tensors of a call as they were *given*, with the bytes of those in descriptors."""
+    return [
+        (name, msgspec.structs.replace(tensor, data=read.data, fd=-1))
+        for (name, tensor), (_, read) in zip(given, inputs, strict=True)
+    ]
+
+
+def text_output(data: bytes, prompt: w.Tensor) -> w.Tensor:
+    """Return the output *data*, with the prompt's type and shape if it is as long."""
+    if len(data) == len(prompt.data):
+        return msgspec.structs.replace(prompt, data=data)
+    return w.Tensor(data=data, dimensions=[len(data)], type=t.TENSOR_TYPES["u8"])
+
+
+def set_tensor(session: Session, index: int, tensor: t.Tensor) -> None:
+    """Set an input of the tensor model.
+
+    :raises QuotaExceeded: the owner's sessions would become too large.
+    """
+    _check_free(session)
+    session.check_growth(len(tensor.data))
+    session.tensors.set_input(index, tensor)
+    session.count_kept_bytes()
+
+
+async def compute_kept(request: Request, session: Session) -> None:
+    """Compute the outputs of the inputs that were set, for `get_output`.
+
+    :raises QuotaExceeded: the owner's sessions would become too large.
+    """
+    outputs = await _compute(request, session, session.tensors.named_inputs())
+    session.check_growth(sum(len(tensor.data) for _, tensor in outputs))
+    session.tensors.outputs = [tensor for _, tensor in outputs]
+    session.count_kept_bytes()
+
+
+async def compute_named(
+    request: Request, session: Session, inputs: Sequence[t.NamedTensor]
+) -> list[tuple[str, w.Tensor]]:
+    """Return the outputs of *inputs*. The type of an output is spelled as that of the input with
+    its name and type.
+    """
+    spelled = {
+        (name, tensor.type): given.type
+        for (name, tensor), (_, given) in zip(inputs, request.params.inputs, strict=True)
+    }
+    return [
+        (
+            name,
+            w.Tensor(
+                data=tensor.data,
+                dimensions=list(tensor.dimensions),
+                type=spelled.get((name, tensor.type), tensor.type),
+            ),
+        )
+        for name, tensor in await _compute(request, session, inputs)
+    ]
+
+
+async def _compute(
+    request: Request, session: Session, inputs: Sequence[t.NamedTensor]
+) -> list[t.NamedTensor]:
+    """Return the outputs of *inputs* in the call's time limits. After the death of a worker the
+    call is not repeated, because its inputs may be the cause.
+
+    :raises SessionBusy: a turn or another computation is under way.
+    :raises Timeout: a time limit has passed.
+    :raises Busy: the user's requests in flight hold too many bytes.
+    """
+    _check_free(session)
+    p, timeout_s = request.params, seconds_of(request.params.timeout_s)
+    session.tensors.computing = True
+    try:
+        with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
+            client = await session.model.ready()
+            wait_s = seconds_of(p.queue_timeout_s)
+            outputs = await client.compute_tensors(session.requester, inputs, wait_s)
+    except TimeoutError:
+        text = f"the timeout of {timeout_s:g} s has passed"
+        raise Timeout(text, data={"timeout": "total"}) from None
+    finally:
+        session.tensors.computing = False
+    request.charge.grow(COPIES * sum(len(tensor.data) for _, tensor in outputs))
+    return outputs
+
+
+def _check_free(session: Session) -> None:
+    if session.state in ENDED:
+        raise InvalidArgument(f"the context is {session.state.value}", hint="open another one")
+    if session.active or session.tensors.computing:
+        raise SessionBusy("the context computes", hint="wait for the end, or use another context")
