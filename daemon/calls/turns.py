@@ -121,11 +121,12 @@ def metadata_if_cancelled(
     try:
         yield
     except Cancelled as exc:
-        data = exc.data | {"metadata": session.metadata(turn)}
+        data = exc.data | {"metadata": msgspec.to_builtins(session.metadata(turn))}
         raise Cancelled(exc.message, hint=exc.hint, data=data) from None
     except anyio.get_cancelled_exc_class():
         if turn is not None or session.active:
-            request.cancelled_data = {"metadata": session.metadata(turn)}
+            metadata = msgspec.to_builtins(session.metadata(turn))
+            request.cancelled_data = {"metadata": metadata}
         raise
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...wire.metadata import Metadata
 from .base import Map, ScheduledParams, Tensor
 from .graphs import GraphParams
 
@@ -80,7 +81,7 @@ class ComputeResult(Map):
     """The named outputs, if named inputs were sent."""
 
     outputs: list[tuple[str, Tensor]] = []
-    metadata: dict[str, Any] = {}
+    metadata: Annotated[Any, Metadata] = {}
 
 
 class ComputeSingleParams(ScheduledParams):

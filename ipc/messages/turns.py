@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from ...wire.metadata import Metadata
 from .base import Map, ScheduledParams, Tensor, Traceparent
 from .hello import CREDIT_DEFAULT
 
@@ -135,7 +136,7 @@ class TurnResult(Map):
     text: bytes = b""
     reasoning: bytes = b""
     tool_calls: list[ToolCallPart] = []
-    metadata: dict[str, Any] = {}
+    metadata: Annotated[Any, Metadata] = {}
 
 
 class AnswersParams(ScheduledParams):

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from ...backends.errors import ErrorFields
 from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.messages import Embedded, TurnStats
 from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
+from ...wire.metadata import Metadata
 from ..answers.parser import ToolCallParser
 from ..answers.splitter import AnswerParts, AnswerSplitter, ReasoningSplitter, resume_splitting
 from ..history.history import History
@@ -22,12 +25,6 @@ from .state import Conversation, SessionSettings
 DETACHED = "detached"
 """Stop reason of a turn whose reader has disconnected."""
 NO_STATS = TurnStats(stop_reason="")
-PROBABILITIES, END_TOKEN, PROMPT_LOGPROBS = (
-    "completion_probabilities",
-    "end_token",
-    "prompt_logprobs",
-)
-"""The keys of a turn's logprobs."""
 
 
 def describe_turn(
@@ -39,65 +36,86 @@ def describe_turn(
     session_id: str | None,
     durable: bool | None,
     logprobs: bool,
-) -> dict[str, Any]:
-    """Return the metadata of *turn*, or of a conversation without one: WasmEdge's four keys, then
-    inferd's. Those of an ended turn that was stored are returned as they were.
-    """
-    parameters, error = settings.parameters, _error_of(conversation, turn)
-    resumable = conversation.history_state.resumable if turn is None else None
-    if resumable is not None and (stored := resumable.metadata) is not None:
-        return stored | error
-    counters = msgspec.structs.asdict(NO_STATS if turn is None else turn.stats_so_far())
-    counters.pop("prompt_tokens")
-    if turn is None or not turn.ended.is_set():
-        counters.pop("parks")
+) -> Metadata:
+    """Return the metadata of *turn*, or of a conversation without one."""
+    parameters, history = settings.parameters, conversation.history_state.now
+    stats = NO_STATS if turn is None else turn.stats_so_far()
+    overlong, fingerprint = conversation.last.overlong, conversation.vocabulary.fingerprint
+    metadata = Metadata(
+        input_tokens=len(conversation.prompt) + (overlong.tokens if overlong else 0),
+        output_tokens=stats.output_tokens,
+        llama_build_number=LLAMA_BUILD_NUMBER,
+        llama_commit=LLAMA_COMMIT,
+        cached_tokens=stats.cached_tokens,
+        queue_ms=stats.queue_ms,
+        ttft_ms=stats.ttft_ms,
+        prompt_ms=stats.prompt_ms,
+        predicted_ms=stats.predicted_ms,
+        stop_reason=stats.stop_reason,
+        stop_detail=stats.stop_detail,
+        error=_error_of(conversation, turn) or UNSET,
+        shifts=stats.shifts,
+        shifted=stats.shifted,
+        tool_format=history.tool_use.form.value,
+        recomputed_tokens=history.recomputed.tokens,
+        recomputed_reason=history.recomputed.why,
+        dropped_tokens=history.dropped.tokens,
+        dropped_turns=history.dropped.turns,
+        parks=stats.parks if turn is not None and turn.ended.is_set() else UNSET,
+        forced_tokens=stats.forced_tokens,
+        seed=parameters.seed,
+        lora={} if turn is None else settings.lora,
+        model=model,
+        fingerprint=fingerprint if turn is None else turn.client.info.fingerprint,
+        session_id=session_id,
+        durable=durable,
+        not_applied=parameters.not_applied,
+        adjusted=_joined(parameters.reported, {} if turn is None else turn.adjusted),
+        ignored=parameters.reported_ignored,
+    )
     if turn is None or turn.stats is None:
-        counters["shifted"] = conversation.shifted
-        failure = error.get("error", {})
-        counters["stop_reason"] = failure.get("name")
-        by = failure.get("data", {}).get("by")
-        counters["stop_detail"] = str(by or failure.get("message", ""))
-    input_tokens = len(conversation.prompt)
-    if resumable is not None and not resumable.ended:
-        counters["stop_reason"], counters["stop_detail"] = DETACHED, ""
-        input_tokens, counters["output_tokens"] = len(resumable.prompt), len(resumable.tokens)
-    history = conversation.history_state.now
-    recomputed, dropped = history.recomputed, history.dropped
-    shifted_out = 0 if turn is None else sum(discard for _, discard in turn.shifts)
-    current_fingerprint = conversation.vocabulary.fingerprint
-    overlong = conversation.last.overlong
-    return {
-        "input_tokens": input_tokens + (overlong.tokens if overlong else 0),
-        "output_tokens": counters.pop("output_tokens"),
-        "llama_build_number": LLAMA_BUILD_NUMBER,
-        "llama_commit": LLAMA_COMMIT,
-        **counters,
-        **error,
-        "tool_format": history.tool_use.form.value,
-        "recomputed_tokens": recomputed.tokens,
-        "recomputed_reason": recomputed.why,
-        "dropped_tokens": dropped.tokens + shifted_out,
-        "dropped_turns": dropped.turns,
-        "seed": parameters.seed,
-        "lora": {} if turn is None else settings.lora,
-        "model": model,
-        "fingerprint": current_fingerprint if turn is None else turn.client.info.fingerprint,
-        "session_id": session_id,
-        "durable": durable,
-        "not_applied": parameters.not_applied,
-        "adjusted": _joined(parameters.reported, {} if turn is None else turn.adjusted),
-        "ignored": parameters.reported_ignored,
-        **(_probabilities(turn) if logprobs else {}),
-    }
+        metadata.shifted = conversation.shifted
+        _set_stop(metadata, metadata.error)
+    if turn is None:
+        _add_stored(metadata, conversation)
+        return metadata
+    metadata.dropped_tokens += sum(discard for _, discard in turn.shifts)
+    if logprobs:
+        _add_logprobs(metadata, turn)
+    return metadata
 
 
-def _error_of(conversation: Conversation, turn: Turn | None) -> dict[str, Any]:
-    """Return the key for the error that has ended *turn* or refused the last call, if any."""
+def _error_of(conversation: Conversation, turn: Turn | None) -> ErrorFields | None:
+    """Return the error that has ended *turn* or refused the last call, if any."""
     if turn is not None and turn.error is not None:
-        return {"error": turn.error.to_wire()}
+        return turn.error.to_wire()
     last = conversation.last
-    described = turn is None or turn is last.turn
-    return {"error": last.failure} if last.failure and described else {}
+    return last.failure if turn is None or turn is last.turn else None
+
+
+def _set_stop(metadata: Metadata, error: ErrorFields | UnsetType) -> None:
+    """Set the stop reason of a turn without statistics: its *error*, or nothing."""
+    metadata.stop_reason, metadata.stop_detail = None, ""
+    if error is not UNSET:
+        by = error["data"].get("by")
+        metadata.stop_reason, metadata.stop_detail = error["name"], str(by or error["message"])
+
+
+def _add_stored(metadata: Metadata, conversation: Conversation) -> None:
+    """Add the stored metadata, or the stored progress, of the last turn of a session that was
+    reopened. Versions that lacked a key have not stored it.
+    """
+    last, failure = conversation.history_state.resumable, metadata.error
+    if last is None:
+        return
+    if (stored := last.metadata) is not None:
+        for name in stored.keys() & Metadata.__struct_fields__:
+            setattr(metadata, name, stored[name])
+        metadata.error = failure or metadata.error
+    elif not last.ended:
+        metadata.stop_reason, metadata.stop_detail = DETACHED, ""
+        metadata.input_tokens += len(last.prompt) - len(conversation.prompt)
+        metadata.output_tokens = len(last.tokens)
 
 
 def new_splitter(
@@ -147,18 +165,16 @@ def _joined(reasons: Mapping[str, str], others: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _probabilities(turn: Turn | None) -> dict[str, Any]:
-    if turn is None:
-        return {}
+def _add_logprobs(metadata: Metadata, turn: Turn) -> None:
     after_sampling = turn.spec.sampling.post_sampling_probs
-    found: dict[str, Any] = {}
     if turn.logprobs:
-        found[PROBABILITIES] = describe_logprobs(turn.logprobs, after_sampling=after_sampling)
+        metadata.completion_probabilities = describe_logprobs(
+            turn.logprobs, after_sampling=after_sampling
+        )
     if turn.end_logprobs:
-        [found[END_TOKEN]] = describe_logprobs(turn.end_logprobs, after_sampling=after_sampling)
+        [metadata.end_token] = describe_logprobs(turn.end_logprobs, after_sampling=after_sampling)
     if turn.prompt_logprobs:
-        found[PROMPT_LOGPROBS] = describe_prompt(turn.prompt_logprobs)
-    return found
+        metadata.prompt_logprobs = describe_prompt(turn.prompt_logprobs)
 
 
 def embedding_json(embedded: Embedded) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import anyio
 import msgspec
+from msgspec import UNSET
 from structlog.contextvars import get_contextvars
 
 from ...backends import Rendering
@@ -30,6 +31,7 @@ from ...scheduler import messages as m
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Owner
 from ...scheduler.priority import PRIORITIES, Requester
+from ...wire.metadata import Metadata
 from ..admission.bounds import Ticket
 from ..admission.ledger import Ledger
 from ..answers.calls import ToolUse
@@ -1104,7 +1106,7 @@ class Session:
         last = self.conversation.last
         return None if last.output_cleared else last.turn
 
-    def metadata(self, turn: Turn | None = None, *, logprobs: bool = True) -> dict[str, Any]:
+    def metadata(self, turn: Turn | None = None, *, logprobs: bool = True) -> Metadata:
         """Return the metadata of *turn* or the last turn."""
         return describe_turn(
             self.conversation,
@@ -1125,14 +1127,15 @@ class Session:
     def _turn_end(self, turn: Turn) -> TurnEnd:
         """Return the end of *turn*, which has ended."""
         metadata = self.metadata(turn, logprobs=False)  # they may be megabytes
+        assert metadata.stop_reason is not None, "the turn has ended"
         error = None if turn.error is None else turn.error.to_wire()
-        return TurnEnd(metadata["stop_reason"], encode(metadata), error)
+        return TurnEnd(metadata.stop_reason, encode(metadata), error)
 
     def _interrupted_metadata(self, turn: Turn) -> bytes:
         """Return the packed metadata of *turn*, whose reader has disconnected."""
         metadata = self.metadata(turn, logprobs=False)
-        metadata.pop("error", None)
-        return encode(metadata | {"stop_reason": DETACHED, "stop_detail": ""})
+        metadata.error, metadata.stop_reason, metadata.stop_detail = UNSET, DETACHED, ""
+        return encode(metadata)
 
     def ended_turn(self) -> Replay | None:
         """Return the last turn, if its end can be read again after the session was attached."""

@@ -12,7 +12,6 @@ from inferd.backends.echo.vocabulary import EOG
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
-from inferd.sessions.conversation.outputs import _probabilities
 from inferd.sessions.turn.turn import PROBABILITIES_MAX, Turn
 from tests.raw import RawClient
 
@@ -69,7 +68,6 @@ def test_metadata_has_probabilities_of_the_first_tokens_up_to_a_bound() -> None:
     for _ in range(PROBABILITIES_MAX // 100 + 5):
         turn.report(m.Tokens(1, [7], b"a", logprobs=[one]))
     assert len(turn.logprobs) == PROBABILITIES_MAX // 100
-    assert len(_probabilities(turn)["completion_probabilities"]) == len(turn.logprobs)
 
 
 def test_the_token_that_ends_an_answer_has_probabilities_of_its_own(client: Client) -> None:

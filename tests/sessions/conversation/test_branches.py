@@ -170,7 +170,7 @@ async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
 
     assert text_of(session) == b"efx"
     assert session.read_output(0) == b"x"
-    assert (session.metadata()["shifts"], session.metadata()["shifted"]) == (
+    assert (session.metadata().shifts, session.metadata().shifted) == (
         1,
         True,
     )

@@ -43,8 +43,8 @@ async def test_output_0_is_wasmedges_json() -> None:
     assert list(found) == ["n_embedding", "embedding"]
     assert found["n_embedding"] == EMBEDDING_SIZE == len(found["embedding"])  # type: ignore[arg-type]
     metadata = session.metadata()
-    assert (metadata["input_tokens"], metadata["output_tokens"]) == (7, 0)
-    assert metadata["stop_reason"] == "embedded"
+    assert (metadata.input_tokens, metadata.output_tokens) == (7, 0)
+    assert metadata.stop_reason == "embedded"
     assert session.state is SessionState.DONE
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from inferd.backends.errors import (
     Busy,
@@ -34,7 +35,7 @@ def seen_by_clients(session: Session) -> dict[str, Any]:
         "messages": session.conversation.messages,
         "state": session.state,
         "output": session.read_output(0),
-        "metadata": session.metadata() | {"fingerprint": "of the model, once it is loaded"},
+        "metadata": replace(session.metadata(), fingerprint="of the model, once loaded"),
         "turns": (session.turns_begun, session.conversation.turns_back),
         "parameters": session.settings.parameters.effective(),
     }

@@ -60,8 +60,8 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
     ]
     assert session.read_output(0) == b"One. Two."
     metadata = session.metadata()
-    assert (metadata["stop_reason"], metadata["stop_detail"]) == ("similarity", "0.900")
-    assert metadata["adjusted"] == {}
+    assert (metadata.stop_reason, metadata.stop_detail) == ("similarity", "0.900")
+    assert metadata.adjusted == {}
 
 
 async def test_the_metadata_say_why_sentences_were_not_compared() -> None:
@@ -74,7 +74,7 @@ async def test_the_metadata_say_why_sentences_were_not_compared() -> None:
     harness.port.run()
     await session.finish_turn(turn)
     assert session.read_output(0) == TEXT
-    assert session.metadata()["adjusted"] == {
+    assert session.metadata().adjusted == {
         "stop-similarity": "2 of 2 sentences were not compared: nobody is there"
     }
 
@@ -96,7 +96,7 @@ async def test_a_turn_that_waited_continues_as_if_it_had_not(
                 harness.port.run()
             back = await reopened(at)
             assert await resumed(at, back, SENT, b"One.") == rest
-            assert back.metadata()["stop_reason"] == ("eos" if rest else "similarity")
+            assert back.metadata().stop_reason == ("eos" if rest else "similarity")
             assert back.turn is not None and bytes(back.turn.text) == b"One." + rest
 
 
@@ -111,7 +111,7 @@ async def test_a_turn_whose_last_token_is_there_waits_for_the_comparison_all_the
         harness.source.comparer = finding(cosine)
         session = await reopened(harness)
         assert await resumed(harness, session, SENT, b"One.") == rest
-        assert session.metadata()["stop_reason"] == ("length" if rest else "similarity")
+        assert session.metadata().stop_reason == ("length" if rest else "similarity")
 
 
 async def test_a_chat_continues_after_the_text_that_was_sent() -> None:
@@ -157,5 +157,5 @@ async def test_a_comparison_that_comes_after_the_end_changes_nothing() -> None:
     [report] = sent
     report(Similarity(0.9))
     assert harness.port.commands == []
-    assert session.metadata()["stop_reason"] == "Cancelled"
+    assert session.metadata().stop_reason == "Cancelled"
     assert session.read_output(0) == b"One."

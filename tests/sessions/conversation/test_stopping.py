@@ -25,13 +25,13 @@ async def begun(harness: Kept, **options: object) -> Session:
     return session
 
 
-async def continued(harness: Kept, seen: bytes) -> tuple[bytes, str, str]:
+async def continued(harness: Kept, seen: bytes) -> tuple[bytes, str | None, str]:
     """Return what a turn tells that is resumed, and why it ends."""
     harness.port.bench.model.options.surprising = "!"
     session = await reopened(harness)
     sent = await resumed(harness, session, seen, seen)
     metadata = session.metadata()
-    return sent, metadata["stop_reason"], metadata["stop_detail"]
+    return sent, metadata.stop_reason, metadata.stop_detail
 
 
 @pytest.mark.asyncio
@@ -74,5 +74,5 @@ async def test_the_metadata_name_the_pattern_that_ended_a_turn(tmp_path: Path) -
         harness.port.run()
         await session.finish_turn(turn)
         metadata = session.metadata()
-        assert (metadata["stop_reason"], metadata["stop_detail"]) == ("pattern", "c.!")
+        assert (metadata.stop_reason, metadata.stop_detail) == ("pattern", "c.!")
         assert session.read_output(0) == b"ab!"

@@ -414,7 +414,7 @@ async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: P
 
             assert back.conversation.tokens() == session.conversation.tokens()
             assert bytes(t for t in back.conversation.tokens() if t < 256) == b"abcdefabc"
-            assert back.metadata()["stop_reason"] == "detached"
+            assert back.metadata().stop_reason == "detached"
             turn = back.conversation.history_state.resumable
             assert turn is not None and not turn.ended
             assert turn.begin == TurnBegin(options={"seed": 9}, seed=9, special=True, turns=1)
@@ -516,7 +516,7 @@ async def test_sessions_without_an_id_and_those_that_do_not_persist_are_not_writ
         sessions = [opened(harness), named(harness, "quiet", persist=False)]
         for session in sessions:
             await answer(harness, session, SECRET)
-            assert session.metadata()["durable"] is None
+            assert session.metadata().durable is None
         written = harness.journal._begun
         harness.manager.detach_all()
 
@@ -651,7 +651,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
         await answer(harness, session, b"hello")
-        assert session.metadata()["durable"] is False
+        assert session.metadata().durable is False
         status = harness.journal.status
         assert status["state"] == "failing" and "state" in str(status["cause"])
 
@@ -659,7 +659,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
         session.set_options({"n-predict": 3})
         await session.wait_recorded()
 
-        assert session.metadata()["durable"] is True
+        assert session.metadata().durable is True
         assert harness.journal.status["state"] == "written"
         async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
@@ -735,7 +735,7 @@ async def test_a_newer_journal_leaves_the_sessions_in_memory(tmp_path: Path) -> 
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
         await answer(harness, session, b"hello")
-        assert session.metadata()["durable"] is False
+        assert session.metadata().durable is False
         assert harness.journal.status["state"] == "refused"
         harness.manager.close_connection(HERE)
         assert (
@@ -814,7 +814,7 @@ async def test_a_turn_goes_on_from_where_its_reader_is(tmp_path: Path, seen: byt
         assert await resumed(harness, session, seen, seen) == b"abcdefghij"[len(seen) :]
 
         assert bytes(session.turn.text) == b"abcdefghij" if session.turn else False
-        assert session.metadata()["stop_reason"] == "eos"
+        assert session.metadata().stop_reason == "eos"
         assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghij" * 2
         async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
@@ -826,8 +826,8 @@ async def test_a_resumed_turn_has_its_own_options_seed_and_bound(tmp_path: Path)
         options = {"n-predict": 5, "seed": 77}
         session = await interrupted(harness, **options)
         assert await resumed(harness, session, b"abc", b"abc") == b"de"
-        assert session.metadata()["seed"] == 77
-        assert session.metadata()["stop_reason"] == "length"
+        assert session.metadata().seed == 77
+        assert session.metadata().stop_reason == "length"
 
 
 @pytest.mark.asyncio
@@ -835,7 +835,7 @@ async def test_a_turn_whose_last_token_its_reader_has_ends_without_another(tmp_p
     async with Kept(tmp_path).running() as harness:
         session = await interrupted(harness, **{"n-predict": 5})
         assert await resumed(harness, session, b"abcde", b"abcde") == b""
-        assert session.metadata()["stop_reason"] == "length"
+        assert session.metadata().stop_reason == "length"
         assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghijabcde"
 
 

@@ -13,6 +13,7 @@ from inferd.backends.params import PARAMETERS, read_options
 from inferd.scheduler.owner import Owner
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.turn.options import Parameters
+from inferd.wire.metadata import Metadata
 from tests.sessions.doubles import Harness
 
 HERE = object()
@@ -77,9 +78,7 @@ def opened(harness: Harness, **fields: object) -> Session:
     return session
 
 
-async def turn(
-    harness: Harness, session: Session, text: bytes, **options: object
-) -> dict[str, Any]:
+async def turn(harness: Harness, session: Session, text: bytes, **options: object) -> Metadata:
     await session.set_input(text)
     begun = await session.start_turn(TurnOptions(options=options))
     harness.port.run()
@@ -97,8 +96,8 @@ async def test_without_cache_prompt_everything_is_computed_anew() -> None:
     anew = await turn(harness, session, text, **{"cache-prompt": False})
     then = await turn(harness, session, text)
 
-    assert first["cached_tokens"] == anew["cached_tokens"] == 0
-    assert again["cached_tokens"] == then["cached_tokens"] == first["input_tokens"] - 1
+    assert first.cached_tokens == anew.cached_tokens == 0
+    assert again.cached_tokens == then.cached_tokens == first.input_tokens - 1
 
 
 @pytest.mark.asyncio
@@ -107,26 +106,26 @@ async def test_a_session_that_rested_longer_than_its_retention_is_computed_anew(
     session = opened(harness)
     session.set_options({"retention-ms": 60_000})
 
-    size = (await turn(harness, session, text))["input_tokens"]
+    size = (await turn(harness, session, text)).input_tokens
     harness.now += 60
-    assert (await turn(harness, session, text))["cached_tokens"] == size - 1
+    assert (await turn(harness, session, text)).cached_tokens == size - 1
     harness.now += 60.001
-    assert (await turn(harness, session, text))["cached_tokens"] == 0
+    assert (await turn(harness, session, text)).cached_tokens == 0
     session.set_options({"retention-ms": -1})
     harness.now += 3600
-    assert (await turn(harness, session, text))["cached_tokens"] == size - 1
+    assert (await turn(harness, session, text)).cached_tokens == size - 1
 
 
 @pytest.mark.asyncio
 async def test_a_new_session_with_a_retention_shares_what_others_computed() -> None:
     harness, text = Harness(), b"a text of some length " * 5
-    size = (await turn(harness, opened(harness), text))["input_tokens"]
+    size = (await turn(harness, opened(harness), text)).input_tokens
     other = opened(harness)
     other.set_options({"retention-ms": 0})
 
-    assert (await turn(harness, other, text))["cached_tokens"] == size - 1
+    assert (await turn(harness, other, text)).cached_tokens == size - 1
     harness.now += 0.001
-    assert (await turn(harness, other, text))["cached_tokens"] == 0
+    assert (await turn(harness, other, text)).cached_tokens == 0
 
 
 @pytest.mark.asyncio
@@ -134,9 +133,9 @@ async def test_the_metadata_have_adjusted_values() -> None:
     harness = Harness()
     session = opened(harness)
     metadata = await turn(harness, session, b"abc", **{"dry-base": 0.5})
-    assert list(metadata["adjusted"]) == ["dry-base"]
+    assert list(metadata.adjusted) == ["dry-base"]
     assert list(msgspec.json.decode(session.read_output(1))["adjusted"]) == ["dry-base"]
-    assert (await turn(harness, session, b"abc"))["adjusted"] == {}
+    assert (await turn(harness, session, b"abc")).adjusted == {}
 
 
 @pytest.mark.asyncio
@@ -145,13 +144,11 @@ async def test_biases_outside_the_vocabulary_are_left_out_and_named() -> None:
     session = opened(harness)
     session.set_options({"logit-bias": [[most, 1], [VOCAB_SIZE, 2], ["a", 1]]})
 
-    adjusted = (await turn(harness, session, b"some text"))["adjusted"]
+    adjusted = (await turn(harness, session, b"some text")).adjusted
     assert adjusted["logit-bias"].startswith(f"tokens outside the vocabulary of {VOCAB_SIZE}: ")
     assert adjusted["logit-bias"].endswith(f": {VOCAB_SIZE}")
     many = {"logit-bias": [[most, 1], *([token, 1] for token in range(10**6, 10**6 + 9))]}
-    adjusted = (await turn(harness, session, b"some text", **many))["adjusted"]
+    adjusted = (await turn(harness, session, b"some text", **many)).adjusted
     assert adjusted["logit-bias"].endswith(": 1000000, 1000001, 1000002, 1000003 and 5 more")
-    adjusted = (await turn(harness, session, b"some text", **{"logit-bias": [[most, 1]]}))[
-        "adjusted"
-    ]
+    adjusted = (await turn(harness, session, b"some text", **{"logit-bias": [[most, 1]]})).adjusted
     assert "vocabulary" not in adjusted.get("logit-bias", "")
