@@ -34,10 +34,10 @@ __all__ = ("ForkedProcess", "ForkedWorker", "use_fork_servers")
 
 MODULES = {
     "serve": ("cli.operations.serve", "daemon.app"),
-    "fleet node": ("gateways.fleet.command", "gateways.fleet.node.serving", "cli.client"),
+    "fleet node": ("gateways.fleet.command", "gateways.fleet.relay.relay", "cli.client"),
     "fleet serve": (
         *("gateways.fleet.command", "gateways.fleet.entry.server"),
-        *("gateways.fleet.entry.config", "cli.client"),
+        *("gateways.fleet.config", "cli.client"),
     ),
     "gateway": (
         *("gateways.http.command", "gateways.http.server", "gateways.http.app"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from inferd.backends.errors import ERRORS_BY_NAME, Outcome
 from inferd.daemon.metrics.families import PREFIX, SECTIONS
-from inferd.gateways.fleet.metrics import families as fleet
+from inferd.gateways.fleet.entry import metrics as fleet
 from inferd.ipc.http.metric_families import Family
 
 HEAD = """\
@@ -32,9 +32,9 @@ Names are vLLM's, prefixed with `inferd_`, where vLLM has the same metric. No la
 session or a client. The `model_name` of a model loaded from a descriptor is `descriptor`; past 256
 names it is `others`. The usual `process_…` metrics describe the daemon's own process.
 
-The entry of a fleet serves these families for all nodes, with the label `node`, and
-[its own](#the-entry-of-a-fleet); [fleet.md](fleet.md#metrics) has its settings and bounds. The call
-[`metrics`](protocol.md#metrics) returns the same text over the protocol.
+The entry of a fleet serves [families of its own](#the-entry-of-a-fleet); the daemons of its nodes
+are scraped as any other ([fleet.md](fleet.md#metrics)). The call [`metrics`](protocol.md#metrics)
+returns the same text over the protocol.
 
 [systemd/prometheus](../systemd/prometheus) has alert rules, and
 [systemd/grafana](../systemd/grafana) has a dashboard to import. A scrape job:

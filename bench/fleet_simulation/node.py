@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inferd.daemon.residency.eviction import EvictionCandidate, choose_victims
 from inferd.gateways.fleet.link import REPORT_S
-from inferd.gateways.fleet.node.load import (
+from inferd.gateways.fleet.relay.load import (
     TokenTimeLearner,
     as_counts,
     prompt_token_s,

@@ -9,14 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
-from inferd.gateways.fleet.entry.nodes.own_turns import AGE_S_MAX, OwnTurns, TurnKind
-from inferd.gateways.fleet.entry.placing.homes import HOMES_MAX, RECENT_MAX, NodeTable
-from inferd.gateways.fleet.entry.placing.new_contexts import SESSION_GAIN_BYTES_MIN
-from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
+from inferd.gateways.fleet.entry.new_contexts import SESSION_GAIN_BYTES_MIN
+from inferd.gateways.fleet.routing.choice import (
+    BYTES_OF_TOKEN,
+    FleetLoad,
+    RouteRequest,
+    choose_node,
+    node_to_warm_up,
+)
+from inferd.gateways.fleet.routing.homes import HOMES_MAX, RECENT_MAX, NodeTable
 from inferd.gateways.fleet.routing.loads import NONE, ByClass, NodeLoad
+from inferd.gateways.fleet.routing.own_turns import AGE_S_MAX, OwnTurns, TurnKind
 from inferd.gateways.fleet.routing.prompts import Block, PromptTable, prompt_blocks
-from inferd.gateways.fleet.routing.waits import BYTES_OF_TOKEN
-from inferd.gateways.fleet.routing.warm_up import node_to_warm_up
 
 from .turns import Session, Turn
 

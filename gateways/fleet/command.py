@@ -136,9 +136,9 @@ def init(
     the folder `ray` there gets an authority and certificates for a Ray cluster, and its token.
     """
     with optional_import(NEED, "fleet"):
-        from .certificates.authority import Authority, Role
-        from .certificates.ray_keys import issue_for_members, members_of
-    from .certificates.folder import AUTHORITY, ENTRY, KeyFiles
+        from .certificates import Authority, Role
+        from .ray_cluster.keys import issue_for_members, members_of
+    from .certificates import AUTHORITY, ENTRY, KeyFiles
 
     members = members_of(ray or ())
 
@@ -180,7 +180,7 @@ def node(
     address. It runs until SIGTERM or Ctrl-C.
     """
     with optional_import(NEED, "fleet"):
-        from .node.serving import run_node
+        from .relay.relay import run_node
     from ...cli.client import socket_of
 
     if ray and descriptors:
@@ -192,7 +192,7 @@ def node(
         import platformdirs
 
         check_ray()
-        from .node.ray_node import run_ray_node
+        from .ray_cluster.node import run_ray_node
 
         ended_by = run_ray_node(
             name,
@@ -231,7 +231,7 @@ def serve(config: FleetFile, socket: SocketPath = None) -> None:
     """
     with optional_import(NEED, "fleet"):
         from .entry.server import run_entry
-    from .entry.config import read_config
+    from .config import read_config
 
     def note_entry(path: str) -> None:
         note(f"the fleet listens on {path}")
@@ -249,7 +249,7 @@ def remove(name: NodeName, ray: RayCluster, certificates: Certificates = None) -
     End its `inferd fleet node` first, which would add it again.
     """
     check_ray()
-    from .node.ray_node import remove_ray_node
+    from .ray_cluster.node import remove_ray_node
 
     remove_ray_node(name, ray, certificates_folder(certificates))
 

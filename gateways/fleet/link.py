@@ -1,4 +1,4 @@
-"""The connections between entries and relays: their messages, times and sockets' options.
+"""The connections between entries and relays: addresses, messages, times, options of sockets.
 
 A data connection carries the frames of the protocol unchanged, in both directions. The content of a
 tensor in a descriptor is sent to the relay before its request, which the relay passes to the daemon
@@ -22,6 +22,10 @@ from __future__ import annotations
 
 import socket
 from enum import IntEnum
+from typing import NamedTuple
+
+from ...backends.errors import InvalidArgument
+from ...ipc.server.listener import BACKLOG
 
 REPORT_S = 0.2
 """Interval of reports, and so the maximum age of a load in routing, if no daemon is overloaded."""
@@ -77,3 +81,52 @@ def set_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(PING_S))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_S))
+
+
+class NodeAddress(NamedTuple):
+    """A host and a port; port 0 is any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_node_address(text: str) -> NodeAddress:
+    """Return the address that *text* names.
+
+    :raises InvalidArgument: *text* is not of the form HOST:PORT.
+    """
+    host, colon, port = text.rpartition(":")
+    if colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16:
+        return NodeAddress(host.removeprefix("[").removesuffix("]"), int(port))
+    raise InvalidArgument(
+        f"{text!r} is not an address", hint="give HOST:PORT, such as 10.0.0.2:7878"
+    )
+
+
+def listen_at(address: NodeAddress) -> socket.socket:
+    """Return a socket that listens at *address*.
+
+    :raises InvalidArgument: the address cannot be used.
+    """
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, where = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    except OSError as exc:
+        raise InvalidArgument(
+            f"cannot listen on {address}: {exc.strerror or exc}",
+            hint="choose another address with --listen",
+        ) from None

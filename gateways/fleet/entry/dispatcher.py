@@ -21,35 +21,44 @@ from ....backends.errors import (
 )
 from ....ipc.messages import ContextUse, Kind, Route
 from ....wire.nesting import check_shape
-from ..calls.descriptors import count_descriptors, model_refused
-from ..calls.frames import (
+from ..calls.routes import row_of
+from ..frames import (
     UNREADABLE,
     Fields,
     OpenFrame,
+    count_descriptors,
     integer_in,
     is_given,
+    model_refused,
     open_message,
     raw_of,
     request_of,
 )
-from ..calls.routes import row_of
-from .clients.client import ClientRequest, FleetClient, without_shutdown
-from .clients.connection import ClientConnection
-from .placing.leases import close_context
-from .placing.new_contexts import ContextMove, FirstPrompt, begin_request
-from .placing.opening import load_graph, note_branches, open_context, reopen_context, work_on_graph
-from .placing.own_node import load_passed
-from .placing.waiting_turns import WaitingTurn
-from .several_nodes.copying import copy_model
-from .several_nodes.gathering import (
+from .client import ClientRequest, FleetClient, without_shutdown
+from .connection import ClientConnection
+from .draining import drain_node
+from .metrics import read_metrics
+from .model_copies import copy_model
+from .new_contexts import ContextMove, FirstPrompt, begin_request
+from .opening import (
+    close_context,
+    load_graph,
+    load_passed,
+    note_branches,
+    open_context,
+    reopen_context,
+    work_on_graph,
+)
+from .several_nodes import (
     call_all,
+    call_for_model,
     call_for_session,
     configure_backend,
     end_backend,
-    read_metrics,
+    swap_model,
     unload_graph,
 )
-from .several_nodes.rolling import call_for_model, swap_model
+from .waiting_turns import WaitingTurn
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +191,7 @@ class Dispatcher:
             self._stop_entry(request)
         elif route is Route.DRAIN and (is_given(params, "node") or is_given(params, "undo")):
             client = self._client
-            client.group.start_soon(self._run, client.fleet.drain_node, request, params)
+            client.group.start_soon(self._run, drain_node, request, params)
         elif route is Route.CONTEXT or (route is Route.SESSION and is_given(params, "context")):
             self._forward_to_context(request, params)
         elif route is Route.CANCEL:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -17,41 +17,24 @@ from ....backends.errors import (
     BackendError,
     InferdError,
     ProtocolError,
-    SessionBusy,
     VersionMismatch,
 )
 from ....ipc.messages import PROTOCOL_VERSION, ClientHello, Kind
 from ....ipc.names import check_label, check_user_name
 from ....ipc.peer import peer_of
 from ....ipc.server.acceptor import Acceptor
-from ....ipc.server.connection_places import Places
 from ....ipc.server.descriptors import ClientDescriptors
 from ....ipc.server.fairness import LoopTime, SharedLimit
 from ....ipc.server.listener import UnixListener
 from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
 from ....wire.frames import pack_frame
-from ..calls.frames import Fields, open_message
-from ..copies.copies import Copies
-from ..draining.draining import drain_node, move_open
-from ..draining.moves import Moves
-from ..fair_share.exchange import FairShare
-from ..metrics.scrape import FleetMetrics, MetricsListener
-from ..routing.prompts import PromptTable
-from .clients.client import ClientRequest, FleetClient
-from .clients.connection import ClientConnection
-from .clients.contexts import SuspendedContext
-from .clients.incarnations import Incarnations
-from .clients.passed_descriptors import SENT_BYTES_MAX
-from .config import EntryConfig
+from ..config import EntryConfig, UserRules, is_operator, name_of, user_on_nodes
+from ..frames import open_message
+from ..routing.homes import FleetUser
+from .client import Fleet, FleetClient
+from .connection import SENT_BYTES_MAX, ClientConnection
 from .dispatcher import Dispatcher
-from .nodes.discovery import discovery_of
-from .nodes.node_link import NodeLink
-from .nodes.nodes import Nodes
-from .placing.homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
-from .placing.new_contexts import OPEN_S_MAX
-from .several_nodes.copying import COPIES_MAX
-from .several_nodes.name_locks import NameLocks
-from .users import UserRules, is_operator, name_of, user_on_nodes
+from .metrics import MetricsListener
 
 HELLO_S_MAX = 10.0
 STOP_S_MAX = 30.0
@@ -61,32 +44,20 @@ _hello = msgspec.msgpack.Decoder(ClientHello)
 
 
 class Entry:
-    """The entry of a fleet. *note* prints what an operator should know."""
+    """The entry of a fleet. *note* prints what an operator should know.
+
+    :raises InvalidArgument: the certificate cannot be used.
+    """
 
     def __init__(self, config: EntryConfig, note: Callable[[str], object]):
         settings = config.settings
-        self.nodes = Nodes(config, self._note_found, self._note_lost)
-        self._discovery = discovery_of(config, self.nodes, note)
-        self.incarnations = Incarnations(config.state_dir)
-        self.homes = NodeTable[SessionKey](HOMES_MAX)
-        self.recent = NodeTable[RecentKey](RECENT_MAX)
-        self.prompts = PromptTable()
-        self.swaps, self.model_copies = NameLocks(), NameLocks(COPIES_MAX)
-        self.stopping = anyio.Event()
-        self._idle = anyio.Event()
-        """Set once an entry that stops has no requests."""
         self._config, self._note = config, note
-        self.copies = Copies(self, settings.copies, settings.follower_after, config.state_dir, note)
-        self.moves = Moves(self, note, self.copies.reconcile)
-        self.moves.on_moved = self.copies.check_soon
-        self.metrics = FleetMetrics(self)
-        self._fair_share = FairShare(self, note)
+        self._group = anyio.create_task_group()
+        self._fleet = Fleet(config, note, self._group)
         self._rules = UserRules(settings.users, settings.operators, settings.delegates)
-        self._places = Places[ClientConnection](settings.connections_max)
         self._descriptors = ClientDescriptors()
         self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
         self._contents = SharedLimit(SENT_BYTES_MAX)
-        self._clients: set[FleetClient] = set()
         self._software = f"inferd/{version('inferd')} fleet"
 
     async def run(self, on_ready: Callable[[str], object]) -> signal.Signals | None:
@@ -96,28 +67,17 @@ class Entry:
         :raises InvalidArgument: the state directory or the socket cannot be used.
         :raises Busy: another program listens on the socket.
         """
-        self.incarnations.open()
-        self.nodes.drained.open()
-        self.copies.continued.promotions.open()
-        if self._discovery is not None:
-            self._discovery.open()
+        self._fleet.open()
         listener = UnixListener(str(self._config.socket), self._config.socket_mode, gateway=True)
         try:
             listener.bind()
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                async with anyio.create_task_group() as group:
-                    await group.start(self.nodes.run)
-                    await group.start(self.copies.run)
-                    await group.start(self.moves.run)
-                    await group.start(self.metrics.run)
-                    group.start_soon(self._fair_share.run)
-                    if self._discovery is not None:
-                        await group.start(self._discovery.run)
+                async with self._group as group:
+                    await self._fleet.start()
                     group.start_soon(self._accept, listener.socket, group)
                     on_ready(listener.path)
                     if not self._config.metrics.is_off:
-                        address = self._config.metrics
-                        pages = MetricsListener(self, self.metrics, address, self._note)
+                        pages = MetricsListener(self._fleet, self._config.metrics, self._note)
                         group.start_soon(pages.run)
                     ended_by = await self._until_stopped(signals)
                     group.cancel_scope.cancel()
@@ -134,21 +94,16 @@ class Entry:
         async with anyio.create_task_group() as waiting:
 
             async def wait_for_requests() -> None:
-                await self.stopping.wait()
-                self._check_idle()
+                await self._fleet.stopping.wait()
+                self._fleet.check_idle()
                 with anyio.move_on_after(STOP_S_MAX):
-                    await self._idle.wait()
+                    await self._fleet.idle.wait()
                 waiting.cancel_scope.cancel()
 
             waiting.start_soon(wait_for_requests)
             ended_by = await anext(signals)
             waiting.cancel_scope.cancel()
         return ended_by
-
-    def _check_idle(self) -> None:
-        """Note the end of the last request of an entry that stops."""
-        if self.stopping.is_set() and not any(client.requests for client in self._clients):
-            self._idle.set()
 
     async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
         listener.setblocking(False)
@@ -164,7 +119,7 @@ class Entry:
     async def _serve(self, sock: socket.socket) -> None:
         peer = peer_of(sock)
         user = self._descriptors.of_user(peer.uid)
-        hello = self.nodes.hello(self._software, self.incarnations.starts)
+        hello = self._fleet.nodes.hello(self._software, self._fleet.incarnations.starts)
         connection = ClientConnection(
             sock, peer, user, self._outboxes, self._contents, hello.limits.frame_bytes_max
         )
@@ -180,7 +135,7 @@ class Entry:
         except ExceptionGroup as exc_group:
             connection.send_goodbye(_refusal(exc_group))
         finally:
-            self._places.release_place(connection)
+            self._fleet.places.release_place(connection)
             connection.close()
 
     async def _admit(self, connection: ClientConnection) -> str:
@@ -190,9 +145,9 @@ class Entry:
         """
         name = await anyio.to_thread.run_sync(name_of, connection.uid)
         connection.is_operator = is_operator(connection.uid, name, self._rules)
-        closed = self._places.take_place(connection)
+        closed = self._fleet.places.take_place(connection)
         if closed is not None:
-            closed.end(self._places.closed_for_another(closed))
+            closed.end(self._fleet.places.closed_for_another(closed))
         return name
 
     async def _exchange(
@@ -220,9 +175,9 @@ class Entry:
         finally:
             timer.cancel()
             if client is not None:
-                self._clients.discard(client)
+                self._fleet.clients.discard(client)
                 client.close()
-                self._check_idle()
+                self._fleet.check_idle()
 
     def _greet(
         self,
@@ -241,85 +196,13 @@ class Entry:
             hello,
             on_behalf_of=user,
             software=hello.software[:SOFTWARE_CHARACTERS],
-            copies=self.copies.are_wanted,
+            copies=self._fleet.copies.are_wanted,
         )
-        client = FleetClient(self, connection, FleetUser(user, hello.label), own, group)
+        client = FleetClient(self._fleet, connection, FleetUser(user, hello.label), own, group)
         connection.is_idle = lambda: not client.requests
         connection.on_emptied = lambda: client.read_upstreams(reading=True)
-
-        def note_end() -> None:
-            connection.request_ended()
-            self._check_idle()
-
-        client.on_idle = note_end
-        self._clients.add(client)
+        self._fleet.clients.add(client)
         return client
-
-    @property
-    def clients(self) -> Collection[FleetClient]:
-        """The clients that are connected."""
-        return self._clients
-
-    @property
-    def operator(self) -> FleetClient:
-        """The client that acts on the nodes as the relay's user."""
-        return self.moves.operator
-
-    @property
-    def connections(self) -> int:
-        """The number of open connections."""
-        return len(self._places.holders)
-
-    @property
-    def connections_max(self) -> int:
-        """The maximum number of connections."""
-        return self._config.settings.connections_max
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the entry accepts no new requests."""
-        return self.stopping.is_set()
-
-    @property
-    def ray_answers(self) -> bool | None:
-        """Whether Ray answers; None where Ray publishes no nodes."""
-        return None if self._discovery is None else self._discovery.answers
-
-    async def drain_node(
-        self, client: FleetClient, request: ClientRequest, params: Fields
-    ) -> Fields:
-        """Move the sessions of a node to other nodes, or use the node again."""
-        return await drain_node(self, client, params)
-
-    async def move_open(
-        self, client: FleetClient, suspended: SuspendedContext, target: str
-    ) -> None:
-        """Move the session of a suspended context to the node *target*, if that takes no longer
-        than OPEN_S_MAX.
-        """
-        key = SessionKey(client.owner, suspended.context.session_id)
-        if not self.moves.is_settled(key):
-            raise SessionBusy("the session moves already")
-        await move_open(self.moves, client, suspended, target, OPEN_S_MAX)
-
-    def _note_found(self, link: NodeLink) -> None:
-        assert link.load is not None
-        self.moves.note_found()
-        self._note(f"node {link.name} serves at {link.address}: {len(link.load.models)} models")
-
-    def _note_lost(self, link: NodeLink) -> None:
-        """Fail the requests on a node that cannot be reached, and report its sessions."""
-        contexts = sum(client.lose_node(link.name, link.cause) for client in tuple(self._clients))
-        link.counters.contexts_lost += contexts
-        self.copies.note_lost()
-        self.prompts.forget_node(link.name)
-        sessions = self.homes.count_on(link.name)
-        state = "is lost" if link.counters.losses else "cannot be reached yet"
-        place = "" if link.address is None else f" at {link.address}"
-        self._note(
-            f"node {link.name} {state}{place}: {link.cause}; {contexts} open"
-            f" contexts were lost, and {sessions} sessions with an id wait for it"
-        )
 
 
 class _EndLater:
@@ -372,5 +255,8 @@ def run_entry(
     config: EntryConfig, *, on_ready: Callable[[str], object], note: Callable[[str], object]
 ) -> signal.Signals | None:
     """Serve a fleet until SIGTERM or SIGINT; see `Entry.run`."""
-    entry = Entry(config, note)
-    return anyio.run(entry.run, on_ready)
+
+    async def run() -> signal.Signals | None:
+        return await Entry(config, note).run(on_ready)
+
+    return anyio.run(run)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import ray
 from ray import serve
 
-from ..published import DEPLOYMENT
+from .published import DEPLOYMENT
 from .refusals import HeadNotReached, HeadRefuses, check_head
 
 CALL_S_MAX = 5.0

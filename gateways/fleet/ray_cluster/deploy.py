@@ -16,7 +16,8 @@ import msgspec
 import ray
 from ray import serve
 
-from ..published import (
+from .connecting import connect, end_with_parent, own_output, replica_metadata, short_reason
+from .published import (
     APPLICATION_PREFIX,
     CHECK_S,
     DEPLOYMENT,
@@ -24,7 +25,6 @@ from ..published import (
     NodeRequest,
     node_resource,
 )
-from .connecting import connect, end_with_parent, own_output, replica_metadata, short_reason
 from .refusals import HeadNotReached, HeadRefuses
 from .replica import NodeReplica
 

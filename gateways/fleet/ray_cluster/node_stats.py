@@ -10,7 +10,7 @@ import msgspec
 
 from ....backends.errors import InferdError
 from ....ipc.client import AsyncClient
-from ..node.load_query import LoadQuery
+from ..relay.load import LoadQuery
 from .ranking import AT, LOAD, NODE
 
 SOFTWARE = "inferd replica"

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 
-from ..certificates.authority import read_certificate
+from ..certificates import read_certificate
 
 CALL_S_MAX = 5.0
 METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"

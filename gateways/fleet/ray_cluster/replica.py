@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..node.supervisor import NodeSupervisor
+from .supervisor import NodeSupervisor
 
 _log = logging.getLogger("ray.serve")
 

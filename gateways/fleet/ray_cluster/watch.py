@@ -14,8 +14,8 @@ import msgspec
 import ray
 from ray import serve
 
-from ..published import APPLICATION_PREFIX, DEPLOYMENT, POLL_S, PublishedNodes, Report
 from .connecting import connect, end_with_parent, own_output, replica_metadata, short_reason
+from .published import APPLICATION_PREFIX, DEPLOYMENT, POLL_S, PublishedNodes, Report
 
 HEAD_RESOURCE = "node:__internal_head__"
 

@@ -1,9 +1,4 @@
-"""The choice of the node for a new context.
-
-In this order: the home of its session; a node on which its turn starts at once, preferably one that
-has computed the beginning of its prompt; the node with the lowest predicted wait, less the time
-that such a beginning saves.
-"""
+"""The memory that a load of a model takes on a node, compared with the memory that it has."""
 
 from __future__ import annotations
 
@@ -13,14 +8,85 @@ from dataclasses import dataclass, field
 from ....backends.errors import Busy, InferdError
 from ....ipc.model_names import model_not_found
 from .loads import CLASSES, NONE, ByClass, ModelLoad, NodeLoad
-from .memory import evicts_others, fits
-from .waits import (
-    free_slots,
-    must_begin_load,
-    predicted_wait_s,
-    saved_s,
-    starts_at_once,
-)
+
+
+def fits(node: NodeLoad, load: ModelLoad) -> bool:
+    """Return whether a node has memory for a model, if idle models are unloaded for it. A loaded
+    model fits, and so does one of which nothing is known.
+    """
+    return _missing_bytes(node, load) <= node.evictable_bytes
+
+
+def evicts_others(node: NodeLoad, load: ModelLoad) -> bool:
+    """Return whether other models have to be unloaded for a load of a model."""
+    return _missing_bytes(node, load) > 0
+
+
+def _missing_bytes(node: NodeLoad, load: ModelLoad) -> int:
+    """Return the bytes that a load needs beyond the free ones; if it needs none, 0 or less."""
+    if load.loaded or load.need_bytes is None or node.free_bytes is None:
+        return 0
+    return load.need_bytes - node.free_bytes
+
+
+BYTES_OF_TOKEN = 4
+"""Bytes of a token of a usual text."""
+TURN_TOKENS = 128
+"""Tokens that a turn is expected to compute, before anything is known of it."""
+
+
+def free_slots(load: ModelLoad, opened: ByClass) -> int:
+    """Return the slots of a loaded model that no turn occupies or waits for.
+
+    *opened* are turns that the node has beside those of its report; negative numbers are turns that
+    have ended since.
+    """
+    if not load.loaded:
+        return 0
+    turns = sum(load.running) + sum(load.waiting) + sum(opened)
+    return max(0, load.slots - max(0, turns))
+
+
+def must_begin_load(load: ModelLoad, opened: ByClass) -> bool:
+    """Return whether a turn would be the first that makes the node load the model."""
+    return not (load.loaded or load.loading or sum(load.waiting) + sum(opened) > 0)
+
+
+def starts_at_once(load: ModelLoad, opened: ByClass, priority: int) -> bool:
+    """Return whether a turn of the class *priority* gets a slot at once: a free one, or that of a
+    turn of a lower class, which is parked.
+    """
+    if not load.loaded or not load.slots:
+        return False
+    ahead = sum(n for turns in (load.running, load.waiting, opened) for n in turns[priority:])
+    return ahead < load.slots
+
+
+def saved_s(load: ModelLoad, covered_bytes: int) -> float:
+    """Return the time that a turn saves if *covered_bytes* of its prompt need not be computed."""
+    token_s = load.token_s if load.prompt_token_s is None else load.prompt_token_s
+    return covered_bytes / BYTES_OF_TOKEN * token_s
+
+
+def predicted_wait_s(load: ModelLoad, opened: ByClass, priority: int) -> float:
+    """Return the time until a turn of the class *priority* is expected to get a slot.
+
+    It waits for the work of its class and higher ones that is queued before it, and for one slot's
+    part of the running work. A model that is not loaded is loaded first, and then computes the
+    turns that wait for it.
+    """
+    if not load.loaded:
+        ahead = sum(load.waiting[priority:]) + max(0, sum(opened[priority:]))
+        if ahead < load.slots:
+            return load.load_s
+        waiting = sum(load.waiting_tokens[priority:])
+        return load.load_s + (waiting + max(0, sum(opened[priority:])) * TURN_TOKENS) * load.token_s
+    if starts_at_once(load, opened, priority):
+        return 0.0
+    queued = sum(load.waiting_tokens[priority:]) + sum(opened[priority:]) * TURN_TOKENS
+    running = sum(load.running_tokens[priority:]) / max(1, load.slots)
+    return max(load.token_s, (queued + running) * load.token_s)
+
 
 RETRY_S = 1.0
 """Time after which a request that no node can serve should be repeated."""
@@ -188,3 +254,23 @@ def node_unreachable(name: str) -> Busy:
         hint=RETRY_HINT,
         data={"cause": "node", "node": name, "retry_after_s": RETRY_S},
     )
+
+
+def node_to_warm_up(model: str, chosen: str, fleet: FleetLoad) -> str | None:
+    """Return an idle node with free memory that is to load a model now, because most slots of
+    *chosen*, the best node for a request, are taken. Return None if most of them are free, if
+    there is no such node, or if one is already loading the model.
+    """
+    if is_mostly_idle(chosen, model, fleet):
+        return None
+    found: list[tuple[float, str]] = []
+    for name, node in fleet.loads.items():
+        load = node.models.get(model)
+        if load is None or load.loaded or node.draining or load.failed:
+            continue
+        if not must_begin_load(load, fleet.opened.get((name, model), NONE)):
+            return None
+        is_idle = not other_turns(name, model, fleet)
+        if is_idle and fits(node, load) and not evicts_others(node, load):
+            found.append((load.load_s, name))
+    return min(found)[1] if found else None

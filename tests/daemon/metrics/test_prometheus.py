@@ -17,7 +17,7 @@ import pytest
 
 from inferd import Client
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
-from inferd.gateways.fleet.metrics import families as fleet
+from inferd.gateways.fleet.entry import metrics as fleet
 from inferd.testing import running_daemon
 from tests.daemon.metrics.scraping import scrape
 from tools.dashboard import FILE, dashboard

@@ -13,9 +13,7 @@ from typing import Any
 import msgspec
 
 from inferd import Client
-from inferd.gateways.fleet.certificates.authority import Authority, Role
-from inferd.gateways.fleet.certificates.folder import ENTRY, server_name
-from inferd.gateways.fleet.certificates.tls import entry_context
+from inferd.gateways.fleet.certificates import ENTRY, Authority, Role, entry_context, server_name
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import pack_frame
 from tests.daemon.command_line import inferd_process

@@ -21,8 +21,8 @@ import psutil
 
 from inferd import Client
 from inferd.backends.errors import Busy
-from inferd.gateways.fleet.node.detached import holder_of
-from inferd.gateways.fleet.published import node_resource
+from inferd.gateways.fleet.ray_cluster.detached import holder_of
+from inferd.gateways.fleet.ray_cluster.published import node_resource
 from tests.daemon.command_line import inferd_process
 from tests.gateways.fleet.members import RunningFleet, certificates
 from tests.waiting import wait_until

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.gateways.fleet.certificates.authority import Authority, Role, read_certificate
-from inferd.gateways.fleet.certificates.folder import ENTRY, KeyFiles, server_name
-from inferd.gateways.fleet.certificates.tls import (
+from inferd.gateways.fleet.certificates import (
     DATA,
+    ENTRY,
+    Authority,
+    KeyFiles,
+    Role,
     entry_context,
     failure_reason,
     node_context,
+    read_certificate,
     refusal_reason,
+    server_name,
 )
 from tests.gateways.fleet.members import DAYS, certificates
 

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from inferd.backends.errors import ConnectionLost, InferdError
-from inferd.gateways.fleet.draining.moves import ARRIVING, DEPARTED, Moves, key_of
-from inferd.gateways.fleet.entry.config import read_config
-from inferd.gateways.fleet.entry.nodes.nodes import Nodes
-from inferd.gateways.fleet.entry.placing.homes import HOMES_MAX, NodeTable, SessionKey
+from inferd.gateways.fleet.config import read_config
+from inferd.gateways.fleet.nodes.moves import ARRIVING, DEPARTED, Listed, Moves, key_of
+from inferd.gateways.fleet.nodes.nodes import Nodes
+from inferd.gateways.fleet.nodes.upstream import NodeConnections
+from inferd.gateways.fleet.routing.homes import HOMES_MAX, NodeTable, SessionKey
 from inferd.gateways.fleet.routing.loads import ModelLoad, NodeLoad
+from inferd.ipc.messages import PROTOCOL_VERSION, ClientHello
 from tests.gateways.fleet.members import certificates
 
 pytestmark = pytest.mark.asyncio
@@ -66,56 +68,52 @@ class Node:
         return {}
 
 
-class OperatedMoves(Moves):
-    """Moves whose connections lead to *peers*."""
+class Operator(NodeConnections):
+    """Connections to *peers*."""
 
     peers: dict[str, Node]
 
-    @property
-    def operator(self) -> Any:
-        """The operator's connections."""
-        return self
-
-    def upstream(self, node: str) -> Node:
+    def upstream(self, node: str) -> Any:
         return self.peers[node]
 
 
-class Fleet:
-    """Two nodes, `a` and `b`, that have reported."""
+def two_nodes(folder: Path) -> Nodes:
+    """Return nodes `a` and `b`, which have reported."""
+    certificates(folder / "keys")
+    file = folder / "fleet.toml"
+    addresses = "".join(f'[nodes.{name}]\naddress = "127.0.0.1:1"\n' for name in "ab")
+    file.write_text(f'certificates = "keys"\nstate-dir = "state"\n{addresses}')
+    nodes = Nodes(read_config(file), lambda _: None, lambda _: None)
+    for link in nodes.links.values():
+        link.load = NodeLoad(instance=1, models={"m": ModelLoad(loaded=True, slots=1)})
+    return nodes
 
-    moves: Any = None
-    incarnations: Any = None
 
-    def __init__(self, folder: Path):
-        certificates(folder / "keys")
-        file = folder / "fleet.toml"
-        addresses = "".join(f'[nodes.{name}]\naddress = "127.0.0.1:1"\n' for name in "ab")
-        file.write_text(f'certificates = "keys"\nstate-dir = "state"\n{addresses}')
-        self.nodes = Nodes(read_config(file), lambda _: None, lambda _: None)
-        for link in self.nodes.links.values():
-            link.load = NodeLoad(instance=1, models={"m": ModelLoad(loaded=True, slots=1)})
-        self.homes = NodeTable[SessionKey](HOMES_MAX)
+async def ignore(listed: Listed) -> None:
+    """Do nothing with the sessions of the nodes."""
 
 
 @pytest.mark.parametrize("lost_after", ["keep", "release"])
 async def test_a_session_can_be_opened_once_its_interrupted_move_has_ended(
     tmp_path: Path, lost_after: str
 ) -> None:
-    fleet: Any = Fleet(tmp_path)
-    moves, key = OperatedMoves(fleet, lambda _: None), key_of(SESSION)
-    fleet.homes.put(key, "a")
-    moves.peers = {
+    nodes, homes, key = two_nodes(tmp_path), NodeTable[SessionKey](HOMES_MAX), key_of(SESSION)
+    homes.put(key, "a")
+    peers = {
         "a": Node("dormant", lost_after if lost_after == "release" else ""),
         "b": Node(None, lost_after if lost_after == "keep" else ""),
     }
     async with anyio.create_task_group() as group:
-        await group.start(moves.run)
+        operator = Operator(nodes, ClientHello(protocol=PROTOCOL_VERSION), group)
+        operator.peers = peers
+        moves = Moves(nodes, homes, operator, lambda _: None)
+        await group.start(moves.run, ignore)
         with pytest.raises(InferdError, match="lost after"):
             await moves.move_session("a", SESSION)
         assert moves.interrupted == 1
         moves.note_found()
         await moves.wait_settled(key)
         assert moves.interrupted == 0
-        assert fleet.homes.find(key) != "a", "the next opening looks for it"
-        assert (moves.peers["a"].state, moves.peers["b"].state) == (None, "dormant")
+        assert homes.find(key) != "a", "the next opening looks for it"
+        assert (peers["a"].state, peers["b"].state) == (None, "dormant")
         group.cancel_scope.cancel()

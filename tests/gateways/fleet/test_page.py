@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.gateways.fleet.certificates.ray_keys import issue_for_members, ray_environment
-from inferd.gateways.fleet.entry.config import EntrySettings, read_config
+from inferd.gateways.fleet.config import EntrySettings, read_config
+from inferd.gateways.fleet.ray_cluster.keys import issue_for_members, ray_environment
 from inferd.testing import running_daemon
 from tests.daemon.command_line import inferd, inferd_process
 

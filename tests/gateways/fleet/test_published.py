@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.gateways.fleet.published import (
+from inferd.gateways.fleet.ray_cluster.published import (
     NODES_MAX,
     KnownNode,
     PublishedFile,

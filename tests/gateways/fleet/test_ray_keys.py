@@ -8,8 +8,8 @@ import pytest
 from cryptography import x509
 
 from inferd.backends.errors import InvalidArgument
-from inferd.gateways.fleet.certificates.authority import read_certificate
-from inferd.gateways.fleet.certificates.ray_keys import (
+from inferd.gateways.fleet.certificates import read_certificate
+from inferd.gateways.fleet.ray_cluster.keys import (
     issue_for_members,
     member_in,
     members_of,

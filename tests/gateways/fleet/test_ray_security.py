@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd import Client
-from inferd.gateways.fleet.certificates.ray_keys import issue_for_members, ray_environment
+from inferd.gateways.fleet.ray_cluster.keys import issue_for_members, ray_environment
 from tests.daemon.command_line import inferd, inferd_process
 from tests.echo import echo_model
 from tests.gateways.fleet.members import certificates

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from inferd import Client
-from inferd.gateways.fleet.certificates.tls import DATA, REPORTS
+from inferd.gateways.fleet.certificates import DATA, REPORTS
 from inferd.gateways.fleet.link import BUFFER_BYTES, ReportKind
-from inferd.gateways.fleet.node.passed_files import PassedFiles
-from inferd.gateways.fleet.node.pipe import DaemonEnd, EntryEnd, PipeEnd
+from inferd.gateways.fleet.relay.pipe import DaemonEnd, EntryEnd, PassedFiles, PipeEnd
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import pack_frame
 from tests.daemon.command_line import inferd_process

@@ -15,10 +15,9 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import Cancelled, InferdError
-from inferd.gateways.fleet.calls.frames import frame_of, open_message
-from inferd.gateways.fleet.entry.clients.client import ClientRequest, FleetClient
-from inferd.gateways.fleet.entry.placing.homes import FleetUser
-from inferd.gateways.fleet.entry.placing.waiting_turns import Withdrawal
+from inferd.gateways.fleet.entry.client import ClientRequest, FleetClient, Withdrawal
+from inferd.gateways.fleet.frames import frame_of, open_message
+from inferd.gateways.fleet.routing.homes import FleetUser
 from inferd.ipc.messages import CALLS, ClientHello, Kind
 from inferd.ipc.priorities import Priority
 from tests.echo import echo_model
@@ -212,8 +211,14 @@ async def test_an_answer_that_was_held_back_is_sent_at_once() -> None:
             sent.extend(self.unflushed)
             self.unflushed.clear()
 
+        def request_ended(self) -> None:
+            pass
+
     fleet: Any = SimpleNamespace(
-        nodes=None, incarnations=None, copies=SimpleNamespace(are_awaited=False)
+        nodes=None,
+        incarnations=None,
+        copies=SimpleNamespace(are_awaited=False),
+        check_idle=lambda: None,
     )
     anything: Any = Socket()
     hello = ClientHello(protocol=(1, 0), software="test")

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument
-from inferd.gateways.fleet.copies import promotions
-from inferd.gateways.fleet.copies import promotions as promotions_module
-from inferd.gateways.fleet.copies.choice import choose_follower
-from inferd.gateways.fleet.copies.planning import (
+from inferd.gateways.fleet.copies import continued_sessions as promotions
+from inferd.gateways.fleet.copies.continued_sessions import Promotion, Promotions
+from inferd.gateways.fleet.copies.table import (
+    CopyPlace,
+    CopyTable,
+    choose_follower,
     listed_copies,
     listed_sessions,
     missing_copies,
     newest_copies,
     stale_copies,
 )
-from inferd.gateways.fleet.copies.promotions import Promotion, Promotions
-from inferd.gateways.fleet.copies.table import CopyPlace, CopyTable
-from inferd.gateways.fleet.entry.placing.homes import FleetUser, SessionKey
+from inferd.gateways.fleet.routing.homes import FleetUser, SessionKey
 from inferd.gateways.fleet.routing.loads import ModelLoad, NodeLoad
 
 MODEL = "m"
@@ -207,8 +207,8 @@ def test_an_incomplete_record_was_not_used(tmp_path: Path) -> None:
 def test_the_number_of_records_and_lines_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(promotions_module, "RECORDS_MAX", 2)
-    monkeypatch.setattr(promotions_module, "LINES_SPARE", 3)
+    monkeypatch.setattr(promotions, "RECORDS_MAX", 2)
+    monkeypatch.setattr(promotions, "LINES_SPARE", 3)
     records = opened(tmp_path)
     for number in range(20):
         records.write(record(f"{number}"))

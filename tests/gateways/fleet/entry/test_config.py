@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.gateways.fleet.entry.config import read_config
+from inferd.gateways.fleet.config import read_config
 
 NODE = '[nodes.a]\naddress = "10.0.0.2:7878"\n'
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from inferd.backends.errors import InvalidArgument, PermissionDenied
-from inferd.gateways.fleet.entry.users import UserRules, name_of, user_on_nodes
+from inferd.gateways.fleet.config import UserRules, name_of, user_on_nodes
 
 NAMES = UserRules()
 ACCOUNTS = UserRules(users="accounts")

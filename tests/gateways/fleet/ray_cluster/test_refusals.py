@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from inferd.gateways.fleet.certificates.ray_keys import issue_for_members, ray_environment
+from inferd.gateways.fleet.ray_cluster.keys import issue_for_members, ray_environment
 from inferd.gateways.fleet.ray_cluster.refusals import (
     METHOD,
     HeadNotReached,

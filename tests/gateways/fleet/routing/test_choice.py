@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import Busy, ModelNotFound
-from inferd.gateways.fleet.routing.choice import FleetLoad, RouteRequest, choose_node
-from inferd.gateways.fleet.routing.loads import NONE, ByClass, ModelLoad, NodeLoad
-from inferd.gateways.fleet.routing.waits import (
+from inferd.gateways.fleet.routing.choice import (
+    FleetLoad,
+    RouteRequest,
+    choose_node,
     free_slots,
     predicted_wait_s,
     saved_s,
     starts_at_once,
 )
+from inferd.gateways.fleet.routing.loads import NONE, ByClass, ModelLoad, NodeLoad
 
 LOW, NORMAL, HIGH, URGENT = range(4)
 M = "m"

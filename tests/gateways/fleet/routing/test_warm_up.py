@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from inferd.gateways.fleet.routing.choice import FleetLoad
+from inferd.gateways.fleet.routing.choice import FleetLoad, node_to_warm_up
 from inferd.gateways.fleet.routing.loads import ByClass, ModelLoad, NodeLoad
-from inferd.gateways.fleet.routing.warm_up import node_to_warm_up
 
 M = "m"
 HALF_BUSY = ModelLoad(loaded=True, slots=4, running=(0, 2, 0, 0))

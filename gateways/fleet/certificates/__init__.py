@@ -1,1 +1,0 @@
-"""Certificates of the fleet's own authority, and TLS between its members with them."""

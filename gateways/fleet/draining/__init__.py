@@ -1,1 +1,0 @@
-"""Draining a node of a fleet: its sessions move to other nodes."""

@@ -1,1 +1,0 @@
-"""The nodes of a fleet as an entry knows them."""

@@ -1,1 +1,0 @@
-"""The place of graphs and contexts: opened, leased and remembered on nodes."""

@@ -1,1 +1,0 @@
-"""Calls that several nodes answer, at once or one after the other."""

@@ -1,1 +1,0 @@
-"""Metrics of a fleet for Prometheus: the entry's own, and those of all nodes."""

@@ -1,0 +1,1 @@
+"""The nodes of a fleet as its entry knows them: links, connections, moves, fair shares."""
