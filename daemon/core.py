@@ -110,7 +110,12 @@ class Daemon:
         self.metrics_text: Callable[[], Awaitable[bytes]]
         """Returns all metrics in Prometheus's text format; set before the first connection."""
         self.counters = DaemonCounters()
-        self.ledger = Ledger(AdmissionBounds(), settings=EngineSettings(**engine_settings(config)))
+        self.connections = Connections(self.counters.call_refused)
+        access = self.connections.access
+        bounds = AdmissionBounds(
+            quota_of=access.quota_of, gateway_of=access.delegated_users.gateway_of
+        )
+        self.ledger = Ledger(bounds, settings=EngineSettings(**engine_settings(config)))
         self.ledger.turn_listeners.append(self.counters)
         self.graphs = GraphTable(self.new_handle, self.ledger.kept_bytes)
         self.request_bytes = RequestBytes()
@@ -136,15 +141,15 @@ class Daemon:
         self.journal = Journal(
             config.state_dir / JOURNAL_FILE, self.journal_changed, self.clock.dates()
         )
+        self.copies = CopyStreams()
         self.sessions = SessionManager(
             self.ledger,
             self.new_handle,
             delete_files=self.registry.delete_session_files,
             journal=self.journal,
+            copier_of=self.copies.copier_of,
+            on_place_waited=self.counters.place_waited,
         )
-        self.sessions.places.listener = self.counters
-        self.copies = CopyStreams()
-        self.sessions.copier_of = self.copies.copier_of
         self.state_journal = Journal(
             *(config.state_dir / STATES_FILE, self.state_journal_changed, self.clock.dates()),
             facts=StateFacts,
@@ -160,12 +165,9 @@ class Daemon:
         self.swaps = Swaps(
             self.registry, self.sessions.live, config.swap_grace_s, self.counters.swap_ended
         )
-        self.connections = Connections(self.counters.call_refused)
         self.server = Server(
             self, self.connections, requests_max=REQUESTS_MAX, request_bytes=self.request_bytes
         )
-        self.ledger.bounds.quota_of = self.connections.access.quota_of
-        self.ledger.bounds.gateway_of = self.connections.access.delegated_users.gateway_of
         self.pending_restart: list[str] = []
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}

@@ -181,7 +181,6 @@ class Replay:
 
     @cached_property
     def kept_bytes(self) -> int:
-        """The memory that it takes."""
         numbers = TOKEN_BYTES * (len(self.tokens) + len(self.surprisals))
         packed = len(self.whole.tokens) + len(self.whole.metadata)
         maps = memory_bytes(self.begin.options, self.whole.error)
@@ -189,7 +188,6 @@ class Replay:
 
     @property
     def seed(self) -> int:
-        """The seed of its generator."""
         return self.begin.seed
 
     @property

@@ -12,7 +12,7 @@ import structlog
 from ..backends.errors import Busy, InferdError, InvalidArgument, QuotaExceeded, SessionBusy
 from ..scheduler.owner import Owner
 from .admission.ledger import Ledger
-from .conversation.session import Session, SessionOrigin
+from .conversation.session import Session
 from .conversation.state import SessionSettings
 from .elsewhere.copies import StoredCopies
 from .elsewhere.moving import MovingSessions
@@ -24,6 +24,7 @@ from .lifetimes.dormant import DAY_S, DormantLimits, DormantSessions, ExcessReas
 from .lifetimes.live import LiveSessions
 from .lifetimes.places import PlaceBounds, PlaceQueue, PlaceWait
 from .memory import SESSION_BYTES, memory_bytes
+from .named_states import NamedState
 from .table import SessionCall, SessionState, step
 from .turn.options import Parameters
 from .worker_client import ModelSource
@@ -40,7 +41,9 @@ class SessionManager:
 
     A session belongs to the connection (any hashable object) that opened it. A session with an id
     outlives the connection: it becomes dormant, and the same owner attaches it again; *journal*
-    stores it. `deletion` deletes the data of ended sessions.
+    stores it. `deletion` deletes the data of ended sessions. *copier_of* returns a connection's
+    copier, if its client wants copies of its sessions; *on_place_waited* gets the seconds of each
+    wait for a place.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class SessionManager:
         dormant_limits: DormantLimits | None = None,
         delete_files: Delete = nothing,
         journal: Journal | None = None,
+        copier_of: Callable[[object], ChangeSender | None] = lambda _: None,
+        on_place_waited: Callable[[float], None] = lambda _: None,
     ):
         self.ledger = ledger
         self.live = LiveSessions(ledger, sessions_max, idle_timeout_s)
@@ -67,15 +72,15 @@ class SessionManager:
         self.moving = MovingSessions(
             self.live, self.dormant, self.deletion, self.copies, ledger, journal
         )
-        self.copier_of: Callable[[object], ChangeSender | None] = lambda _: None
-        """Returns a connection's copier, if its client wants copies of its sessions."""
         self.places = PlaceQueue(
-            self.live, self.dormant, ledger, self._wake, self._end_for_another_user
+            *(self.live, self.dormant, ledger, self._wake, self._end_for_another_user),
+            on_waited=on_place_waited,
         )
+        self._copier_of = copier_of
         self._journal = journal
         self._new_handle = new_handle
         self._changed = anyio.Event()
-        ledger.kept_bytes.listener = self
+        ledger.kept_bytes.growth_listeners.append(self.delete_excess)
 
     # Opening.
 
@@ -88,7 +93,7 @@ class SessionManager:
         session_id: str | None = None,
         *,
         persist: bool = True,
-        origin: SessionOrigin | None = None,
+        origin: NamedState | None = None,
     ) -> tuple[Session, bool]:
         """Return a session of *connection*, and whether it existed already (by its id). A new
         session begins with the history of its *origin*, if it has one, and is written to disk only
@@ -116,7 +121,7 @@ class SessionManager:
         session_id: str | None = None,
         *,
         persist: bool = True,
-        origin: SessionOrigin | None = None,
+        origin: NamedState | None = None,
         wait: PlaceWait,
     ) -> tuple[Session, bool]:
         """Do the same as `open_session`, after a *wait* for a place.
@@ -145,7 +150,7 @@ class SessionManager:
         session_id: str | None,
         *,
         persist: bool,
-        origin: SessionOrigin | None,
+        origin: NamedState | None,
     ) -> tuple[Session, bool]:
         """Open a session or activate the dormant one, in a place that is reserved for it."""
         dormant = None if session_id is None else self.dormant.find_session(owner, session_id)
@@ -158,7 +163,8 @@ class SessionManager:
         settings = SessionSettings(Parameters(defaults), persist=persist)
         session = Session(self._new_handle(), owner, model, self.ledger, settings, session_id)
         if origin is not None:
-            session.begin_from(origin)
+            shared_kv = origin.shared_with(owner)
+            session.begin_from(origin.name, origin.facts, origin.new_history(), shared_kv)
         self._open_recording(session)
         if origin is not None:
             session.recording.history_changed()
@@ -199,7 +205,7 @@ class SessionManager:
     def _publish(self, connection: object, session: Session, *, changed: bool = False) -> None:
         """Add an open session; with *changed*, this call has changed its history."""
         self.live.add_session(connection, session)
-        copier = self.copier_of(connection)
+        copier = self._copier_of(connection)
         if copier is not None:
             session.recording.begin_copies(copier, changed=changed)
         self._changed.set()
@@ -234,7 +240,7 @@ class SessionManager:
             session.used_at = self.ledger.seconds() - self._journal.age_s(stored)
             self._open_recording(session, found=True)
             self.dormant.add_session(session)
-        self._delete_excess()
+        self.delete_excess()
         self._wake()  # `expire_idle` waits until the first of them is too old
 
     def fork_session(
@@ -355,7 +361,7 @@ class SessionManager:
         session.settings.undo_s, session.used_at = undo_s, self.ledger.seconds()
         session.recording.facts_changed()
         self.dormant.add_session(session)
-        self._delete_excess()
+        self.delete_excess()
         self._changed.set()
 
     async def restore_deleted(self, owner: Owner, session_id: str) -> Session | None:
@@ -379,14 +385,14 @@ class SessionManager:
             with self._moved(session):
                 session.settings.kept = kept
             session.recording.facts_changed()
-            self._delete_excess()
+            self.delete_excess()
             self._changed.set()
 
     def note_change(self, session: Session) -> None:
         """Count the size of a session whose settings were changed; the change is a use of it."""
         with self._moved(session):
             pass
-        self._delete_excess()
+        self.delete_excess()
         self._changed.set()
 
     def check_kept(self, session: Session, kept: bool) -> None:
@@ -500,7 +506,7 @@ class SessionManager:
             session.used_at = self.ledger.seconds()
             self._remove_live(session, expired=expired)
             self.dormant.add_session(session)
-            self._delete_excess()
+            self.delete_excess()
             self._changed.set()
             return
         call = SessionCall.EXPIRE if expired else SessionCall.CLOSE
@@ -526,11 +532,7 @@ class SessionManager:
             if session.can_be_dormant:
                 self.detach_session(session)
 
-    def kept_bytes_grew(self) -> None:
-        """Delete dormant sessions of users who keep too much."""
-        self._delete_excess()
-
-    def _delete_excess(self) -> None:
+    def delete_excess(self) -> None:
         """Delete dormant sessions past the bounds, the longest dormant first."""
         now, ages_s = self.ledger.seconds(), []
         while (excess := self.dormant.take_excess(now)) is not None:
@@ -580,7 +582,7 @@ class SessionManager:
         polling.
         """
         while True:
-            self._delete_excess()
+            self.delete_excess()
             await self.deletion.drain()
             await self.copies.drop_expired(self.ledger.seconds())
             now, timeout_s = self.ledger.seconds(), self.live.idle_timeout_s

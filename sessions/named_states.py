@@ -74,18 +74,15 @@ class NamedState:
 
     @classmethod
     def from_stored(cls, stored: StoredSession) -> NamedState:
-        """Return a state from the journal."""
         assert isinstance(stored.facts, StateFacts), "the journal of named states has their facts"
         return cls(stored.owner, stored.session_id, stored.facts, stored.past)
 
     @property
     def kv_name(self) -> str:
-        """The engine's name for it."""
         return name_of_state(self.owner.label, self.name)
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens of its history."""
         return self.new_history().prompt
 
     def shared_with(self, owner: Owner) -> SharedKv | None:
@@ -97,12 +94,10 @@ class NamedState:
 
     @cached_property
     def size(self) -> int:
-        """The number of its tokens."""
         return count_tokens(decode_history(self.packed).tokens)
 
     @cached_property
     def kept_bytes(self) -> int:
-        """The memory that it takes."""
         return (
             STATE_BYTES + len(self.packed) + memory_bytes(self.facts.options, self.facts.defaults)
         )
@@ -117,7 +112,6 @@ class NamedState:
         return dict(requested) | self.facts.defaults | own
 
     def new_history(self) -> History:
-        """Return a copy of its history."""
         return History.from_entry(decode_history(self.packed))
 
 
@@ -171,11 +165,9 @@ class NamedStates:
 
     @property
     def bytes(self) -> int:
-        """The memory of all states."""
         return sum(state.kept_bytes for state in self._states.values())
 
     def restore_states(self, found: Sequence[StoredSession]) -> None:
-        """Add the stored states."""
         for stored in found:
             self._publish(NamedState.from_stored(stored), found=True)
 
@@ -200,7 +192,6 @@ class NamedStates:
         return state
 
     def get(self, key: StateKey) -> NamedState | None:
-        """Return a state, if there is one."""
         return self._states.get(key)
 
     # Saving.

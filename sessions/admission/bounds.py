@@ -10,7 +10,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sized
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,15 +42,12 @@ class OwnerCounts:
         return self._owners[owner]
 
     def of_user(self, user: int) -> int:
-        """Return the amount of all labels of a user."""
         return self._users[user]
 
     def total(self) -> int:
-        """Return the amount of all users."""
         return self._users.total()
 
     def users(self) -> Counter[int]:
-        """Return the amounts by user."""
         return self._users
 
     def __len__(self) -> int:
@@ -301,14 +298,12 @@ class AdmissionBounds:
         return Bound("sessions-user-max", self.sessions_owner_max)
 
     def session_bytes_bound(self, user: int) -> Bound:
-        """Return the bound on the bytes of a user's sessions and graphs."""
         quota = self.quota_of(user)
         if quota.session_bytes_max is not None:
             return Bound(quota.bound("session-bytes-max"), quota.session_bytes_max)
         return Bound("session-bytes-user-max", self.session_bytes_owner_max)
 
     def kept_sessions_bound(self, user: int) -> Bound:
-        """Return the bound on the number of a user's kept sessions."""
         quota = self.quota_of(user)
         if quota.kept_sessions_max is not None:
             return Bound(quota.bound("kept-sessions-max"), quota.kept_sessions_max)
@@ -359,13 +354,6 @@ class AdmissionBounds:
         return None
 
 
-class KeptBytesListener(Protocol):
-    """The owner of the dormant sessions, which are deleted if a user keeps too much."""
-
-    def kept_bytes_grew(self) -> None:
-        """Note that a user's open sessions or graphs have become larger."""
-
-
 class KeptBytes:
     """The bytes of open sessions and graphs, by user. Owned by the daemon's event loop.
 
@@ -378,14 +366,13 @@ class KeptBytes:
         self._holders: dict[Hashable, tuple[Owner, int]] = {}
         """Owner and bytes."""
         self._open = OwnerCounts()
-        self.listener: KeptBytesListener | None = None
+        self.growth_listeners: list[Callable[[], None]] = []
+        """Called when a user's open sessions or graphs have become larger."""
 
     def open_bytes(self, user: int) -> int:
-        """Return the bytes of a user's open sessions and graphs."""
         return self._open.of_user(user)
 
     def bytes_of(self, holder: Hashable) -> int:
-        """Return the counted bytes of a session or graph."""
         return self._holders[holder][1] if holder in self._holders else 0
 
     def left_for_dormant(self, user: int) -> int:
@@ -410,7 +397,6 @@ class KeptBytes:
             )
 
     def add_holder(self, holder: Hashable, owner: Owner, size: int) -> None:
-        """Count a session or graph that was opened."""
         self._holders[holder] = owner, 0
         self.set_bytes(holder, size)
 
@@ -421,11 +407,11 @@ class KeptBytes:
         owner, before = self._holders[holder]
         self._holders[holder] = owner, size
         self._open.add(owner, size - before)
-        if size > before and self.listener is not None:
-            self.listener.kept_bytes_grew()
+        if size > before:
+            for note_growth in self.growth_listeners:
+                note_growth()
 
     def remove_holder(self, holder: Hashable) -> None:
-        """Stop counting a session or graph."""
         owner, size = self._holders.pop(holder, (Owner(0), 0))
         self._open.add(owner, -size)
 

@@ -56,7 +56,6 @@ class Forecast:
             self._computed.count_work(ticket.owner, computed)
 
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
-        """Learn from a finished turn."""
         computed = stats.prompt_tokens - stats.cached_tokens
         self._uncached.add_sample(computed, stats.prompt_tokens)
         self._estimator.learn_length(stats.output_tokens, ticket.n_predict)

@@ -75,7 +75,6 @@ class Ledger:
         return Requester(owner, min(priority, self.bounds.quota_of(owner.user).priority_max))
 
     def new_task_id(self) -> int:
-        """Return an unused task id."""
         return next(self._ids)
 
     def add_ticket(self, ticket: Ticket) -> None:
@@ -176,7 +175,6 @@ class Ledger:
                 self._charge(ticket, forecast.tokens_used(ticket))
 
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
-        """Learn from a finished turn."""
         self._turn_s.add_sample((stats.prompt_ms + stats.predicted_ms) / 1000, 1)
         self._forecasts[ticket.model].learn_from_turn(ticket, stats)
 

@@ -63,11 +63,9 @@ class AnswerSource:
         """Whether parts of the pending call were added to `parts`."""
 
     def add_text(self, text: str) -> None:
-        """Add the answer's next piece."""
         self.buffer, self.at = self.buffer[self.at :] + text, 0
 
     def end(self) -> None:
-        """Note that the answer has ended."""
         self._ended = True
 
     def take_text(self) -> str:
@@ -155,12 +153,10 @@ class AnswerSource:
             self.pass_pending()
 
     def add_part(self, part: ToolCallPart) -> None:
-        """Add a part of the pending call."""
         self.parts.append(part)
         self._announced = True
 
     def end_call(self) -> None:
-        """Note that the pending call is complete."""
         self.calls += 1
         self.clear_pending()
         self._space, self._after_call = "", True
@@ -209,7 +205,6 @@ class AnswerSource:
             raise NotACall
 
     def space(self) -> Reading:
-        """Read white space."""
         yield from self.run(_SPACE)
 
     def run(
@@ -278,7 +273,6 @@ class CallReader:
     # Parts.
 
     def begin(self) -> None:
-        """Begin a call, whose name is not known yet."""
         self._name = None
         self._arguments.clear()
 
@@ -673,7 +667,6 @@ class ToolCallParser:
         return self._take()
 
     def finish(self) -> ParsedText:
-        """Return the rest at the end of the answer."""
         self._source.end()
         next(self._reading)
         return self._take()

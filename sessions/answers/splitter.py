@@ -161,7 +161,6 @@ class AnswerSplitter:
 
     @property
     def finds_calls(self) -> bool:
-        """Whether the answer may have tool calls."""
         return self._parser is not None
 
     def split(self, data: bytes) -> AnswerParts:

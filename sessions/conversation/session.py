@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -87,24 +87,6 @@ for the template.
 _NAME_SHOWN_MAX = 100
 
 
-class SessionOrigin(Protocol):
-    """The named state from which a session begins."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def facts(self) -> SessionFacts:
-        """Its model, vocabulary and parameters."""
-
-    def new_history(self) -> History:
-        """Return a copy of its history."""
-
-    def shared_with(self, owner: Owner) -> SharedKv | None:
-        """Return its KV state for a session of another user, or None for the same user."""
-
-
 @dataclass(eq=False, repr=False)
 class Session:
     """One conversation, with one turn at a time. Owned by the daemon's event loop."""
@@ -155,7 +137,6 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """The state in the session's table."""
         return self.conversation.state
 
     @property
@@ -170,14 +151,12 @@ class Session:
 
     @property
     def turn(self) -> Turn | None:
-        """The last turn on the present history."""
         return self.conversation.last.turn
 
     # Memory.
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that the session takes in the daemon."""
         settings = self.settings
         options = settings.parameters.kept_bytes + memory_bytes(settings.adapters, settings.lora)
         texts = len(settings.note) + TITLE_BYTES * len(settings.title + settings.opening)
@@ -209,7 +188,6 @@ class Session:
 
     @classmethod
     def from_stored(cls, stored: StoredSession, model: ModelSource, ledger: Ledger) -> Session:
-        """Return a dormant session from the journal."""
         facts = stored.facts
         parameters = Parameters(facts.defaults)
         parameters.options = dict(facts.options)
@@ -233,7 +211,6 @@ class Session:
 
     @property
     def facts(self) -> SessionFacts:
-        """The values that the journal stores besides the history."""
         conversation, parameters = self.conversation, self.settings.parameters
         dormant_tokens = conversation.history_state.dormant_tokens
         return SessionFacts(
@@ -257,7 +234,6 @@ class Session:
 
     @property
     def packed(self) -> bytes:
-        """The history, as the journal stores it."""
         return self.conversation.history_state.packed
 
     @property
@@ -1107,7 +1083,6 @@ class Session:
         return None if last.output_cleared else last.turn
 
     def metadata(self, turn: Turn | None = None, *, logprobs: bool = True) -> Metadata:
-        """Return the metadata of *turn* or the last turn."""
         return describe_turn(
             self.conversation,
             self.settings,
@@ -1171,24 +1146,26 @@ class Session:
             new.conversation.last.overlong = self.conversation.last.overlong
         return new
 
-    def begin_from(self, origin: SessionOrigin) -> None:
-        """Begin a new session with the history and the options of its *origin*.
+    def begin_from(
+        self, name: str, facts: SessionFacts, history: History, shared_kv: SharedKv | None
+    ) -> None:
+        """Begin a new session with the history and the facts of the state *name*. *shared_kv* is
+        the state's KV state, if another user has that.
 
         :raises InvalidArgument: it has another model, or its model has another vocabulary.
         :raises QuotaExceeded: its owner's open sessions would become too large.
         """
-        facts, history = origin.facts, origin.new_history()
         if facts.model != self.model.name:
             raise InvalidArgument(
-                f"state {origin.name!r} has model {facts.model!r}, not {self.model.name!r}",
+                f"state {name!r} has model {facts.model!r}, not {self.model.name!r}",
                 hint="open the session with the state's model",
             )
         vocabulary = HistoryVocabulary(facts.fingerprint, facts.vocabulary)
         if history.prompt and not history.messages:
-            vocabulary.check_model(self.model, f"state {origin.name!r}", "save another state")
+            vocabulary.check_model(self.model, f"state {name!r}", "save another state")
         self.check_growth(SESSION_BYTES + history.kept_bytes)
         self.settings.parameters.options = dict(facts.options)
-        self.settings.shared_kv = origin.shared_with(self.owner)
+        self.settings.shared_kv = shared_kv
         self.conversation.vocabulary = vocabulary
         if history.prompt:
             self.accept_history(SessionCall.SET_INPUT, history)

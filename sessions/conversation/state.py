@@ -118,7 +118,6 @@ class LastTurn:
 
     @cached_property
     def options_bytes(self) -> int:
-        """The memory of the turn's options."""
         return memory_bytes(self.begin.options)
 
 
@@ -149,7 +148,6 @@ class Conversation:
 
     @property
     def turns_back(self) -> int:
-        """The number of turns that can be rewound."""
         return len(self.history_state.now.marks)
 
     @property
@@ -168,7 +166,6 @@ class Conversation:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that it takes."""
         last = self.last
         total = self.history_state.kept_bytes + self.vocabulary.kept_bytes + len(last.piece)
         total += last.options_bytes + (0 if last.end is None else len(last.end.metadata))

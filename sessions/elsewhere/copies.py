@@ -21,7 +21,7 @@ from ..admission.ledger import Ledger
 from ..conversation.session import Session
 from ..entries import SessionFacts, StoredSession, Transfer, encode
 from ..identity import SessionKey
-from ..journal.journal import Journal, Recording, RecordingWriter, write_error
+from ..journal.journal import Journal, Recording, write_error
 from ..journal.journal_file import Change, SaveFacts, SavePast, SavePiece
 from ..lifetimes.deletion import SessionDeletion
 from ..lifetimes.dormant import DormantLimits, DormantSessions
@@ -58,7 +58,6 @@ class CopiedSession:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory of its history."""
         return len(self.packed) + sum(map(len, self.pieces))
 
     def stored(self, at: float) -> StoredSession:
@@ -71,7 +70,7 @@ class CopiedSession:
 class CopyRecording(Recording):
     """The recording of a copy, whose changes arrive in the form in which they are stored."""
 
-    def __init__(self, copy: CopiedSession, journal: RecordingWriter, *, present: bool = False):
+    def __init__(self, copy: CopiedSession, journal: Journal, *, present: bool = False):
         super().__init__(copy, (copy.owner, copy.session_id), journal, present=present)
         self._copy = copy
         self._whole, self._has_new_facts = not present, False
@@ -134,11 +133,9 @@ class StoredCopies:
 
     @property
     def bytes(self) -> int:
-        """The memory of all copies."""
         return self._bytes
 
     def restore_copy(self, stored: StoredSession, model: ModelSource) -> None:
-        """Add a copy from the journal."""
         assert self._journal is not None, "stored sessions come from a journal"
         key = stored.owner, stored.session_id
         copy = CopiedSession(key, stored.facts, model, stored.past)
@@ -266,7 +263,6 @@ class StoredCopies:
     # The end of a copy.
 
     def find_stream(self, stream: str) -> CopiedSession | None:
-        """Return the copy whose last change came from a stream."""
         return next((c for c in self._copies.values() if c.transfer.id == stream), None)
 
     async def end_copy(self, copy: CopiedSession, outcome: str) -> None:
@@ -339,7 +335,6 @@ class StoredCopies:
         return float("inf")
 
     async def drop_expired(self, now: float) -> None:
-        """Delete the copies that are too old."""
         count = 0
         while self.expires_in_s(now) <= 0:
             with suppress(BackendError):  # the journal tries again

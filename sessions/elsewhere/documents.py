@@ -25,7 +25,6 @@ class ExportedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_session(cls, session: Session) -> ExportedSession:
-        """Return the exported form of a dormant session."""
         return cls(facts=session.facts, past=session.packed, persist=session.settings.persist)
 
     def encode(self) -> bytes:
@@ -166,7 +165,6 @@ class Uploads:
         return upload
 
     def remove(self, transfer: str) -> None:
-        """Forget an upload that has ended."""
         upload = self._uploads.pop(transfer, None)
         if upload is not None:
             upload.discard()

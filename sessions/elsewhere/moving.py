@@ -89,12 +89,10 @@ class MovingSessions:
 
     @property
     def arriving(self) -> Iterator[Session]:
-        """The sessions that arrive."""
         return iter(list(self._arriving.values()))
 
     @property
     def departed(self) -> Iterator[DepartedSession]:
-        """The records of sessions that have moved away."""
         return iter(list(self._departed.values()))
 
     def restore_session(self, stored: StoredSession, model: ModelSource) -> None:

@@ -147,7 +147,6 @@ class History:
             self._append_messages([{"role": "system", "content": system}])
 
     def copy(self) -> History:
-        """Return an independent copy."""
         new = copy(self)
         new.prompt = list(self.prompt)
         new.marks = list(self.marks)
@@ -172,13 +171,11 @@ class History:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that it takes."""
         texts = self.messages_bytes + memory_bytes(self._rendered) + self._rendering_bytes
         return texts + TOKEN_BYTES * len(self.prompt) + MARK_BYTES * len(self.marks)
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> History:
-        """Return a stored history."""
         new = cls()
         new.prompt = unpack_tokens(entry.tokens)
         new._replace_messages(entry.messages)
@@ -411,7 +408,6 @@ class History:
 
     @property
     def client_messages(self) -> list[dict[str, Any]]:
-        """The chat as clients have it."""
         return list(map(without_raw_answer, self.messages))
 
     @property

@@ -26,7 +26,6 @@ class HistoryState:
 
     @classmethod
     def from_stored(cls, stored: StoredSession) -> HistoryState:
-        """Return the dormant history of a session in the journal."""
         new = cls()
         new._packed = packed_history(stored)
         output = sum(len(unpack_tokens(piece.tokens)) for piece in stored.pieces)
@@ -55,14 +54,12 @@ class HistoryState:
 
     @property
     def packed(self) -> bytes:
-        """The history, as the journal stores it."""
         if self._packed is None and self.resumable is not None:
             return encode(self.before.entry(self.resumable.whole))
         return self._packed or encode(self.now.entry())
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that it takes."""
         total = len(self._packed or b"") + self.now.kept_bytes
         if self.before is not self.now:
             total += self.before.kept_bytes
@@ -94,7 +91,6 @@ class HistoryState:
         return state.now
 
     def activate(self) -> None:
-        """Unpack the history."""
         entry = decode_history(self.packed)
         self.now, self._packed = History.from_entry(entry), None
         if entry.resumable is not None:
@@ -117,11 +113,9 @@ class HistoryVocabulary:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that its text takes."""
         return len(self.saved_text or b"")
 
     def branch(self) -> HistoryVocabulary:
-        """Return the vocabulary of a new session with the same history."""
         new = HistoryVocabulary(vocab_hash=self.hash)
         new.saved_text = self.saved_text
         return new
@@ -145,7 +139,6 @@ class HistoryVocabulary:
         )
 
     def set_model(self, info: ModelInfo) -> None:
-        """Note the model of the history's token ids."""
         self.saved_text = None
         self.fingerprint, self.hash = info.fingerprint, info.vocab_hash
 

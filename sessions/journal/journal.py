@@ -55,18 +55,6 @@ Shift = tuple[int, int, int]
 NO_KEY: SessionKey = (Owner(0), "")
 
 
-class RecordingWriter(Protocol):
-    """The part of the journal that recordings use."""
-
-    cause: str | None
-
-    def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
-        """Note a change of a session; *tokens* of a turn are new."""
-
-    async def wait_written(self, recording: Recording) -> None:
-        """Wait until a session's changes are written, or writing them has failed."""
-
-
 class ChangeSender(Protocol):
     """The part of a connection that sends copies of its sessions to its client."""
 
@@ -103,7 +91,7 @@ class Recording:
         self,
         session: RecordedSession | None = None,
         key: SessionKey = NO_KEY,
-        journal: RecordingWriter | None = None,
+        journal: Journal | None = None,
         *,
         present: bool = False,
         durable: bool | None = None,
@@ -236,17 +224,14 @@ class Recording:
 
     @property
     def is_copied(self) -> bool:
-        """Whether a copier gets its changes."""
         return self._copier is not None
 
     @property
     def is_stored(self) -> bool:
-        """Whether the session is written at all."""
         return self._journal is not None
 
     @property
     def model(self) -> str:
-        """The name of the session's model."""
         return "" if self._session is None else self._session.facts.model
 
     def take_copy(self, *, whole: bool = False) -> CopyChange:
@@ -505,13 +490,14 @@ class Journal:
 
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
         """Note a change of a session; *tokens* of a turn are new."""
-        if self._recordings.get(recording.key) is not recording:
-            return  # the session was deleted
-        if self._noted_at is None:
-            self._noted_at = time.monotonic()
-        self._changed[recording] = None
+        if recording not in self._changed:  # it is, for most tokens of a turn
+            if self._recordings.get(recording.key) is not recording:
+                return  # the session was deleted
+            if self._noted_at is None:
+                self._noted_at = time.monotonic()
+            self._changed[recording] = None
+            self._wake.set()
         self._tokens += tokens
-        self._wake.set()
         if urgent or self._tokens >= GROUP_TOKENS:
             self._urgent.set()
 

@@ -87,7 +87,6 @@ class DormantSessions:
         return iter(list(self._by_id.values()))
 
     def find_session(self, owner: Owner, session_id: str) -> Session | None:
-        """Return an owner's dormant session with this id."""
         return self._by_id.get((owner, session_id))
 
     def find_deleted(self, owner: Owner, session_id: str) -> Session | None:
@@ -109,7 +108,6 @@ class DormantSessions:
         return limits.sessions_max > 0 and limits.seconds_max > 0 and size <= limits.bytes_max
 
     def add_session(self, session: Session) -> None:
-        """Add a session that has become dormant."""
         assert session.session_id is not None, "only a session with an id can be found again"
         sessions = self._deleted if session.settings.undo_s else self._by_id
         sessions[session.owner, session.session_id] = session
@@ -125,7 +123,6 @@ class DormantSessions:
             self._bytes.add(session.owner, self._sizes[session])
 
     def remove_session(self, session: Session) -> None:
-        """Remove a session, if it is there."""
         key = session.owner, session.session_id or ""
         for sessions in (self._by_id, self._deleted):
             if sessions.get(key) is session:

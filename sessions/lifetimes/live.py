@@ -42,32 +42,26 @@ class LiveSessions:
         return session.handle in self._sessions
 
     def with_place(self) -> list[Session]:
-        """Return the sessions that have a place."""
         return [session for session in self if session not in self._yielded]
 
     def without_place(self) -> list[Session]:
-        """Return the sessions that have yielded their place."""
         return list(self._yielded)
 
     def has_yielded(self, session: Session) -> bool:
-        """Return whether an open session has no place."""
         return session in self._yielded
 
     def yield_place(self, session: Session) -> None:
-        """Note that a session no longer has a place."""
         self._yielded.add(session)
         self.places.add(session.owner, -1)
         self._ledger.kept_bytes.remove_holder(session)
 
     def restore_place(self, session: Session) -> None:
-        """Note that a session has a place again."""
         self._yielded.remove(session)
         self.places.add(session.owner, 1)
         session.place_since = self._ledger.seconds()
         self._ledger.kept_bytes.add_holder(session, session.owner, session.kept_bytes)
 
     def sessions_of(self, connection: object) -> list[Session]:
-        """Return the sessions of a connection."""
         return [session for holder, session in self._sessions.values() if holder is connection]
 
     def get_session(self, connection: object, handle: int) -> Session:
@@ -131,7 +125,6 @@ class LiveSessions:
 
     @property
     def places_taken(self) -> int:
-        """The number of sessions that count in the bounds."""
         return self.places.total()
 
     def bound_of(self, user: int) -> Bound:

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import anyio
 
@@ -56,13 +56,6 @@ class PlaceBounds(NamedTuple):
     """Whether classes come before the users' numbers of places."""
 
 
-class PlaceListener(Protocol):
-    """A counter of waits."""
-
-    def place_waited(self, seconds: float) -> None:
-        """Count a request that got a place after a wait."""
-
-
 class _Waiting:
     """A request with its outcome, and the session whose place it is to restore, if any. The request
     of a turn that was set aside has no caller: `grant_places` restores the place.
@@ -79,7 +72,8 @@ class _Waiting:
 class PlaceQueue:
     """The requests that wait for a place among the open sessions. Owned by the manager, on the
     daemon's event loop. *wake* makes the manager call `grant_places` when the next session may
-    yield. *end* ends a session that cannot be kept without its place.
+    yield. *end* ends a session that cannot be kept without its place. *on_waited* gets the seconds
+    of each wait that has ended with a place.
 
     A granted place stays reserved until its request has taken it. A session that yields its place
     keeps its handle; its memory then counts in the bounds of dormant sessions. Its turn, if it has
@@ -93,13 +87,13 @@ class PlaceQueue:
         ledger: Ledger,
         wake: Callable[[], None],
         end: Callable[[Session, InferdError], None],
+        on_waited: Callable[[float], None],
     ) -> None:
         self.bounds = PlaceBounds()
-        self.listener: PlaceListener | None = None
         self.yields = 0
         """Places that sessions have yielded to requests."""
         self._live, self._dormant, self._ledger = live, dormant, ledger
-        self._wake, self._end = wake, end
+        self._wake, self._end, self._on_waited = wake, end, on_waited
         self._deferred = False
         self._waiting: dict[PlaceRequest, _Waiting] = {}
 
@@ -194,8 +188,7 @@ class PlaceQueue:
             self._count_wait(waiting)
 
     def _count_wait(self, waiting: _Waiting) -> None:
-        if self.listener is not None:
-            self.listener.place_waited(self._ledger.seconds() - waiting.request.since)
+        self._on_waited(self._ledger.seconds() - waiting.request.since)
 
     def _check_waiting(self, request: PlaceRequest) -> None:
         """Check that one more request may wait.

@@ -112,7 +112,6 @@ class Parameters:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that they take."""
         maps = (self.defaults, self.origins, self.options, self._turn)
         notes = {"ignored": self.reported_ignored, "adjusted": self.adjusted}
         return self._meter.count_bytes(*maps, self.not_applied, notes, self.out_of_range)
@@ -129,7 +128,6 @@ class Parameters:
 
     @property
     def of_turn(self) -> TurnParameters:
-        """The values of the last turn."""
         return self._turn, self.seed, self.adjusted, self._turn_notes
 
     @of_turn.setter
@@ -137,7 +135,6 @@ class Parameters:
         self._turn, self.seed, self.adjusted, self._turn_notes = values
 
     def copy(self) -> Parameters:
-        """Return the same parameters, for another session."""
         new = Parameters(self.defaults, self.origins)
         new.options, new.ignored = dict(self.options), list(self.ignored)
         new.not_applied, new.unused = dict(self.not_applied), self.unused

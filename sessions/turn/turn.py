@@ -98,20 +98,16 @@ class PulledPieces:
 
     @property
     def requested(self) -> int:
-        """The number of tokens that were requested and have not arrived."""
         return max(0, self._requested)
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that the unread texts take."""
         return sum(map(len, self._unread))
 
     def note_request(self) -> None:
-        """Note that a token was requested."""
         self._requested += 1
 
     def add_piece(self, text: bytes) -> None:
-        """Add the text of a requested token."""
         self._requested -= 1
         self._unread.append(text)
         self._changed.set()
@@ -342,19 +338,21 @@ class Turn:
 
     def report(self, report: m.Report) -> None:
         """Handle one report of the engine; ignore reports after the end."""
-        if self.ended.is_set():
+        if self.ended_at is not None:
             return
         match report:
             case m.Tokens(_, tokens, text):
                 if self.first_token_at is None:
                     self.first_token_at = time.monotonic()
-                self._use_credit()
+                if self._credit > 0:
+                    self._use_credit()
                 self.tokens += tokens
                 self.text += text
                 self.forced_tokens += report.forced
                 if report.surprisal is not None:
                     self.surprisals.append(report.surprisal)
-                self._keep_logprobs(report.logprobs)
+                if report.logprobs and self.spec.credit < 0:  # a stream sends them
+                    self._keep_logprobs(report.logprobs)
                 if self._shifted is not None:
                     self._shifted += tokens
                 if self._on_tokens is not None:
@@ -363,7 +361,8 @@ class Turn:
                     self._pulled.add_piece(text)
                     self._unread_at = None if self._pulled.requested else time.monotonic()
             case m.PromptLogprobs(_, offset, logprobs):
-                self._use_credit()
+                if self._credit > 0:
+                    self._use_credit()
                 self._prompt_scored = offset + len(logprobs)
                 if self.spec.credit < 0:
                     self.prompt_logprobs += logprobs
@@ -408,9 +407,8 @@ class Turn:
                 self._end(SessionCall.FAIL)
 
     def _use_credit(self) -> None:
-        if self._credit > 0:
-            self._credit -= 1
-            self._unread_at = None if self._credit else time.monotonic()
+        self._credit -= 1
+        self._unread_at = None if self._credit else time.monotonic()
 
     def _send_comparison(self, compared: m.SentenceCompared) -> None:
         """Send a comparison to the present worker; a new worker requests it again."""
@@ -418,11 +416,9 @@ class Turn:
             self.client.send_command(compared)
 
     def _keep_logprobs(self, found: list[m.TokenLogprob]) -> None:
-        """Keep logprobs, except of a stream, which sends them token by token."""
-        if found and self.spec.credit < 0:
-            self._logprobs_count += sum(1 + len(one.top) for one in found)
-            if self._logprobs_count <= self.probabilities_max:
-                self.logprobs += found
+        self._logprobs_count += sum(1 + len(one.top) for one in found)
+        if self._logprobs_count <= self.probabilities_max:
+            self.logprobs += found
 
     @property
     def unread_s(self) -> float | None:
@@ -453,14 +449,12 @@ class Turn:
 
     @property
     def history_size(self) -> int:
-        """The length of `history`."""
         if self._shifted is not None:
             return len(self._shifted)
         return m.count_tokens(self.spec.tokens) + len(self.tokens)
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that it takes, without its options."""
         numbers = len(self.tokens) + len(self._shifted or ()) + len(self.surprisals)
         vectors = b"" if self.embedding is None else self.embedding.vectors
         texts = len(self.spec.tokens) + len(self.text) + len(self.tail) + len(vectors)

@@ -43,12 +43,12 @@ async def test_kept_sessions_are_neither_past_the_bound_nor_too_old() -> None:
     dormant(harness, "a", "b", "c")
     assert names(harness) == ["kept", "b", "c"], "two dormant sessions are allowed beside it"
     harness.now += 8 * 86_400
-    harness.manager.kept_bytes_grew()
+    harness.manager.delete_excess()
     assert names(harness) == ["kept"]
     harness.manager.set_kept(kept, False)
     assert names(harness) == ["kept"], "its age counts from this change on"
     harness.now += 8 * 86_400
-    harness.manager.kept_bytes_grew()
+    harness.manager.delete_excess()
     assert names(harness) == []
 
 
@@ -108,7 +108,7 @@ async def test_a_kept_session_that_has_yielded_its_place_is_not_in_excess() -> N
     harness.manager.live.yield_place(session)
     harness.manager.dormant.add_yielded(session)
     harness.manager.dormant.limits = DormantLimits(sessions_max=0, bytes_max=0)
-    harness.manager.kept_bytes_grew()
+    harness.manager.delete_excess()
     assert session in harness.manager.live and harness.manager.dormant.yielded == 1
     harness.manager.dormant.remove_session(session)
     harness.manager.live.restore_place(session)
@@ -142,7 +142,7 @@ async def test_a_deleted_session_is_deleted_for_good_when_its_time_is_over() -> 
     await harness.manager.delete_restorably(ADA, "mine", 60)
     assert harness.manager.dormant.expires_in_s(harness.now) == 60
     harness.now += 60
-    harness.manager.kept_bytes_grew()
+    harness.manager.delete_excess()
     assert await harness.manager.restore_deleted(ADA, "mine") is None
     await harness.manager.deletion.drain()
     assert harness.port.deleted == [(ADA, "id:mine")]
@@ -178,7 +178,7 @@ async def test_a_session_that_vanishes_by_itself_leaves_a_note_with_the_reason()
     assert (note.session_id, note.title, note.model) == ("a", "My diary", "echo")
     assert note.reason == "sessions" and note.at > 0
     harness.now += 8 * 86_400
-    harness.manager.kept_bytes_grew()
+    harness.manager.delete_excess()
     assert {n.session_id: n.reason for n in harness.manager.deletions.of(ADA)} == {
         "a": "sessions",
         "b": "age",

@@ -240,7 +240,7 @@ async def test_a_turn_ends_once_while_it_is_set_aside(end: str, is_read: bool) -
         manager.close_connection(HERE)
     else:
         manager.dormant.limits, error = DormantLimits(sessions_max=0), QuotaExceeded  # type: ignore[assignment]
-        manager.kept_bytes_grew()
+        manager.delete_excess()
     assert isinstance(reader.turn.error, error)
     assert len(manager.places) == 0 and not harness.port.aside
     manager.discard_session(other)

@@ -190,7 +190,7 @@ async def test_a_call_that_waits_returns_when_its_session_ends(end: str) -> None
             await harness.manager.delete_session(first)
         else:
             harness.manager.dormant.limits = DormantLimits(sessions_max=0)
-            harness.manager.kept_bytes_grew()
+            harness.manager.delete_excess()
     error = SessionExpired if end == "expire" else InvalidArgument
     with pytest.raises(error):
         harness.manager.live.get_session(HERE, first.handle)
