@@ -29,8 +29,8 @@ from .config.settings import Config
 from .core import Daemon
 from .logs.setup import logs
 from .metrics.pages import MetricsPages
+from .models.loader import LoadListener
 from .models.tuner import TuningPace
-from .models.worker_launcher import LoadListener
 from .printable import escape_controls
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
@@ -177,8 +177,8 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     """Start the background services, and restore the state of earlier daemons."""
     components, registry = daemon.components, daemon.registry
     services.start_soon(daemon.sessions.expire_idle)
-    services.start_soon(registry.idle_unloader.run)
-    watch_external_load = registry.launcher.cores.watch_external_load
+    services.start_soon(registry.loader.unload_unused)
+    watch_external_load = registry.loader.cores.watch_external_load
     services.start_soon(components.run_component, "cores", watch_external_load)
     services.start_soon(components.run_component, "memory", daemon.memory.run)
     services.start_soon(components.run_component, "tuning", registry.tuner.run)
@@ -214,7 +214,7 @@ def _service(daemon: Daemon) -> ServiceNotifier:
         pending_restart=lambda: daemon.pending_restart,
     )
     daemon.components.listener = service
-    daemon.registry.launcher.listeners.append(_LoadStatus(service))
+    daemon.registry.loader.listeners.append(_LoadStatus(service))
     return service
 
 

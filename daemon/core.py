@@ -59,8 +59,7 @@ from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
-from .models.model import DormantLease
-from .models.registry import Registry
+from .models.registry import DormantLease, Registry
 from .models.similarity import EmbeddingComparer
 from .models.specs import engine_settings
 from .models.swap import Swaps
@@ -121,21 +120,26 @@ class Daemon:
         self.request_bytes = RequestBytes()
         self.request_bytes.on_freed = FreedMemory().note_freed
         machine = machine or MachineMemory()
+        self.one_turn_sessions: set[Session] = set()
+        """Sessions of one turn each, known only to the calls that made them."""
         self.registry = Registry(
             *(config, group, self.flush),
             request_bytes=self.request_bytes,
             machine=machine,
             components=self.components,
             tuning_pace=tuning_pace,
+            load_listeners=[self.counters],
+            compare_sentence=EmbeddingComparer(
+                self.ledger, self.new_handle, self.one_turn_sessions
+            ).compare,
         )
-        self.registry.launcher.listeners.append(self.counters)
-        self.one_turn_sessions: set[Session] = set()
-        """Sessions of one turn each, known only to the calls that made them."""
-        self.registry.compare_sentence = EmbeddingComparer(
-            self.registry, self.ledger, self.new_handle, self.one_turn_sessions
-        ).compare
         self.memory = MemoryWatch(
-            self.registry, machine, partial(self.components.note, "memory"), pace or Pace()
+            machine,
+            self.registry.reservations,
+            self.registry.catalog.ready_workers,
+            self.registry.loader.evict_idle,
+            partial(self.components.note, "memory"),
+            pace or Pace(),
         )
         self.clock = StateClock(config.state_dir)
         self.journal = Journal(
@@ -409,7 +413,7 @@ class Daemon:
         if self.draining_since is None:
             self.draining_since = time.monotonic()
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
-        self.registry.gate.refuse_requests(error)
+        self.registry.loader.refuse_requests(error)
         self.sessions.places.refuse_requests(
             ShuttingDown("the daemon is shutting down: no place for the session was free")
         )

@@ -12,7 +12,7 @@ from ..backends.params import Options
 from ..ipc.server.connection import ServerConnection
 from ..sessions.admission.bounds import KeptBytes
 from ..sessions.memory import memory_bytes
-from .models.model import Lease
+from .models.registry import Lease
 
 GRAPHS_MAX = 1000
 """Graphs per connection."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.daemon.residency.eviction import EvictionCandidate, choose_victims
+from inferd.daemon.residency.plan import EvictionCandidate, choose_victims
 from inferd.gateways.fleet.link import REPORT_S
 from inferd.gateways.fleet.relay.load import (
     TokenTimeLearner,

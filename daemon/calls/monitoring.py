@@ -159,7 +159,7 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
 
 
 def _turns_waiting_for_models(daemon: Daemon) -> list[tuple[ManagedModel, ResidencyRequest]]:
-    return [pair for pair in daemon.registry.gate.waiting_requests if pair[1].is_turn]
+    return [pair for pair in daemon.registry.loader.waiting_requests if pair[1].is_turn]
 
 
 def _describe_waiting(
@@ -220,12 +220,12 @@ def _describe_turn(
 
 def _memory_for_loads(daemon: Daemon) -> dict[str, int]:
     """Return the memory that loads may take, or no fields if the system does not report it."""
-    budget = daemon.registry.budget
+    registry = daemon.registry
     try:
-        free = budget.reservations.free_bytes()
+        free = registry.reservations.free_bytes()
     except OSError:
         return {}
-    return {"load_free_bytes": free, "load_evictable_bytes": budget.evictable_bytes()}
+    return {"load_free_bytes": free, "load_evictable_bytes": registry.loader.evictable_bytes()}
 
 
 async def stats(daemon: Daemon, request: Request) -> w.StatsResult:

@@ -19,7 +19,8 @@ from ...scheduler.priority import Priority
 from ...sessions import PlaceWait, Session
 from ...sessions.admission.bounds import Ticket
 from ..core import Daemon
-from ..models.model import Lease, ManagedModel
+from ..models.model import ManagedModel
+from ..models.registry import Lease
 from ..residency.residency import ResidencyRequest
 from ..traces.current_request import note_model_request
 from .arguments import TIMEOUT_S_MIN, priority_of, seconds_of
@@ -107,7 +108,7 @@ async def _run_with_model(function: CallFunction, daemon: Daemon, request: Reque
     note_model_request(gate_request)
     try:
         with daemon.counters.counted_request(model if gate_request.is_turn else None):
-            async with daemon.registry.gate.admit(model, gate_request):
+            async with daemon.registry.loader.admit(model, gate_request):
                 if ticket is not None and gate_request.has_waited:
                     daemon.ledger.model_loaded(ticket)
                     _shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)

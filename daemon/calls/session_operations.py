@@ -37,7 +37,7 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
     by_operator = request.owner.user != session.owner.user
     if by_operator:
         error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
-    waited = daemon.registry.gate.refuse_requests(error, session)
+    waited = daemon.registry.loader.refuse_requests(error, session)
     waited = daemon.sessions.places.end_waits_of(session, error) or waited
     cancelled = session.cancel_turn(error) or waited
     if cancelled and by_operator:

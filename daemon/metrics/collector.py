@@ -17,7 +17,8 @@ from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_metrics import PAGE_COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
-from ..models.model import Lease, ManagedModel, ModelState
+from ..models.model import ManagedModel, ModelState
+from ..models.registry import Lease
 from ..models.swap import HIDDEN_UID
 from .families import FAMILIES
 from .waiting import WAIT_REASONS, finishing_turns, model_wait, reasons_in_engine
@@ -93,7 +94,7 @@ def _turns(daemon: Daemon) -> Read:
     for model, count in waiting.items():
         for reason, number in reasons_in_engine(model, count):
             reasons[name_of(model), reason] += number
-    for model, request in daemon.registry.gate.waiting_requests:
+    for model, request in daemon.registry.loader.waiting_requests:
         if request.is_turn:
             name = name_of(model)
             states[SessionState.WAITING][name, request.priority.label] += 1
@@ -187,7 +188,7 @@ def _loaded(daemon: Daemon) -> Read:
 
 
 def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
-    need = daemon.registry.budget.reservations.of_worker(model.worker)
+    need = daemon.registry.reservations.of_worker(model.worker)
     if need is not None:
         yield from (("weights", need.weights), ("context", need.context))
         yield from (("compute", need.compute), ("process", need.process))

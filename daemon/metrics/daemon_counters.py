@@ -23,9 +23,10 @@ from ...backends.errors import (
 )
 from ...scheduler.recording.engine_metrics import Histogram
 from ...sessions import ModelSource, Turn
-from ..models.model import Lease, ManagedModel
+from ..models.loader import LoadListener
+from ..models.model import ManagedModel
+from ..models.registry import Lease
 from ..models.swap import HIDDEN_UID
-from ..models.worker_launcher import LoadListener
 from ..workers.worker import Worker
 from .families import FAMILIES
 

@@ -55,7 +55,7 @@ def model_wait(daemon: Daemon, model: ManagedModel) -> ModelWait:
     if model.loaded is not None:
         return ModelWait.RESIDENCY
     worker = model.worker
-    waits = worker is not None and daemon.registry.budget.loads.is_waiting(worker)
+    waits = worker is not None and daemon.registry.loader.waits_for_memory(worker)
     return ModelWait.MEMORY if waits else ModelWait.LOAD
 
 

@@ -11,19 +11,18 @@ from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX
 from ...backends.memory.memory_need import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
-from ..residency.budget import MemoryBudget
 from ..residency.machine import has_gpus
-from .load_cache import EstimateCache
 from .model import ManagedModel
 from .model_files import files_in_use, modified_at, signature_of, size_bytes
+from .registry import Registry
 from .specs import CTX_SIZE_DEFAULT, adapter_bytes, spec_of, with_adapters, without_adapters
 
 
-def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
-    """Return the description of a model, whose memory is reserved in *budget*."""
+def describe_model(registry: Registry, model: ManagedModel) -> dict[str, Any]:
+    """Return the description of a model."""
     worker, file, loaded = model.worker, model.config.file, model.loaded
     passed = model.passed_file
-    need = budget.reservations.of_worker(worker)
+    need = registry.reservations.of_worker(worker)
     return {
         "name": model.name,
         "state": model.state.value,
@@ -47,19 +46,19 @@ def describe_model(model: ManagedModel, budget: MemoryBudget) -> dict[str, Any]:
         "adapters": _describe_adapters(model),
         "error": model.error.to_wire() if model.error is not None else None,
         "info": asdict(loaded.info) if loaded is not None else None,
-        "setting": _setting(model),
+        "setting": _setting(registry, model),
     }
 
 
 def estimate_memory(
-    model: ManagedModel, estimates: EstimateCache, facts: FileFacts | None
+    registry: Registry, model: ManagedModel, facts: FileFacts | None
 ) -> dict[str, Any] | None:
     """Return the memory that the next load needs: as llama.cpp has estimated it for an earlier
     load, or else by the file's *facts*, as far as they are known. Return None if nothing is known.
     """
-    spec = spec_of(model, model.registry.config)
+    spec = spec_of(model, registry.config, registry.tuner)
     signature = signature_of(files_in_use(model.config.file))
-    for estimate in estimates.estimates_of(without_adapters(spec), signature)[:1]:
+    for estimate in registry.loader.estimates.estimates_of(without_adapters(spec), signature)[:1]:
         shape, need = estimate.shape, with_adapters(estimate, spec).need
         return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
     if facts is None:
@@ -80,15 +79,13 @@ def estimate_memory(
     return dict.fromkeys(_memory(MemoryNeed())) | known
 
 
-def need_bytes(
-    model: ManagedModel, estimates: EstimateCache, facts: FileFacts | None
-) -> int | None:
+def need_bytes(registry: Registry, model: ManagedModel, facts: FileFacts | None) -> int | None:
     """Return the memory of the host that the next load needs, with all slots and full contexts.
     Return None if it is not known, or if the model has a process.
     """
     if model.worker is not None:
         return None
-    found = estimate_memory(model, estimates, facts)
+    found = estimate_memory(registry, model, facts)
     if found is None:
         return None
     total: int | None = found["total"]
@@ -103,12 +100,12 @@ def _memory(need: MemoryNeed) -> dict[str, Any]:
     return asdict(need) | {"total": need.total}
 
 
-def _setting(model: ManagedModel) -> dict[str, Any] | None:
+def _setting(registry: Registry, model: ManagedModel) -> dict[str, Any] | None:
     """Return the setting of a loaded model, and that of its next load, with their reasons."""
     worker = model.loaded
     if worker is None or worker.tuning is None:
         return None
-    next_choice = model.registry.tuner.next_choice(worker.tuning)
+    next_choice = registry.tuner.next_choice(worker.tuning)
     return _choice(worker.tuning.chosen) | {"next_load": _choice(next_choice)}
 
 

@@ -1,36 +1,27 @@
-"""A model as the registry manages it: its state, its worker, the settings of its name, and the
-leases on it.
-"""
+"""A model as the registry manages it: its state, its worker, and the settings of its name."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import anyio
 
-from ...backends.errors import InferdError, SessionExpired, WorkerCrashed
+from ...backends.errors import InferdError, WorkerCrashed
 from ...backends.params import REQUESTABLE, overflow_beside
 from ...backends.tuning_choice import LoadTuning
-from ...scheduler.priority import Priority
-from ...sessions import WorkerClient
-from ...sessions.turn.turn import compare_nothing
-from ...sessions.worker_client import Comparison, Similarity, TaskReader, retry_query
+from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
-from ..residency.gate import ResidencyGate
-from ..residency.residency import Residency, ResidencyRequest
+from ..residency.residency import Residency
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import EvictedTurns, Recovery
 from ..workers.worker import Worker
 from .persisted_settings import PersistedSettings, SwappedName
-from .tuner import Tuner
 
 SLOTS_DEFAULT = 4
-SentenceComparer = Callable[["ManagedModel", Comparison, Callable[[Similarity], None]], None]
-"""Compares a sentence of a model's output, and passes the result to the function."""
 
 
 class PassedFile(NamedTuple):
@@ -53,41 +44,30 @@ class ModelState(StrEnum):
     FAILED = "failed"
 
 
-class ModelHost(Protocol):
-    """The registry, as its models use it."""
-
-    seconds: Callable[[], float]
-    gate: ResidencyGate[ManagedModel]
-    compare_sentence: SentenceComparer
-    tuner: Tuner
-    start_worker: Callable[[ManagedModel], Worker]
-    """Starts a worker for a model that is not loaded."""
-    persist_settings: Callable[[ManagedModel], None]
-    """Stores the run-time settings of a model, unless it came by a descriptor."""
-
-    @property
-    def config(self) -> Config:
-        """The configuration in force."""
-
-    def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Run *work* in the daemon's task group."""
-
-    def move_tasks(self, model: ManagedModel, readers: Mapping[int, TaskReader]) -> None:
-        """Continue the tasks of another worker in the worker of *model*."""
-
-    def note_use_ended(self, model: ManagedModel) -> None:
-        """Note that a lease on a model has ended."""
-
-
 class ManagedModel:
     """A registry entry. Lives on the daemon's event loop, which owns its state.
 
     The model has at most one worker; a request that arrives during an unload waits until the worker
     has exited. After a swap, the old model is one of the `predecessors` until its turns have ended.
+
+    *settings* returns the configuration in force. *start_worker* starts a worker for the model if
+    it is not loaded. *move_tasks* continues tasks in the model's worker. *start_soon* runs
+    background work.
     """
 
-    def __init__(self, registry: ModelHost, name: str, config: ModelConfig, uid: int | None = None):
-        self.registry = registry
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        uid: int | None,
+        *,
+        settings: Callable[[], Config],
+        residency_s: float,
+        start_worker: Callable[[ManagedModel], Worker],
+        move_tasks: Callable[[ManagedModel, Mapping[int, TaskReader]], None],
+        start_soon: Callable[..., None],
+        seconds: Callable[[], float],
+    ):
         self.name, self.config, self.uid = name, config, uid
         self.configured = config
         """The configuration before any swap."""
@@ -107,10 +87,10 @@ class ManagedModel:
         """Parameters set by the client whose call has caused the load."""
         self.kept_tuning: LoadTuning | None = None
         """By which the next load chooses its setting, if its worker replaces one that has died."""
-        self.used_at = registry.seconds()
+        self.used_at = seconds()
         self.predecessors: dict[str, ManagedModel] = {}
         """Models that had the name before a swap and still have turns, by vocabulary hash."""
-        self.recovery = Recovery(name, self._reload, registry.seconds)
+        self.recovery = Recovery(name, seconds)
         self.embeds = False
         """A load reserves the memory for embeddings, too."""
         self.never_shrinks = False
@@ -127,12 +107,11 @@ class ManagedModel:
         """Held during a swap and while adapters are added or removed."""
         self.load_waiters = 0
         """The number of callers that wait for the load."""
-        self.residency = Residency(registry.gate.residency_s)
+        self.residency = Residency(residency_s)
         self.evicted_turns = EvictedTurns(
-            partial(registry.move_tasks, self),
-            registry.start_soon,
-            registry.config.reader_timeout_s,
+            partial(move_tasks, self), start_soon, settings().reader_timeout_s
         )
+        self._settings, self._start, self._seconds = settings, start_worker, seconds
         self._keep_alive_s: float | None = None
         self._progress_listeners: set[Callable[[float], None]] = set()
         self._released = anyio.Event()
@@ -169,7 +148,7 @@ class ManagedModel:
         :raises LoadFailed: the model cannot be loaded.
         :raises WorkerCrashed: a swap has unloaded the model for good.
         """
-        self.used_at = self.registry.seconds()
+        self.used_at = self._seconds()
         if on_progress is not None:
             self._progress_listeners.add(on_progress)
         self.load_waiters += 1
@@ -201,7 +180,7 @@ class ManagedModel:
             elif delay_s := self.recovery.restarts.delay_s(self.name):
                 await anyio.sleep(delay_s)
             else:
-                return self.registry.start_worker(self)
+                return self._start(self)
         raise WorkerCrashed(f"{self.name!r} was swapped and is unloaded for good")
 
     def hold_turns(self) -> None:
@@ -219,12 +198,11 @@ class ManagedModel:
             await self._released.wait()
 
     def note_requested(self, values: Mapping[str, Any]) -> None:
-        """Store the parameters of a call that loads the model, for the next load."""
+        """Note the parameters of a call that loads the model, for the next load."""
         if self.worker is None or self.worker.unloading:
             self.requested = {k: v for k, v in values.items() if k in REQUESTABLE}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
-            self.registry.persist_settings(self)
 
     @property
     def settings(self) -> PersistedSettings:
@@ -259,25 +237,17 @@ class ManagedModel:
         if self._keep_alive_s is not None:
             return self._keep_alive_s
         configured = self.options().get("keep-alive")
-        return self.registry.config.keep_alive_s if configured is None else float(configured)
+        return self._settings().keep_alive_s if configured is None else float(configured)
 
     @property
     def idle_s(self) -> float:
         """Seconds since the last use."""
-        return 0.0 if self.busy else max(0.0, self.registry.seconds() - self.used_at)
+        return 0.0 if self.busy else max(0.0, self._seconds() - self.used_at)
 
     @property
     def loaded(self) -> Worker | None:
         """The worker, if it is ready."""
         return self.worker if self.state is ModelState.READY else None
-
-    async def _reload(self) -> ProcessClient:
-        """Load the model for turns that lost their worker, at their requests' highest priority."""
-        admitted = (request.priority for request in self.residency.admitted)
-        priority = max(admitted, default=Priority.NORMAL)
-        request = ResidencyRequest(priority, self.registry.seconds())
-        async with self.registry.gate.admit(self, request):
-            return await self.ready()
 
     def evict(self) -> None:
         """Unload the model for another one. Its unread turns continue once they are read."""
@@ -300,13 +270,8 @@ class ManagedModel:
 
     def options(self) -> dict[str, Any]:
         """Return the configured parameters: the defaults, then the model's own."""
-        defaults, own = self.registry.config.defaults, self.config.options
+        defaults, own = self._settings().defaults, self.config.options
         return defaults | own | overflow_beside(defaults, own)
-
-    @property
-    def shrinks(self) -> int:
-        """The number of times that the next load is to choose a smaller shape; see `Recovery`."""
-        return self.recovery.shrinks
 
     @property
     def busy(self) -> bool:
@@ -322,89 +287,4 @@ class ManagedModel:
     def end_lease(self, lease: object) -> None:
         """Remove a lease that has ended."""
         self.leases.discard(lease)
-        self.used_at = self.registry.seconds()
-        self.registry.note_use_ended(self)
-
-
-T = TypeVar("T")
-
-
-class Lease:
-    """A lease on a model: a `sessions.ModelSource`. While it lasts, the model does not expire. The
-    model may be evicted for another one, and is loaded again when needed.
-    """
-
-    def __init__(self, model: ManagedModel):
-        self.model = model
-        self.name = model.name
-        self.closed = False
-        model.leases.add(self)
-
-    @property
-    def loaded(self) -> ProcessClient | None:
-        """The client of the model's worker, if the model is loaded."""
-        worker = self.model.loaded
-        return None if worker is None else worker.client
-
-    @property
-    def held(self) -> bool:
-        """Whether a swap holds turns back."""
-        return self.model.turns_held
-
-    async def released(self) -> None:
-        """Wait until turns may begin."""
-        await self.model.released()
-
-    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
-        """Return the client of the model's worker, loading the model if needed."""
-        return await self.model.ready(on_progress)
-
-    async def query(self, query: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """Return the worker's answer; if the worker dies meanwhile, query another one.
-
-        :raises WorkerCrashed: the query ended the worker, or too many workers have died.
-        """
-        return await retry_query(self.ready, query)
-
-    def predecessor(self, vocabulary: str) -> ManagedModel | None:
-        """Return the model that had the name before a swap and has this vocabulary hash."""
-        return self.model.predecessors.get(vocabulary)
-
-    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
-        """Compare a sentence of the model's output, as the model is configured."""
-        self.model.registry.compare_sentence(self.model, comparison, report)
-
-    def close(self) -> None:
-        """End the lease."""
-        self.closed = True
-        self.model.end_lease(self)
-
-
-class DormantLease:
-    """The `ModelSource` of a dormant session. *find_client* returns the client of the model's
-    worker if the model is loaded.
-    """
-
-    held = False
-
-    def __init__(self, name: str, find_client: Callable[[], WorkerClient | None]):
-        self.name, self._find_client = name, find_client
-
-    async def released(self) -> None:
-        """Return at once: a dormant session has no turns."""
-
-    @property
-    def loaded(self) -> WorkerClient | None:
-        """The client of the model's worker, if the model is loaded."""
-        return self._find_client()
-
-    def predecessor(self, vocabulary: str) -> None:
-        """Return None: a dormant session migrates nothing."""
-
-    async def ready(self) -> WorkerClient:
-        """Raise `SessionExpired`: a dormant session computes nothing."""
-        raise SessionExpired(f"the session is dormant and does not hold {self.name!r}")
-
-    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
-        """Skip the comparison: a dormant session has no output."""
-        compare_nothing(comparison, report)
+        self.used_at = self._seconds()

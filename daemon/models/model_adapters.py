@@ -17,7 +17,7 @@ from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ...backends.errors import InferdError, InvalidArgument, NotFound, UnsupportedOperation
 from ...scheduler import messages as m
 from ..config.model_settings import AdapterConfig, check_model_name
-from ..residency.budget import MemoryBudget
+from ..residency.reservations import Reservations
 from ..workers.worker import Worker
 from .model import ManagedModel
 from .registry import Registry
@@ -44,8 +44,8 @@ async def add_adapter(
         _check_new(model, name)
         worker, report = await _wait_for_load(model), None
         if worker is not None:
-            report = await _load_adapter(registry.budget, worker, adapter_spec(name, config))
-        _set_adapters(model, model.config.adapters | {name: config})
+            report = await _load_adapter(registry.reservations, worker, adapter_spec(name, config))
+        _set_adapters(registry, model, model.config.adapters | {name: config})
     log.info("adapter.added", model=model.name, adapter=name, file=file, scale=scale)
     return report
 
@@ -105,24 +105,28 @@ async def _wait_for_load(model: ManagedModel) -> Worker | None:
     return model.loaded
 
 
-async def _load_adapter(budget: MemoryBudget, worker: Worker, spec: AdapterSpec) -> m.AdapterReport:
+async def _load_adapter(
+    reservations: Reservations, worker: Worker, spec: AdapterSpec
+) -> m.AdapterReport:
     size = adapter_bytes(Path(spec.path))
-    budget.reserve_more(worker, size)
+    reservations.reserve_more(worker, size)
     try:
         # A cancelled wait would leave an adapter in the worker that `client.adapters` lacks.
         with anyio.CancelScope(shield=True):
             report = await worker.client.add_adapter(spec)
     except InferdError:
-        budget.reservations.add_bytes(worker, -size)
+        reservations.add_bytes(worker, -size)
         raise
     finally:
-        budget.reservations.note_loaded(worker)
+        reservations.note_loaded(worker)
     return report
 
 
-def _set_adapters(model: ManagedModel, adapters: dict[str, AdapterConfig]) -> None:
+def _set_adapters(
+    registry: Registry, model: ManagedModel, adapters: dict[str, AdapterConfig]
+) -> None:
     model.config = replace(model.config, adapters=adapters)
-    model.registry.persist_settings(model)
+    registry.catalog.persist_settings(model)
 
 
 async def remove_adapter(
@@ -141,12 +145,16 @@ async def remove_adapter(
             )
         worker = await _wait_for_load(model)
         if worker is not None:
-            await _unload_adapter(registry.budget, worker, name, force=force)
-        _set_adapters(model, {n: a for n, a in model.config.adapters.items() if n != name})
+            await _unload_adapter(registry.reservations, worker, name, force=force)
+        _set_adapters(
+            registry, model, {n: a for n, a in model.config.adapters.items() if n != name}
+        )
     log.info("adapter.removed", model=model.name, adapter=name)
 
 
-async def _unload_adapter(budget: MemoryBudget, worker: Worker, name: str, *, force: bool) -> None:
+async def _unload_adapter(
+    reservations: Reservations, worker: Worker, name: str, *, force: bool
+) -> None:
     client = worker.client
     report = client.adapters.get(name)
     if report is not None and report.info is not None:
@@ -154,6 +162,6 @@ async def _unload_adapter(budget: MemoryBudget, worker: Worker, name: str, *, fo
         if report.info not in others:  # else another adapter has the same file
             with anyio.CancelScope(shield=True):
                 await client.remove_adapter(report.info.id, force=force)
-        budget.reservations.add_bytes(worker, -adapter_bytes(Path(report.spec.path)))
-        budget.reservations.note_loaded(worker)
+        reservations.add_bytes(worker, -adapter_bytes(Path(report.spec.path)))
+        reservations.note_loaded(worker)
     client.adapters.pop(name, None)

@@ -1,107 +1,196 @@
-"""The registry of models: their leases, their workers, and the memory that they share."""
+"""The registry of models: their names, leases on them, and what all of them share."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
 import structlog
 
-from ...backends.errors import Busy, Cancelled, QuotaExceeded
+from ...backends.errors import Busy, Cancelled, QuotaExceeded, SessionExpired
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Owner
 from ...scheduler import messages as m
 from ...scheduler.kv.origin import scoped
+from ...sessions import WorkerClient
 from ...sessions.admission.bounds import NO_QUOTA, Quota, check_descriptor_models
 from ...sessions.turn.turn import compare_nothing
-from ...sessions.worker_client import TaskReader
+from ...sessions.worker_client import Comparison, Similarity, retry_query
 from ..components import Components
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
-from ..residency.budget import MemoryBudget
-from ..residency.gate import ResidencyGate
-from ..residency.idle_unloader import IdleUnloader
-from ..residency.load_queue import LoadQueue
 from ..residency.machine import MachineMemory
+from ..residency.reservations import Reservations
 from ..state_files import KV_DIR
+from ..workers.process_client import ProcessClient
 from ..workers.recovery import fail_readers
-from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .file_contents import FileFactsCache
 from .kv_index import KvFilePlace, KvIndex
-from .model import Lease, ManagedModel, PassedFile, SentenceComparer
+from .loader import Loader, LoadListener
+from .model import ManagedModel, PassedFile
 from .tuner import Tuner, TuningPace
 from .tuning_records import TuningRecords
-from .worker_launcher import WorkerLauncher
 
 log = structlog.get_logger()
-"""The folder of KV files below the state directory."""
+T = TypeVar("T")
+Report = Callable[[Similarity], None]
+SentenceComparer = Callable[["Registry", ManagedModel, Comparison, Report], None]
+"""Compares a sentence of a model's output, and passes the result to the function."""
+
+
+class Lease:
+    """A lease on a model: a `sessions.ModelSource`. While it lasts, the model does not expire. The
+    model may be evicted for another one, and is loaded again when needed.
+    """
+
+    def __init__(self, registry: Registry, model: ManagedModel):
+        self.model, self._registry = model, registry
+        self.name = model.name
+        self.closed = False
+        model.leases.add(self)
+
+    @property
+    def loaded(self) -> ProcessClient | None:
+        """The client of the model's worker, if the model is loaded."""
+        worker = self.model.loaded
+        return None if worker is None else worker.client
+
+    @property
+    def held(self) -> bool:
+        """Whether a swap holds turns back."""
+        return self.model.turns_held
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""
+        await self.model.released()
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
+        """Return the client of the model's worker, loading the model if needed."""
+        return await self.model.ready(on_progress)
+
+    async def query(self, query: Callable[[ProcessClient], Awaitable[T]]) -> T:
+        """Return the worker's answer; if the worker dies meanwhile, query another one.
+
+        :raises WorkerCrashed: the query ended the worker, or too many workers have died.
+        """
+        return await retry_query(self.ready, query)
+
+    def predecessor(self, vocabulary: str) -> ManagedModel | None:
+        """Return the model that had the name before a swap and has this vocabulary hash."""
+        return self.model.predecessors.get(vocabulary)
+
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
+        """Compare a sentence of the model's output, as the model is configured."""
+        self._registry.compare_sentence(self._registry, self.model, comparison, report)
+
+    def note_requested(self, values: Mapping[str, Any]) -> None:
+        """Note the parameters of a call that loads the model; its keep-alive holds from now on."""
+        self.model.note_requested(values)
+        if values.get("keep-alive") is not None:
+            self._registry.catalog.persist_settings(self.model)
+
+    def close(self) -> None:
+        """End the lease."""
+        self.closed = True
+        self.model.end_lease(self)
+        self._registry.loader.note_use_ended(self.model)
+
+
+class DormantLease:
+    """The `ModelSource` of a dormant session. *find_client* returns the client of the model's
+    worker if the model is loaded.
+    """
+
+    held = False
+
+    def __init__(self, name: str, find_client: Callable[[], WorkerClient | None]):
+        self.name, self._find_client = name, find_client
+
+    async def released(self) -> None:
+        """Return at once: a dormant session has no turns."""
+
+    @property
+    def loaded(self) -> WorkerClient | None:
+        """The client of the model's worker, if the model is loaded."""
+        return self._find_client()
+
+    def predecessor(self, vocabulary: str) -> None:
+        """Return None: a dormant session migrates nothing."""
+
+    async def ready(self) -> WorkerClient:
+        """Raise `SessionExpired`: a dormant session computes nothing."""
+        raise SessionExpired(f"the session is dormant and does not hold {self.name!r}")
+
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
+        """Skip the comparison: a dormant session has no output."""
+        compare_nothing(comparison, report)
 
 
 class Registry:
     """All models. Owned by the daemon's event loop.
 
-    Workers run in *group*; *on_frame* is called after each frame of reports.
+    Workers run in *group*; *flush* is called after each frame of their reports.
+    *compare_sentence* compares sentences of outputs; without it turns get a reason.
     """
 
     def __init__(
         self,
         config: Config,
         group: anyio.abc.TaskGroup,
-        on_frame: Callable[[], None],
+        flush: Callable[[], None],
         seconds: Callable[[], float] = time.monotonic,
+        *,
         machine: MachineMemory | None = None,
         components: Components | None = None,
         request_bytes: RequestBytes | None = None,
         tuning_pace: TuningPace | None = None,
+        load_listeners: Sequence[LoadListener] = (),
+        compare_sentence: SentenceComparer = lambda _, __, *request: compare_nothing(*request),
     ):
         components = components or Components()
-        self.seconds = seconds
-        self.compare_sentence: SentenceComparer = lambda _, *request: compare_nothing(*request)
-        self._group = group
-        self.catalog = ModelCatalog(config, components, partial(ManagedModel, self))
-        self.persist_settings: Callable[[ManagedModel], None] = self.catalog.persist_settings
-        kv_dir = config.state_dir / KV_DIR
+        self.seconds, self.compare_sentence = seconds, compare_sentence
+        self._group, self._residency_s = group, config.residency_s
+        self.catalog = ModelCatalog(config, components, self._new_model)
         self.kv_index = KvIndex(
-            kv_dir,
+            config.state_dir / KV_DIR,
             config.kv_disk_bytes,
             file_evicted=self._notify_kv_file_evicted,
             note_state=partial(components.note, "kv-store"),
         )
-        self.load_queue = LoadQueue(self.catalog.serves_others, seconds)
-        self.budget = MemoryBudget(
-            config.memory_bytes, self.catalog.known, self.load_queue, machine, seconds
-        )
-        self.gate: ResidencyGate[ManagedModel] = ResidencyGate(
-            self.budget, self.catalog.known, config.residency_s, seconds, self.start_soon
-        )
-        self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
+        self.reservations = Reservations(config.memory_bytes, machine or MachineMemory())
         self.tuner = Tuner(
             TuningRecords(config.state_dir),
             self.catalog.all_workers,
-            self.budget,
+            self.reservations,
             config.cores,
             is_on=lambda: self.config.tuning,
             pace=tuning_pace,
         )
-        self.launcher = WorkerLauncher(
-            self,
-            self.catalog,
-            self.kv_index,
-            self.budget,
-            self.load_queue,
-            group,
-            str(kv_dir),
-            on_frame,
-            request_bytes or RequestBytes(),
+        self.loader = Loader(
+            *(self.catalog, self.reservations, self.kv_index, self.tuner),
+            *(group, self.start_soon, load_listeners),
+            flush=flush,
+            request_bytes=request_bytes or RequestBytes(),
+            seconds=seconds,
         )
-        self.start_worker: Callable[[ManagedModel], Worker] = self.launcher.start_worker
         self.file_facts = FileFactsCache()
         self.catalog.scan()
+
+    def _new_model(self, name: str, config: ModelConfig, uid: int | None) -> ManagedModel:
+        return ManagedModel(
+            *(name, config, uid),
+            settings=lambda: self.config,
+            residency_s=self._residency_s,
+            start_worker=self.loader.start_worker,
+            move_tasks=self.loader.move_tasks,
+            start_soon=self.start_soon,
+            seconds=self.seconds,
+        )
 
     @property
     def config(self) -> Config:
@@ -117,7 +206,7 @@ class Registry:
         for model in outdated:
             if not model.busy and model.worker is not None:
                 model.worker.quit()
-        self.idle_unloader.note_change()
+        self.loader.note_idle_change()
         return sorted(model.name for model in outdated)
 
     # Leases.
@@ -125,7 +214,7 @@ class Registry:
     def lease(self, name: str, uid: int) -> Lease:
         """Return a lease on the model *name*."""
         self.catalog.check_open()
-        return Lease(self.catalog.get(name, uid))
+        return Lease(self, self.catalog.get(name, uid))
 
     def lease_descriptor(
         self, name: str, file: PassedFile, uid: int, quota: Quota = NO_QUOTA
@@ -143,7 +232,7 @@ class Registry:
         model = own.get(file.identity)
         if model is not None:
             file.close()
-            return Lease(model)
+            return Lease(self, model)
         try:
             check_descriptor_models(quota, len(own), self.config.descriptor_models_user_max)
         except QuotaExceeded:
@@ -151,25 +240,13 @@ class Registry:
             raise
         model = self.catalog.add_model(name, ModelConfig(), uid)
         model.passed_file = file
-        return Lease(model)
-
-    def note_use_ended(self, model: ManagedModel) -> None:
-        """Note that a lease on a model has ended, or that its worker has exited."""
-        if model.worker is None:
-            self.catalog.close_descriptor(model)
-        self.idle_unloader.note_change()
+        return Lease(self, model)
 
     # Workers.
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Run *work* in the daemon's task group; an unexpected failure ends only that work."""
         self._group.start_soon(_guarded, work, *arguments)
-
-    def move_tasks(self, model: ManagedModel, readers: Mapping[int, TaskReader]) -> None:
-        """Continue the tasks of another worker in the worker of *model*."""
-        if readers:
-            model.recovery.move_tasks(readers)
-            self.start_soon(model.recovery.resume_tasks)
 
     # KV files.
 
@@ -222,8 +299,8 @@ class Registry:
         model.pinned = pinned
         if not pinned:
             model.used_at = self.seconds()
-        self.persist_settings(model)
-        self.idle_unloader.note_change()
+        self.catalog.persist_settings(model)
+        self.loader.note_idle_change()
 
     async def close(self) -> None:
         """Unload all models."""

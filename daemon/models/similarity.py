@@ -24,13 +24,12 @@ from ...sessions.worker_client import Comparison, Similarity
 from ..residency.residency import ResidencyRequest
 from ..traces.current_request import clear_current_request
 from ..workers.process_client import ProcessClient
-from .model import Lease, ManagedModel, ModelState
-from .registry import Registry
+from .model import ManagedModel, ModelState
+from .registry import Lease, Registry, Report
 
 REFERENCES_MAX = 64
 """Reference texts whose embeddings are stored; sentences are compared with them."""
 MODEL_PARAMETER, WAIT_PARAMETER = "similarity-model", "similarity-wait-ms"
-Report = Callable[[Similarity], None]
 
 
 class _LoadedLease(Lease):
@@ -62,33 +61,34 @@ class EmbeddingComparer:
 
     def __init__(
         self,
-        registry: Registry,
         ledger: Ledger,
         new_handle: Callable[[], int],
         one_turn_sessions: set[Session],
     ):
-        self._registry, self._ledger = registry, ledger
+        self._ledger = ledger
         self._new_handle, self._one_turn_sessions = new_handle, one_turn_sessions
         self._references: OrderedDict[tuple[Any, ...], _Embedding] = OrderedDict()
 
-    def compare(self, model: ManagedModel, comparison: Comparison, report: Report) -> None:
+    def compare(
+        self, registry: Registry, model: ManagedModel, comparison: Comparison, report: Report
+    ) -> None:
         """Compare a sentence of *model*'s output. *report* gets the result or a reason."""
         options = model.options()
         name = options.get(MODEL_PARAMETER, "")
         wait_s = options.get(WAIT_PARAMETER, BY_NAME[WAIT_PARAMETER].default) / 1000
         if name:
-            self._registry.start_soon(self._compare, name, wait_s, comparison, report)
+            registry.start_soon(self._compare, registry, name, wait_s, comparison, report)
         else:
             report(Similarity(None, f"the configuration names no {MODEL_PARAMETER}"))
 
     async def _compare(
-        self, name: str, wait_s: float, comparison: Comparison, report: Report
+        self, registry: Registry, name: str, wait_s: float, comparison: Comparison, report: Report
     ) -> None:
         clear_current_request()  # the task has inherited the request that loaded the worker
         found = Similarity(None, f"{name!r} did not answer within {wait_s:g} s")
         try:
             with anyio.move_on_after(wait_s):
-                found = await self._similarity(name, comparison)
+                found = await self._similarity(registry, name, comparison)
         except InferdError as exc:
             found = Similarity(None, exc.message)
         except BaseException:
@@ -97,16 +97,18 @@ class EmbeddingComparer:
         finally:
             report(found)
 
-    async def _similarity(self, name: str, comparison: Comparison) -> Similarity:
+    async def _similarity(
+        self, registry: Registry, name: str, comparison: Comparison
+    ) -> Similarity:
         """Return how similar the texts are, by the embeddings of the model *name*.
 
         :raises InferdError: a text cannot be embedded now.
         """
-        model = self._registry.catalog.get(name, comparison.owner.user)
-        with closing(_LoadedLease(model)) as lease:
+        model = registry.catalog.get(name, comparison.owner.user)
+        with closing(_LoadedLease(registry, model)) as lease:
             fingerprint = (await lease.ready()).info.fingerprint
-            request = ResidencyRequest(comparison.priority, self._registry.seconds())
-            with self._registry.gate.try_admit(model, request) as is_admitted:
+            request = ResidencyRequest(comparison.priority, registry.seconds())
+            with registry.loader.try_admit(model, request) as is_admitted:
                 if not is_admitted:
                     return Similarity(None, f"other models wait for the memory of {name!r}")
                 reference = await self._reference_embedding(lease, fingerprint, comparison)

@@ -15,13 +15,14 @@ from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
 from .model import ManagedModel
 from .model_files import files_in_use
+from .tuner import Tuner
 
 CTX_SIZE_DEFAULT = 4096
 TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}
 """Parameters by the fields of a spec."""
 
 
-def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
+def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
     """Return the spec to load: the configured values, or else those that a client requested."""
     options, requested = model.options(), model.requested
     ctx_size = max(options.get("ctx-size", 0), 0)
@@ -43,7 +44,7 @@ def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
         **_template(model, config),
         options=_engine_options(model),
         adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
-        tuning=model.kept_tuning or model.registry.tuner.load_tuning(keeps_threads=keeps_threads),
+        tuning=model.kept_tuning or tuner.load_tuning(keeps_threads=keeps_threads),
     )
 
 

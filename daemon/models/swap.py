@@ -122,7 +122,7 @@ class Swaps:
 
     def _fits_in_place(self, model: ManagedModel, refusal: OutOfMemory) -> bool:
         """Return whether the refused model may fit once *model* is unloaded."""
-        held = self._registry.budget.reservations.of_worker(model.worker)
+        held = self._registry.reservations.of_worker(model.worker)
         free = refusal.data["free_bytes"] + (0 if held is None else held.total)
         return bool(refusal.data["weights_bytes"] <= free)
 
@@ -145,7 +145,7 @@ class Swaps:
         except BaseException:
             await self._drop_model(predecessor)
             raise
-        before = registry.launcher.exchange_models(model, predecessor)
+        before = registry.loader.exchange_models(model, predecessor)
         predecessor.never_shrinks = False
         old = None if before is None else before.info
         swapped = self._record_swap(model, to, worker.info, old, "migrate")
@@ -166,7 +166,7 @@ class Swaps:
         move = partial(self._move_turns, model, same_vocabulary)
         try:
             if same_vocabulary:
-                self._registry.move_tasks(model, before.client.withdraw_tasks(waiting=True))
+                self._registry.loader.move_tasks(model, before.client.withdraw_tasks(waiting=True))
             for _ in range(MIGRATION_PASSES):
                 move(await self._end_turns(predecessor, before.client.tasks))
                 await self._migrate_sessions(model, also_text=not same_vocabulary)
@@ -300,7 +300,7 @@ class Swaps:
         the turns fail; those that had not begun may be retried.
         """
         if same_vocabulary:
-            self._registry.move_tasks(model, readers)
+            self._registry.loader.move_tasks(model, readers)
             return
         ended = Cancelled(
             f"the turn was ended: its model {model.name!r} was swapped",

@@ -28,7 +28,7 @@ from ...backends.tuning_choice import (
     this_cpu,
 )
 from ...scheduler import messages as m
-from ..residency.budget import MemoryBudget
+from ..residency.reservations import Reservations
 from ..workers.cores import busy_s, own_s
 from ..workers.worker import Worker
 from .tuning_records import TuningRecords
@@ -64,12 +64,12 @@ class Tuner:
         self,
         records: TuningRecords,
         workers: Callable[[], Iterable[Worker]],
-        budget: MemoryBudget,
+        reservations: Reservations,
         cores: int,
         is_on: Callable[[], bool],
         pace: TuningPace | None = None,
     ):
-        self._records, self._workers, self._budget = records, workers, budget
+        self._records, self._workers, self._reservations = records, workers, reservations
         self._is_on, self._pace = is_on, pace or TuningPace()
         self._cpu = this_cpu(cores)
         self._measuring: Worker | None = None
@@ -152,9 +152,8 @@ class Tuner:
 
     @property
     def _has_work(self) -> bool:
-        return self._budget.loads.has_waiting or any(
-            worker.claim is not None for worker in self._workers()
-        )
+        """Whether a model computes or is being loaded."""
+        return any(worker.claim is not None for worker in self._workers())
 
     def _next_worker(self) -> Worker | None:
         """Return a worker whose settings are to be measured."""
@@ -174,7 +173,7 @@ class Tuner:
         return None
 
     def _bytes_of(self, worker: Worker) -> int:
-        need = self._budget.reservations.of_worker(worker)
+        need = self._reservations.of_worker(worker)
         return 0 if need is None else need.measuring
 
     def _begin(self) -> bool:
@@ -183,7 +182,7 @@ class Tuner:
         assert worker is not None, "a change would have ended the wait"
         size = self._bytes_of(worker)
         try:
-            self._budget.reserve_more(worker, size)
+            self._reservations.reserve_more(worker, size)
         except OutOfMemory:
             log.debug("tuning.postponed", model=worker.spec.name, bytes=size)
             return False
@@ -195,7 +194,7 @@ class Tuner:
     def _stop(self) -> None:
         worker, self._measuring = self._measuring, None
         assert worker is not None, "the caller has checked it"
-        self._budget.reservations.add_bytes(worker, -self._reserved)
+        self._reservations.add_bytes(worker, -self._reserved)
         if worker.died and worker.tuning is not None:
             self._deadly.add(worker.tuning.shape)
             log.warning("tuning.worker_died", model=worker.spec.name, pid=worker.pid)

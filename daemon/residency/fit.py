@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
 from ...backends import Device, MemoryNeed, Shape
 from ...backends.errors import BackendError, InferdError, LoadFailed, OutOfMemory
-from .residency import ResidentModel
 from .sizes import headroom_bytes, size_text
 
 CTX_SIZE_MIN = 512
@@ -198,13 +198,14 @@ def growth_refusal(
     )
 
 
-def smallest_shape(model: ResidentModel, shape: Shape) -> Shape:
-    """Return the smallest shape that *model* may be loaded in. Parameters that were configured or
-    requested keep their values in *shape*.
+def smallest_shape(
+    shape: Shape, options: Mapping[str, Any], requested: Mapping[str, Any], *, never_shrinks: bool
+) -> Shape:
+    """Return the smallest shape that a model may be loaded in. Parameters that were configured in
+    *options* or *requested* keep their values in *shape*.
     """
-    if model.never_shrinks:
+    if never_shrinks:
         return shape
-    options, requested = model.options(), model.requested
     ctx_size_min = max(CTX_SIZE_MIN, requested.get("ctx-size", 0))
     is_ctx_size_fixed = options.get("ctx-size") or ctx_size_min >= shape.ctx_size
     layers = options.get("n-gpu-layers", requested.get("n-gpu-layers", -1))

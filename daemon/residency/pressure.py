@@ -1,18 +1,18 @@
 """Memory pressure while models run: the memory to free, and its order.
 
 First the KV states in the workers' memory are dropped, after a write to disk where that is
-allowed. Then models are evicted one at a time, as `MemoryBudget.evict_idle` chooses them.
+allowed. Then models are evicted one at a time, as `Loader.evict_idle` chooses them.
 `Pressure` decides from readings alone; `MemoryWatch` reads, acts and counts. It wakes on the
 kernel's stall alarms (PSI), and at intervals to read the free memory.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import anyio
 import structlog
@@ -20,10 +20,9 @@ import structlog
 from ...backends.errors import InferdError
 from ..workers.worker import Worker
 from .machine import MachineMemory
+from .plan import EvictionCandidate
+from .reservations import Reservations
 from .sizes import headroom_bytes
-
-if TYPE_CHECKING:
-    from ..models.registry import Registry
 
 log = structlog.get_logger()
 
@@ -159,18 +158,22 @@ def _grown(before: float | None, now: float | None) -> float:
 class MemoryWatch:
     """Reads the memory and carries out the acts of `Pressure`. Lives on the daemon's event loop.
 
+    *workers* returns the loaded ones. *evict_idle* evicts an idle model, if there is one.
     *note_reading* is called after each reading, with the reason of a failure or None.
     """
 
     def __init__(
         self,
-        registry: Registry,
         machine: MachineMemory,
+        reservations: Reservations,
+        workers: Callable[[], Collection[Worker]],
+        evict_idle: Callable[[], EvictionCandidate | None],
         note_reading: Callable[[str | None], None],
         pace: Pace,
+        seconds: Callable[[], float] = time.monotonic,
     ):
-        self._registry, self._machine = registry, machine
-        self._workers = registry.catalog.ready_workers
+        self._machine, self._reservations, self._seconds = machine, reservations, seconds
+        self._workers, self._evict_idle = workers, evict_idle
         self._note_reading, self._pace = note_reading, pace
         self._pressure = Pressure(self._pace)
         counts = ("low_events", "kv_bytes_freed", "models_unloaded", "model_bytes_freed")
@@ -202,8 +205,8 @@ class MemoryWatch:
     async def _check(self) -> None:
         try:
             reading = Reading(
-                self._registry.seconds(),
-                self._registry.budget.reservations.machine_free_bytes(),
+                self._seconds(),
+                self._reservations.machine_free_bytes(),
                 self._machine.total_bytes(),
                 self._machine.stalled_s(),
                 self._machine.own_stalled_s(),
@@ -237,7 +240,7 @@ class MemoryWatch:
                 log.info("memory.recovered", free_bytes=free_bytes)
 
     def _evict_model(self, free_bytes: int) -> None:
-        evicted, was_helpless = self._registry.budget.evict_idle(), self._is_helpless
+        evicted, was_helpless = self._evict_idle(), self._is_helpless
         self._is_helpless = evicted is None
         if evicted is not None:
             self._counts["models_unloaded"] += 1

@@ -1,19 +1,16 @@
-"""Memory reserved for workers, the free memory beside it, and the loads that wait for memory."""
+"""Memory reserved for workers, and the free memory beside it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from ...backends import MemoryNeed
-from ...scheduler.messages import MemoryEstimate
 from ..workers.worker import Worker
-from .fit import smallest_shape
+from .fit import growth_refusal
 from .machine import MachineMemory
-from .residency import ResidentModel
 
 
 @dataclass(slots=True)
@@ -34,8 +31,8 @@ class Reservations:
     Owned by the daemon's event loop; no method waits.
     """
 
-    def __init__(self, limit: int, machine: MachineMemory | None):
-        self.limit, self._machine = limit, machine or MachineMemory()
+    def __init__(self, limit: int, machine: MachineMemory):
+        self.limit, self._machine = limit, machine
         self._by_worker: dict[Worker, _Reservation] = {}
 
     def reserve(self, worker: Worker, need: MemoryNeed) -> None:
@@ -51,6 +48,17 @@ class Reservations:
         reservation = self._by_worker.get(worker)
         if reservation is not None:
             reservation.not_yet_resident = self._bytes_not_yet_resident(worker, reservation)
+
+    def reserve_more(self, worker: Worker, size: int) -> None:
+        """Reserve *size* more bytes for a loaded worker; see `add_bytes`.
+
+        :raises OutOfMemory: too few bytes are free.
+        """
+        free = self.free_bytes()
+        if size > free:
+            raise growth_refusal(worker.spec.name, size, free, limit=self.limit)
+        # No `await` up to here since the free bytes were read, or two workers could get them.
+        self.add_bytes(worker, size)
 
     def add_bytes(self, worker: Worker, size: int) -> None:
         """Reserve *size* more bytes for a loaded worker, or fewer if *size* is negative. Call
@@ -126,76 +134,3 @@ class Reservations:
 def bytes_on(need: MemoryNeed, device: str) -> int:
     """Return the bytes of *need* on *device*, or on the host if that is empty."""
     return need.devices.get(device, 0) if device else need.total
-
-
-class PendingLoad:
-    """A load whose worker waits for a decision about its memory."""
-
-    def __init__(self, model: ResidentModel, worker: Worker, report: MemoryEstimate):
-        self.model, self.worker = model, worker
-        self.first_shape = report.shape
-        self.floor = smallest_shape(model, report.shape)
-        self.shrinks = model.shrinks
-        """How many times it is to shrink, because the kernel killed workers in larger shapes."""
-        self.report = report
-        """The last estimate, for the shape that is decided on."""
-        self.is_waiting = False
-        """Whether the load waits for other models' memory."""
-        self.outdated = False
-        """Whether a worker has exited since the report, so that devices may have more free."""
-
-
-class PendingLoads:
-    """The undecided loads, in the order of their models' requests. Owned by the `MemoryBudget`.
-
-    *is_paused* returns whether a waiting load may not begin yet; such a load delays no other.
-    """
-
-    def __init__(self, is_paused: Callable[[Worker], bool] = lambda _: False) -> None:
-        self._is_paused = is_paused
-        self._by_worker: dict[Worker, PendingLoad] = {}
-
-    def note_report(
-        self, model: ResidentModel, worker: Worker, report: MemoryEstimate
-    ) -> PendingLoad:
-        """Return the load of *worker*, to which *report* applies from now on."""
-        load = self._by_worker.get(worker)
-        if load is None:
-            load = self._by_worker[worker] = PendingLoad(model, worker, report)
-        load.report = report
-        return load
-
-    def remove(self, worker: Worker) -> None:
-        """Remove a load that is decided or whose worker has exited."""
-        load = self._by_worker.pop(worker, None)
-        if load is not None:
-            load.is_waiting = False
-
-    def is_waiting(self, worker: Worker) -> bool:
-        """Return whether the load of *worker* waits for memory."""
-        load = self._by_worker.get(worker)
-        return load is not None and load.is_waiting
-
-    def mark_outdated(self) -> None:
-        """Mark the estimates with devices as outdated, because a worker has exited."""
-        for load in self._by_worker.values():
-            load.outdated = bool(load.report.devices)
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether any load waits for memory."""
-        return any(load.is_waiting for load in self._by_worker.values())
-
-    def in_order(self, now: float) -> list[PendingLoad]:
-        """Return the waiting loads that are not paused, in the order in which they are served."""
-        loads = self._by_worker.values()
-        waiting = (load for load in loads if load.is_waiting and not self._is_paused(load.worker))
-        return sorted(waiting, key=lambda load: load.model.residency.rank(now))
-
-    def ahead_of(self, load: PendingLoad, now: float) -> list[PendingLoad]:
-        """Return the waiting loads that precede *load*."""
-        waiting = self.in_order(now)
-        if load in waiting:
-            return waiting[: waiting.index(load)]
-        rank = load.model.residency.rank(now)
-        return [other for other in waiting if other.model.residency.rank(now) <= rank]

@@ -1,8 +1,8 @@
 """Requests for models, and residencies of models in memory, each with the requests that wait for it
 or are admitted to it.
 
-The decisions need neither a loop nor a clock; `gate` carries them out. Four words describe how far
-a model is needed; each includes the previous one:
+The decisions need neither a loop nor a clock; the loader carries them out. Four words describe how
+far a model is needed; each includes the previous one:
 
 - A model *is in use* if an admitted request has a reader.
 - It *is engaged* if it is in use, or if requests wait and none was served since it was loaded. An
@@ -15,7 +15,7 @@ a model is needed; each includes the previous one:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +25,6 @@ import anyio
 from ...backends.errors import InferdError
 from ...scheduler import PRIORITY_MAX, Priority
 from ...sessions.admission.bounds import WaitLimit
-from ..workers.worker import Worker
 
 AGEING_S_MIN = 10.0
 """The shortest wait after which a request rises by one priority class."""
@@ -51,7 +50,7 @@ class ResidencyRequest:
 
     *is_absent* returns whether the model's output has no reader at present; such a request does not
     keep the model in memory. *user* is the client's. *subject*, such as a session, identifies
-    the request for `ResidencyGate.refuse_requests`. With *is_turn*, it is for a turn of a session.
+    the request for `Loader.refuse_requests`. With *is_turn*, it is for a turn of a session.
     """
 
     def __init__(
@@ -264,48 +263,3 @@ class Residency:
         if blocked is None:
             return True
         return now >= min(self.used_at + JUST_USED_S, self.closes_at(blocked))
-
-
-class ResidentModel(Protocol):
-    """The part of a model (`models.ManagedModel`) that residency and the memory budget use."""
-
-    name: str
-    uid: int | None
-    worker: Worker | None
-    pinned: bool
-    used_at: float
-    load_s: float
-    fitted: dict[str, int]
-    requested: Mapping[str, Any]
-    load_waiters: int
-    never_shrinks: bool
-    embeds: bool
-    residency: Residency
-
-    @property
-    def loaded(self) -> Worker | None:
-        """The worker, if it is ready."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether the model is wanted, is leased, or has tasks."""
-
-    @property
-    def has_tasks(self) -> bool:
-        """Whether the model has tasks."""
-
-    @property
-    def shrinks(self) -> int:
-        """The number of times that the next load is to choose a smaller shape."""
-
-    def options(self) -> dict[str, Any]:
-        """Return the configured parameters."""
-
-    def evict(self) -> None:
-        """Unload the model for another one."""
-
-    async def ready(self, on_progress: Callable[[float], None] | None = None) -> object:
-        """Load the model if it is not loaded."""
-
-    async def released(self) -> None:
-        """Wait until turns may begin."""

@@ -20,7 +20,7 @@ from ...ipc.server.connection import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
-from ..models.model import Lease
+from ..models.registry import Lease
 from .current_request import TracedRequest, current_request
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 

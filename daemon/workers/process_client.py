@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import msgspec
@@ -15,6 +17,7 @@ from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Renderin
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...backends.tensors import NamedTensor
+from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
 from ...scheduler.owner import Owner
 from ...scheduler.priority import Requester
@@ -31,6 +34,59 @@ _BOUNDED = (m.Tokenize, m.Detokenize, m.ChatPrompt, m.ComputeTensors, m.Lookup)
 """Commands with much data, of which a client may cause any number."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
+
+
+class WorkerChange(Enum):
+    """An event of a worker without further facts."""
+
+    WORK = auto()
+    """A task was added or has ended, or the model is loaded."""
+    QUIT_ORDERED = auto()
+    """The process was ordered to quit, perhaps before it was started."""
+    EMBEDDING_CONTEXT_CREATED = auto()
+    """The embedding context now uses its reserved memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    """The process has exited, with the status *code* if that is known. The receiver sets the
+    worker's `error` or the client's `death`.
+    """
+
+    code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TasksOrphaned:
+    """The tasks of a process that has died have no worker."""
+
+    readers: Mapping[int, TaskReader]
+    death: Death
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSetAside:
+    """A turn's session has no place, so no worker has it; *info* describes its model."""
+
+    reader: TaskReader
+    info: ModelInfo
+
+
+WorkerEvent = (
+    WorkerChange
+    | ProcessExited
+    | TasksOrphaned
+    | TurnSetAside
+    | m.MemoryEstimate
+    | m.Progress
+    | m.ModelNotLoaded
+    | m.Measured
+    | m.KvFileWritten
+    | m.KvFileLost
+)
+"""The events of a worker for the owner of its model. The answer to `MemoryEstimate` is, now or
+later, a command `EstimateMemory` for another shape, `Proceed`, or a call of `Worker.refuse_load`.
+"""
 
 
 class PendingQueries:
@@ -80,18 +136,24 @@ class PendingQueries:
 class ProcessClient:
     """The `WorkerClient` of the worker of *spec*. Lives on the daemon's event loop.
 
-    *send_command* sends a command, *exited* is set once the process has exited.
+    *send_command* sends a command, *exited* is set once the process has exited, and *emit* gets the
+    events. *flush* writes all output for clients. *reserve_embedding_memory* raises `OutOfMemory`
+    if there is too little for embeddings.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        listener: WorkerListener,
         send_command: Callable[[m.Command], None],
         exited: anyio.Event,
+        emit: Callable[[WorkerEvent], None],
+        *,
+        flush: Callable[[], None],
+        request_bytes: RequestBytes,
+        reserve_embedding_memory: Callable[[], Awaitable[None]],
     ):
         self.spec = spec
-        self.tasks = WorkerTasks(listener)
+        self.tasks = WorkerTasks(emit)
         self.queries = PendingQueries()
         self.quarantine = Quarantine()
         """Inputs that are refused because they have crashed a process."""
@@ -107,8 +169,9 @@ class ProcessClient:
         """Set once the process has died without that order."""
         self.embeds = False
         """Memory is reserved for the embedding context."""
-        self._listener, self.send_command = listener, send_command
-        self._exited = exited
+        self.send_command, self._exited, self._emit = send_command, exited, emit
+        self._flush, self._request_bytes = flush, request_bytes
+        self._reserve_embedding_memory = reserve_embedding_memory
 
     @property
     def info(self) -> ModelInfo:
@@ -127,7 +190,7 @@ class ProcessClient:
             return
         self.tasks.add_task(spec.id, reader)
         self.send_command(m.Submit(spec))
-        self._listener.work_changed()
+        self._emit(WorkerChange.WORK)
         if self._exited.is_set():
             self.settle()
 
@@ -156,7 +219,7 @@ class ProcessClient:
 
     def keep_turn(self, reader: TaskReader) -> None:
         """Keep a turn that no process has; see `TaskClient.keep_turn`."""
-        self._listener.turn_set_aside(reader, self.info)
+        self._emit(TurnSetAside(reader, self.info))
 
     def texts_of(self, requester: Requester) -> ProcessTexts:
         """Return the client for texts of a user."""
@@ -234,7 +297,7 @@ class ProcessClient:
         :raises OutOfMemory: there is too little memory.
         """
         if not self.embeds:
-            await self._listener.reserve_embedding_memory()
+            await self._reserve_embedding_memory()
 
     # The engine and its adapters.
 
@@ -277,7 +340,7 @@ class ProcessClient:
         number = self.queries.new_number()
         sent = command(number)
         if isinstance(sent, _BOUNDED):
-            self._listener.check_unsent(self.user_of(sent))
+            self._request_bytes.check_growth(self.user_of(sent), 0, Reserve.SMALL)
         self.queries.add_query(number, (user, text))
         self.send_command(sent)
         if self._exited.is_set():
@@ -314,11 +377,11 @@ class ProcessClient:
         if readers and self.quitting and self.successor is not None:
             self.successor(readers)
         elif readers and death is not None:
-            self._listener.tasks_orphaned(readers, death)
+            self._emit(TasksOrphaned(readers, death))
         else:
             fail_readers(readers, error)
         self.queries.refuse_all(lambda number, text: self._refusal(number, text) or error)
-        self._listener.reports_handled()
+        self._flush()
 
     def _refusal(self, number: int, text: ClientText) -> InferdError | None:
         """Return the error of the query that crashed the process, or None for another query."""
@@ -408,76 +471,11 @@ TaskReport = (
 )
 
 
-class WorkerListener(Protocol):
-    """The owner of one worker's model. All methods are called on the daemon's event loop."""
-
-    def reports_handled(self) -> None:
-        """Write all output that a frame of reports has caused to the clients, at once."""
-
-    def count_unsent(self, user: int, size: int) -> None:
-        """Count *size* bytes of a user's commands, which the socket does not accept yet. A negative
-        number of bytes was accepted at last.
-        """
-
-    def check_unsent(self, user: int) -> None:
-        """Check that a command with data of a user may be sent.
-
-        :raises Busy: too much of the user's data has not been sent.
-        """
-
-    def quit_ordered(self) -> None:
-        """Note that the process was ordered to quit, perhaps before it was started."""
-
-    def work_changed(self) -> None:
-        """Assign the cores again: a task was added or has ended, or the model is loaded."""
-
-    def load_progressed(self, fraction: float) -> None:
-        """Report the *fraction* of the model that is loaded."""
-
-    def memory_estimated(self, estimate: m.MemoryEstimate) -> None:
-        """Decide on the load, now or later: send `EstimateMemory` for another shape or `Proceed`,
-        or call the worker's `refuse_load`.
-        """
-
-    async def reserve_embedding_memory(self) -> None:
-        """Reserve memory for the embedding context, before the first embedding.
-
-        :raises OutOfMemory: there is too little memory.
-        """
-
-    def embedding_context_created(self) -> None:
-        """Note that the embedding context now uses its reserved memory."""
-
-    def settings_measured(self, report: m.Measured) -> None:
-        """Store the result of a measurement."""
-
-    def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
-        """Record that a KV file was written or deleted, or could not be written."""
-
-    def add_evidence(self, death: Death) -> Death:
-        """Return *death* with the evidence from outside the process."""
-
-    def worker_died(self, death: Death, *, needed: bool) -> None:
-        """Note the death of a process, which tasks or callers may have *needed*."""
-
-    def load_error(self, death: Death, status: str) -> InferdError:
-        """Return the error of the load during which a process has died with *status*."""
-
-    def failed_load(self, error: InferdError) -> InferdError:
-        """Return the *error* of a load with the sizes that are known."""
-
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
-        """Resume the tasks of a process that has died."""
-
-    def turn_set_aside(self, reader: TaskReader, info: ModelInfo) -> None:
-        """Keep a turn whose session has no place; *info* describes its model."""
-
-
 class WorkerTasks:
     """The readers by the ids of their tasks. Lives on the daemon's event loop."""
 
-    def __init__(self, listener: WorkerListener):
-        self._listener = listener
+    def __init__(self, emit: Callable[[WorkerEvent], None]):
+        self._emit = emit
         self._readers: dict[int, TaskReader] = {}
         self.made_progress = False
         """Whether a task has received a token or has ended."""
@@ -546,7 +544,7 @@ class WorkerTasks:
 
     def notify_changed(self) -> None:
         """Wake the callers of `changed`: a task or the process has ended."""
-        self._listener.work_changed()
+        self._emit(WorkerChange.WORK)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 

@@ -88,22 +88,14 @@ class Restarts:
 
 
 class Recovery:
-    """Recovery of one model's tasks. *ready* returns a worker's client; it starts one if needed.
+    """Recovery of one model's tasks. Lives on the daemon's event loop."""
 
-    Lives on the daemon's event loop.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        ready: Callable[[], Awaitable[WorkerClient]],
-        seconds: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, model: str, seconds: Callable[[], float] = time.monotonic):
         self.quarantine = Quarantine(seconds)
         self.restarts = Restarts(seconds)
         self.recovered = 0
         """Times that a task continued in another worker after a death or a swap."""
-        self._model, self._ready, self._seconds = model, ready, seconds
+        self._model, self._seconds = model, seconds
         self._orphans: dict[int, TaskReader] = {}
         self._suspects: dict[int, Suspect] = {}
         self._load_faults = 0
@@ -212,10 +204,12 @@ class Recovery:
         refused = {number: tasks.pop(number) for number in numbers}
         fail_readers(refused, out_of_memory(self._model, "this turn"))
 
-    async def resume_tasks(self) -> None:
-        """Continue the tasks in a worker, once one is ready; they fail if it does not start."""
+    async def resume_tasks(self, ready: Callable[[], Awaitable[WorkerClient]]) -> None:
+        """Continue the tasks in the worker whose client *ready* returns; they fail if it does not
+        start.
+        """
         try:
-            client = await self._ready()
+            client = await ready()
         except InferdError as exc:
             fail_readers(self.release_tasks(), exc)
             return

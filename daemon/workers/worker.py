@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,11 +19,11 @@ import structlog
 from structlog.contextvars import clear_contextvars
 
 from ...backends import ModelInfo, ModelSpec
-from ...backends.errors import InferdError, LoadFailed, error_from_wire, load_cancelled
+from ...backends.errors import InferdError, LoadFailed, error_from_wire
 from ...backends.memory.process_memory import resident_bytes
 from ...backends.tuning_choice import ModelTuning
+from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import messages as m
-from ...scheduler.process.build import EXIT_OTHER_BUILD
 from ...scheduler.recording.engine_metrics import MetricsPage
 from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
@@ -36,12 +35,11 @@ from .process import (
     HangDetector,
     cpu_seconds,
     describe_exit,
-    other_build,
     spawn_worker,
     stands_still,
     usage_of,
 )
-from .process_client import ProcessClient, WorkerListener
+from .process_client import ProcessClient, ProcessExited, WorkerChange, WorkerEvent
 from .quarantine import Quarantine
 from .spawner import SpawnedProcess
 from .worker_log import WorkerLog
@@ -56,15 +54,18 @@ log = structlog.get_logger()
 class Worker:
     """One process with one model. Lives on the daemon's event loop; `run` owns the process.
 
-    Tasks and queries go through its `client`. *known_estimates* are earlier memory estimates of the
-    same files.
+    Tasks and queries go through its `client`. *emit* gets the events, *flush* is called after each
+    frame of reports. *known_estimates* are earlier memory estimates of the same files.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        listener: WorkerListener,
+        emit: Callable[[WorkerEvent], None],
         *,
+        flush: Callable[[], None],
+        request_bytes: RequestBytes,
+        reserve_embedding_memory: Callable[[], Awaitable[None]],
         settings: dict[str, Any] | None = None,
         kv_dir: str = "",
         hang_s: float = HANG_S,
@@ -87,7 +88,7 @@ class Worker:
         self.has_no_room_for_embeddings = False
         """The load has left out the memory for embeddings, because it fits in no shape."""
         self._settings, self._kv_dir, self._hang_s = settings or {}, kv_dir, hang_s
-        self._listener = listener
+        self._emit = emit
         self._has_embedding_context = False
         self._sent_garbage = self._was_killed_as_hung = False
         self._log: WorkerLog | None = None
@@ -103,11 +104,16 @@ class Worker:
             cpu_s=lambda: cpu_seconds(self.pid),
         )
         self._link = WorkerLink(
-            *(self._handle_report, listener.reports_handled, self._hang_detector.note_command),
+            *(self._handle_report, flush, self._hang_detector.note_command),
             lambda command: self.client.user_of(command),
-            listener.count_unsent,
+            request_bytes.add,
         )
-        self.client = ProcessClient(spec, listener, self._link.send_command, self.exited)
+        self.client = ProcessClient(
+            *(spec, self._link.send_command, self.exited, emit),
+            flush=flush,
+            request_bytes=request_bytes,
+            reserve_embedding_memory=reserve_embedding_memory,
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -188,7 +194,7 @@ class Worker:
         """Order the process to free its model and exit; a load under way is aborted."""
         self.client.quitting = True
         self.client.send_command(m.Quit())
-        self._listener.quit_ordered()
+        self._emit(WorkerChange.QUIT_ORDERED)
 
     def refuse_load(self, error: InferdError) -> None:
         """Refuse the load with *error*."""
@@ -266,32 +272,28 @@ class Worker:
             case m.TaskMessage():
                 if isinstance(report, m.Embedded) and not self._has_embedding_context:
                     self._has_embedding_context = True
-                    self._listener.embedding_context_created()
+                    self._emit(WorkerChange.EMBEDDING_CONTEXT_CREATED)
                 client.tasks.deliver_report(report)
             case m.CommandResult(number, value):
                 client.queries.answer_query(number, value)
             case m.Refused(number, error):
                 client.queries.answer_query(number, error_from_wire(error))
-            case m.KvFileWritten() | m.KvFileLost():
-                self._listener.kv_file_changed(report)
-            case m.MemoryEstimate():
-                self._listener.memory_estimated(report)
+            case m.KvFileWritten() | m.KvFileLost() | m.MemoryEstimate() | m.Measured():
+                self._emit(report)
             case m.Progress(fraction):
                 self.progress = fraction
-                self._listener.load_progressed(fraction)
-            case m.Measured():
-                self._listener.settings_measured(report)
+                self._emit(report)
             case m.Loaded(info, adapters, tuning):
                 client.model_info, self.tuning = info, tuning
                 client.adapters = {report.spec.name: report for report in adapters}
                 self.loaded.set()
                 self.update_logging()
-                self._listener.work_changed()
+                self._emit(WorkerChange.WORK)
             case m.LogEvent():
                 assert self._log is not None, "a process that reports was started"
                 self._log.log_event(report.level, report.event, report.logger, report.fields)
-            case m.ModelNotLoaded(error):
-                self.error = self.error or self._listener.failed_load(error_from_wire(error))
+            case m.ModelNotLoaded():
+                self._emit(report)
                 self.loaded.set()
 
     def _is_awaited(self) -> bool:
@@ -301,10 +303,11 @@ class Worker:
         clear_contextvars()  # a timer has those of the request that set it
         log.error("worker.hung", model=self.spec.name, pid=self.pid, seconds=self._hang_s)
         self._was_killed_as_hung = True
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def _death(self, code: int | None) -> Death:
+    def evidence_of_death(self, code: int | None) -> Death:
+        """Return the evidence that the process and its reports have left."""
         return Death(
             activity=self._recorder.read_activity(),
             loaded=self.client.model_info is not None,
@@ -322,20 +325,10 @@ class Worker:
         if self._log is not None:
             self._log.close()
         self.exited.set()
-        client, was_loaded = self.client, self.client.model_info is not None
-        if not was_loaded and code == EXIT_OTHER_BUILD:
-            self.error = self.error or other_build(self.spec.name)
-        elif not client.quitting and self.error is None:
-            death = client.death = self._listener.add_evidence(self._death(code))
-            needed = bool(client.tasks) or not was_loaded
-            self._listener.worker_died(death, needed=needed)
-            if not was_loaded:
-                error = self._listener.load_error(death, describe_exit(code))
-                self.error = self._listener.failed_load(error)
-        elif not was_loaded:
-            self.error = self.error or load_cancelled(self.spec.name)
+        self._emit(ProcessExited(code))
         self.loaded.set()
-        if was_loaded and client.death is not None:
+        client = self.client
+        if client.model_info is not None and client.death is not None:
             self.died = True
             log.warning(
                 "worker.died",
@@ -346,7 +339,7 @@ class Worker:
                 requests=client.tasks.requests(REQUESTS_LOGGED_MAX),
             )
         client.settle(code)
-        self.client.tasks.notify_changed()
+        client.tasks.notify_changed()
         self._hang_detector.stop()
         os.close(self._record)
 

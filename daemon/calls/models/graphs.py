@@ -28,8 +28,9 @@ from ....ipc import messages as w
 from ....ipc.server.connection import Request
 from ....scheduler.priority import Priority
 from ...core import Daemon
-from ...models.model import Lease, ManagedModel, PassedFile
+from ...models.model import ManagedModel, PassedFile
 from ...models.model_files import identity_of
+from ...models.registry import Lease
 from ...residency.residency import ResidencyRequest
 from ...workers.process_client import ProcessClient
 from ..arguments import metadata_text, number_of
@@ -161,11 +162,11 @@ async def _open_graph(
     with daemon.graphs.opening(request.connection, lease, options) as graph:
         daemon.check_open()
         adjust_parameters(backend | lease.model.options() | own)
-        lease.model.note_requested(options.values)
+        lease.note_requested(options.values)
         now = daemon.registry.seconds()
         gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)
         on_progress = partial(_send_progress, request) if request.params.progress else None
-        async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
+        async with daemon.registry.loader.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
         info, requested, configured = worker.info, options.level("model"), lease.model.options()
         configured = configured | overflow_beside({}, configured)

@@ -23,8 +23,8 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
 
     def describe(model: ManagedModel) -> dict[str, Any]:
         facts = registry.file_facts.known_facts(files_in_use(model.config.file))
-        need = need_bytes(model, registry.launcher.estimates, facts)
-        return describe_model(model, registry.budget) | {"need_bytes": need}
+        need = need_bytes(registry, model, facts)
+        return describe_model(registry, model) | {"need_bytes": need}
 
     files = catalog.files_not_offered() if request.params.all_files else []
     return w.ModelsResult(
@@ -42,15 +42,14 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
             facts = await daemon.registry.file_facts.facts_of(files)
         except LoadFailed as exc:
             cause = exc.message
-    estimates = daemon.registry.launcher.estimates
     more = {
-        "need_bytes": need_bytes(model, estimates, facts),
+        "need_bytes": need_bytes(daemon.registry, model, facts),
         "options": model.options(),
         "file_info": None if facts is None else asdict(facts),
         "file_error": cause,
-        "estimate": estimate_memory(model, estimates, facts),
+        "estimate": estimate_memory(daemon.registry, model, facts),
     }
-    return w.ModelsResult(models=[describe_model(model, daemon.registry.budget) | more])
+    return w.ModelsResult(models=[describe_model(daemon.registry, model) | more])
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:

@@ -27,9 +27,10 @@ from inferd.backends.tuning_choice import (
     this_cpu,
 )
 from inferd.daemon.models import tuner
+from inferd.daemon.models.loader import uses_other_setting
 from inferd.daemon.models.tuner import Tuner, TuningPace
 from inferd.daemon.models.tuning_records import TuningRecords
-from inferd.daemon.models.worker_launcher import uses_other_setting
+from inferd.daemon.workers.cores import LOADING
 from inferd.scheduler import messages as m
 
 pytestmark = pytest.mark.asyncio
@@ -69,34 +70,35 @@ class Worker:
         return self.commands[-1:] == [m.SetMeasuring(True)]
 
 
-class Budget:
-    """The memory budget, with *free* bytes."""
+class Memory:
+    """Reservations, with *free* bytes."""
 
     def __init__(self, free: int):
         self.free = free
-        self.loads = SimpleNamespace(has_waiting=False)
-        self.reservations = SimpleNamespace(of_worker=lambda w: w.need, add_bytes=self._add)
+
+    def of_worker(self, worker: Worker) -> MemoryNeed:
+        return worker.need
 
     def reserve_more(self, worker: Worker, size: int) -> None:
         if size > self.free:
             raise OutOfMemory("short")
         self.free -= size
 
-    def _add(self, worker: Worker, size: int) -> None:
+    def add_bytes(self, worker: Worker, size: int) -> None:
         self.free -= size
 
 
 class Bench:
-    """A tuner that runs, with its workers, budget and records."""
+    """A tuner that runs, with its workers, memory and records."""
 
     def __init__(self, folder: Path, *workers: Worker, free: int = 1000, **pace: float):
-        self.workers, self.budget, self.is_on = list(workers), Budget(free), True
+        self.workers, self.memory, self.is_on = list(workers), Memory(free), True
         self.records = TuningRecords(folder)
         values: dict[str, Any] = {"idle_s": 0.0, "retry_s": 0.0, "external_cores_max": 1e9} | pace
         self.tuner = Tuner(
             self.records,
             lambda: self.workers,  # type: ignore[arg-type, return-value]
-            self.budget,  # type: ignore[arg-type]
+            self.memory,  # type: ignore[arg-type]
             2,
             lambda: self.is_on,
             TuningPace(**values),
@@ -140,7 +142,7 @@ async def test_an_idle_worker_measures_with_memory_of_the_budget(tmp_path: Path)
     bench = Bench(tmp_path, worker)
     with logged("tuning.began") as events:
         await begun(bench, worker)
-    assert bench.budget.free == 1000 - BYTES
+    assert bench.memory.free == 1000 - BYTES
     assert events[0]["bytes"] == BYTES
 
 
@@ -151,7 +153,7 @@ async def test_work_of_any_worker_stops_it_in_the_same_step(tmp_path: Path) -> N
     other.claim = 1
     bench.tuner.note_change()
     assert worker.commands == [m.SetMeasuring(True), m.SetMeasuring(False)]
-    assert bench.budget.free == 1000
+    assert bench.memory.free == 1000
 
 
 async def test_it_continues_when_the_work_has_ended(tmp_path: Path) -> None:
@@ -207,7 +209,10 @@ async def test_workers_that_are_not_measured(tmp_path: Path, reason: str) -> Non
             worker.unloading = True
     bench = Bench(tmp_path, worker)
     bench.is_on = reason != "off"
-    bench.budget.loads.has_waiting = reason == "waits"
+    if reason == "waits":  # another model, for memory
+        waiting = Worker()
+        waiting.claim, waiting.tuning = LOADING, None
+        bench.workers.append(waiting)
     if reason == "recorded":
         bench.records.store(record_for(worker))
     async with anyio.create_task_group() as group:
@@ -223,8 +228,8 @@ async def test_short_memory_postpones_it(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(bench.tuner.run)
         await bench.settle()
-        assert worker.commands == [] and bench.budget.free == BYTES - 1
-        bench.budget.free = BYTES
+        assert worker.commands == [] and bench.memory.free == BYTES - 1
+        bench.memory.free = BYTES
         bench.tuner.note_change()
         with anyio.fail_after(10):
             await worker.changed.wait()
@@ -255,7 +260,7 @@ async def test_other_programs_stop_it(tmp_path: Path, monkeypatch: pytest.Monkey
             await bench.settle()
             group.cancel_scope.cancel()
     assert worker.commands == [m.SetMeasuring(True), m.SetMeasuring(False)]
-    assert bench.budget.free == 1000
+    assert bench.memory.free == 1000
 
 
 async def test_a_result_is_stored_and_holds_from_the_next_load(tmp_path: Path) -> None:
@@ -265,7 +270,7 @@ async def test_a_result_is_stored_and_holds_from_the_next_load(tmp_path: Path) -
     with logged("tuning.measured") as events:
         bench.tuner.note_result(worker, m.Measured(9, 1.5, record_for(worker)))  # type: ignore[arg-type]
     assert (events[0]["flash_attn"], events[0]["slices"], events[0]["reason"]) == (True, 9, "x")
-    assert bench.budget.free == 1000
+    assert bench.memory.free == 1000
     (stored,) = bench.tuner.load_tuning(keeps_threads=False).records
     assert stored.measured_at > 0 and stored.chosen == Setting(True)
     assert worker.tuning is not None
@@ -320,7 +325,7 @@ async def test_a_death_is_noted_even_if_a_load_begins_before_the_worker_is_remov
     bench.tuner.note_exited(worker)  # type: ignore[arg-type]
     bench.workers = [again, other]
     await begun(bench, other)
-    assert again.commands == [] and bench.budget.free == 1000 - BYTES
+    assert again.commands == [] and bench.memory.free == 1000 - BYTES
 
 
 @pytest.mark.parametrize(

@@ -171,15 +171,15 @@ async def test_a_stored_estimate_is_decided_on_before_the_process_runs(tmp_path:
     async with anyio.create_task_group() as group:
         registry = Registry(config, group, lambda: None)
         model = registry.catalog.get("echo", 0)
-        first = registry.start_worker(model)
-        assert registry.budget.reservations.of_worker(first) is None
+        first = registry.loader.start_worker(model)
+        assert registry.reservations.of_worker(first) is None
         await first.loaded.wait()
-        need = registry.budget.reservations.of_worker(first)
+        need = registry.reservations.of_worker(first)
         await model.unload()
 
-        again = registry.start_worker(model)
+        again = registry.loader.start_worker(model)
         assert again.pid == 0
-        assert registry.budget.reservations.of_worker(again) == need is not None
+        assert registry.reservations.of_worker(again) == need is not None
         await again.loaded.wait()
         assert again.error is None and again.info == first.info
         await registry.close()

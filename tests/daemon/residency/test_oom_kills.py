@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.process]
 
 async def kill_idle_worker(registry: Registry, model: ManagedModel, *, by_kernel: bool) -> int:
     """Kill the worker of *model*; return the slots of the next one."""
-    registry.launcher.oom_kills.claim_kill = lambda: by_kernel  # type: ignore[method-assign]
+    registry.loader.oom_kills.claim_kill = lambda: by_kernel  # type: ignore[method-assign]
     worker = await model.load()
     os.kill(worker.pid, signal.SIGKILL)
     await worker.exited.wait()

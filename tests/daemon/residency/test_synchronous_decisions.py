@@ -8,22 +8,21 @@ from typing import Any
 
 import pytest
 
-from inferd.daemon.models.worker_events import WorkerEvents
-from inferd.daemon.models.worker_launcher import WorkerLauncher
-from inferd.daemon.residency.budget import MemoryBudget
-from inferd.daemon.residency.gate import ResidencyGate
-from inferd.daemon.residency.reservations import PendingLoads, Reservations
+from inferd.daemon.models.loader import Loader
+from inferd.daemon.residency.reservations import Reservations
 from inferd.daemon.residency.residency import Residency
 
-DECIDERS = (MemoryBudget, PendingLoads, Reservations, Residency)
+WAITING = {
+    *("admit", "try_admit", "unload_unused", "_keep_advancing", "_load_for_tasks"),
+    *("_reserve_embedding_memory", "_run_worker", "_wait_admitted", "_wait_for_remains"),
+    "_wait_loaded",
+}
+"""The methods of the loader that wait, or contain a request."""
 FUNCTIONS: list[Callable[..., Any]] = [
-    *(f for owner in DECIDERS for _, f in inspect.getmembers(owner, inspect.isfunction)),
-    ResidencyGate.advance,
-    ResidencyGate.note_worker_exited,
-    ResidencyGate._end,
-    WorkerEvents.decide_load,
-    WorkerLauncher.start_worker,
-    WorkerLauncher.exchange_models,
+    function
+    for owner in (Loader, Reservations, Residency)
+    for name, function in inspect.getmembers(owner, inspect.isfunction)
+    if owner is not Loader or name not in WAITING
 ]
 
 

@@ -69,5 +69,5 @@ async def test_a_turn_that_waits_for_a_load_counts_on_the_slots_of_that_load(
         daemon = Daemon(config, group, 1)
         ticket = await ticket_for(daemon, name, monkeypatch)
         model = daemon.registry.catalog.get(name, uid=1)
-        assert ticket.slots == spec_of(model, config).slots == slots
+        assert ticket.slots == spec_of(model, config, daemon.registry.tuner).slots == slots
         group.cancel_scope.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from signal import SIGABRT, SIGKILL
@@ -12,10 +12,9 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from inferd.backends import MemoryNeed, ModelInfo, ModelSpec, SamplingParams
+from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import (
     Cancelled,
-    InferdError,
     LoadFailed,
     OutOfMemory,
     QuotaExceeded,
@@ -24,9 +23,8 @@ from inferd.backends.errors import (
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
-from inferd.daemon.residency.fit import with_sizes
 from inferd.daemon.workers.deaths import Death
-from inferd.daemon.workers.process_client import ProcessClient, WorkerListener
+from inferd.daemon.workers.process_client import ProcessClient
 from inferd.daemon.workers.quarantine import QUARANTINE_S, VERDICTS_MAX
 from inferd.daemon.workers.recovery import (
     BACKOFF_S_MAX,
@@ -34,9 +32,9 @@ from inferd.daemon.workers.recovery import (
     SHRINK_S,
     STALLED_S_MAX,
     Recovery,
-    fail_readers,
 )
 from inferd.daemon.workers.worker import Worker
+from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
@@ -68,7 +66,7 @@ class Scene:
         self.now = 0.0
         self.failure: Exception | None = None
         self.lines = [FakeWorkerClient()]
-        self.recovery = Recovery("m", self.ready, lambda: self.now)
+        self.recovery = Recovery("m", lambda: self.now)
         self.turns = [Turn(self.lines[0], spec(n), lambda _: None) for n in range(1, tasks + 1)]
         for turn in self.turns:
             turn.submit()
@@ -98,7 +96,7 @@ class Scene:
         readers, self.line.readers = self.line.readers, {}
         self.recovery.note_death(death, needed=bool(readers))
         self.recovery.add_orphans(readers, death)
-        await self.recovery.resume_tasks()
+        await self.recovery.resume_tasks(self.ready)
         return sorted(self.line.readers)
 
     def on_trial(self) -> dict[int, int]:
@@ -352,7 +350,7 @@ async def test_moved_tasks_are_not_deaths_and_keep_their_trials() -> None:
     for _ in range(10):
         readers, scene.line.readers = scene.line.readers, {}
         scene.recovery.move_tasks(readers)
-        await scene.recovery.resume_tasks()
+        await scene.recovery.resume_tasks(scene.ready)
         assert sorted(scene.line.readers) == [1, 2, 3, 4]
     assert scene.errors() == {}
     assert scene.on_trial() == {1: 1, 2: 1}
@@ -364,7 +362,7 @@ async def test_tasks_that_wait_for_a_worker_can_be_released() -> None:
     readers, scene.line.readers = scene.line.readers, {}
     scene.recovery.move_tasks(readers)
     assert scene.recovery.release_tasks() == readers
-    await scene.recovery.resume_tasks()
+    await scene.recovery.resume_tasks(scene.ready)
     assert scene.line.readers == {}
 
 
@@ -375,64 +373,34 @@ class FailingTurn(Turn):
         raise RuntimeError("a reader's bug")
 
 
-class Listener(WorkerListener):
-    """Fails the tasks of a dead process, and counts the frames."""
+async def reserve_nothing() -> None: ...
 
-    def __init__(self) -> None:
-        self.frames = 0
 
-    def reports_handled(self) -> None:
-        self.frames += 1
+def worker_of(flush: Callable[[], None] = lambda: None) -> Worker:
+    return Worker(
+        ModelSpec(name="m"),
+        lambda _: None,
+        flush=flush,
+        request_bytes=RequestBytes(),
+        reserve_embedding_memory=reserve_nothing,
+    )
 
-    def count_unsent(self, user: int, size: int) -> None: ...
 
-    def check_unsent(self, user: int) -> None: ...
-
-    def quit_ordered(self) -> None: ...
-
-    def work_changed(self) -> None:
-        return None
-
-    def load_progressed(self, fraction: float) -> None:
-        return None
-
-    def memory_estimated(self, estimate: m.MemoryEstimate) -> None:
-        return None
-
-    async def reserve_embedding_memory(self) -> None:
-        return None
-
-    def embedding_context_created(self) -> None:
-        return None
-
-    def settings_measured(self, report: m.Measured) -> None:
-        return None
-
-    def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
-        return None
-
-    def add_evidence(self, death: Death) -> Death:
-        return death
-
-    def worker_died(self, death: Death, *, needed: bool) -> None:
-        return None
-
-    def failed_load(self, error: InferdError) -> InferdError:
-        return with_sizes(error, MemoryNeed(weights=30), 4, 0, 20)
-
-    def load_error(self, death: Death, status: str) -> LoadFailed:
-        return LoadFailed(status)
-
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], death: Death) -> None:
-        fail_readers(readers, WorkerCrashed("the process ended"))
-
-    def turn_set_aside(self, reader: TaskReader, info: ModelInfo) -> None:
-        return None
+def client_of(sent: list[m.Command], request_bytes: RequestBytes | None = None) -> ProcessClient:
+    return ProcessClient(
+        ModelSpec(name="m"),
+        sent.append,
+        anyio.Event(),
+        lambda _: None,
+        flush=lambda: None,
+        request_bytes=request_bytes or RequestBytes(),
+        reserve_embedding_memory=reserve_nothing,
+    )
 
 
 async def test_all_readers_get_the_report_of_a_death_although_one_raises() -> None:
-    listener = Listener()
-    worker = Worker(ModelSpec(name="m"), listener)
+    frames = list[None]()
+    worker = worker_of(lambda: frames.append(None))
     turns = [
         kind(worker.client, spec(n), lambda _: None)
         for n, kind in enumerate((FailingTurn, Turn), 1)
@@ -445,11 +413,11 @@ async def test_all_readers_get_the_report_of_a_death_although_one_raises() -> No
         await worker.client.queue()
     assert turns[1].error is not None and turns[1].error.name == "WorkerCrashed"
     assert len(worker.client.tasks) == 0
-    assert listener.frames, "and the clients are written to"
+    assert frames, "and the clients are written to"
 
 
 async def test_a_task_submitted_after_the_order_to_quit_goes_to_the_successor() -> None:
-    worker = Worker(ModelSpec(name="m"), Listener())
+    worker = worker_of()
     received: dict[int, TaskReader] = {}
     worker.client.successor = received.update
     worker.quit()
@@ -493,9 +461,8 @@ async def test_tasks_fail_if_their_recovery_raises_and_the_daemon_continues(tmp_
         model = registry.catalog.get("echo", 0)
         scene = Scene()
         scene.failure = RuntimeError("a bug")
-        model.recovery._ready = scene.ready
         model.recovery.add_orphans(dict(scene.line.readers), Death(activity=IDLE))
-        registry.start_soon(model.recovery.resume_tasks)
+        registry.start_soon(model.recovery.resume_tasks, scene.ready)
         for turn in scene.turns:
             await turn.ended.wait()
     assert set(scene.errors().values()) == {"WorkerCrashed"}
@@ -521,7 +488,7 @@ async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
 
 async def test_tokens_that_crash_the_process_are_refused_to_their_user_alone() -> None:
     sent: list[m.Command] = []
-    client = ProcessClient(ModelSpec(name="m"), Listener(), sent.append, anyio.Event())
+    client = client_of(sent)
     texts = client.texts_of(Requester(Owner(7)))
 
     async def detokenize(token: int) -> None:

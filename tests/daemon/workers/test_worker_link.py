@@ -12,15 +12,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from inferd.backends import ModelSpec
 from inferd.backends.errors import Busy
-from inferd.daemon.workers.process_client import NO_USER, ProcessClient
+from inferd.daemon.workers.process_client import NO_USER
 from inferd.daemon.workers.worker import WorkerLink
+from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.scheduler.priority import Requester
 from inferd.scheduler.process.link import SocketLink
-from tests.daemon.workers.test_recovery import Listener
+from tests.daemon.workers.test_recovery import client_of
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB = Requester(Owner(1)), Requester(Owner(2))
@@ -40,25 +40,8 @@ class Unsent(Counter[int]):
             self.none.set()
 
 
-class RefusingListener(Listener):
-    """Refuses the users in `refused`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused = set[int]()
-
-    def check_unsent(self, user: int) -> None:
-        if user in self.refused:
-            raise Busy("too much is unsent")
-
-
 def text_of(requester: Requester, number: int) -> m.Tokenize:
     return m.Tokenize(number, b"x" * TEXT_BYTES, special=True, bos=True, requester=requester)
-
-
-def client_of(sent: list[m.Command], listener: Listener | None = None) -> ProcessClient:
-    listener = listener or Listener()
-    return ProcessClient(ModelSpec(name="m"), listener, sent.append, anyio.Event())
 
 
 @asynccontextmanager
@@ -114,9 +97,9 @@ async def test_a_text_whose_caller_is_cancelled_is_dropped() -> None:
 
 
 async def test_a_user_with_too_much_unsent_is_refused_and_nobody_else() -> None:
-    sent, listener = list[m.Command](), RefusingListener()
-    client = client_of(sent, listener)
-    listener.refused.add(ADA.owner.user)
+    sent, request_bytes = list[m.Command](), RequestBytes(user_max=TEXT_BYTES)
+    client = client_of(sent, request_bytes)
+    request_bytes.add(ADA.owner.user, 2 * TEXT_BYTES)
     for query in (
         client.texts_of(ADA).detokenize([1]),
         client.count_cached_tokens(ADA.owner, "s", (), [1]),
