@@ -114,6 +114,7 @@ class Task:
     looked_up: bool = False
     """Its state was looked up on disk."""
     reported_position: int = 0
+    """The position that its client knows; 0: none, `UNESTIMATED`: one without an estimate."""
     slot_since: float = 0.0
     first_logits_at: float | None = None
     """The time of its first logits in this slot."""

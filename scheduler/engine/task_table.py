@@ -22,7 +22,12 @@ from ..priority import Priority
 from ..recording.reporter import Reporter
 from ..settings import EngineSettings
 from ..task import Task, TaskState
-from ..waiting.queue_view import QueueView
+from ..waiting.queue_view import (
+    POSITION_PAUSE_S,
+    POSITIONS_AT_ONCE,
+    QueueView,
+    subscribes,
+)
 from ..waiting.wait_estimate import TurnEstimator
 from .deadlines import deadlines, expired_bound
 
@@ -61,6 +66,8 @@ class TaskTable:
         self._estimator = TurnEstimator()
         self._by_id: dict[int, Task] = {}
         self._arrivals = 0
+        self._positions_due = 0.0
+        """The time from which changed places in the queue are reported."""
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self._by_id.values())
@@ -202,7 +209,12 @@ class TaskTable:
         found = [t.arrived_at + self.settings.fetch_timeout_s for t in self.queue if t.fetching]
         for task in self:
             found += deadlines(task, self.settings, others_wait=waits)
+        if any(map(subscribes, self._all_waiting())):
+            found.append(self._positions_due)
         return [moment for moment in found if moment > self.clock.now]
+
+    def _all_waiting(self) -> list[Task]:
+        return [*self.queue, *self.embeddings.waiting]
 
     def exchange_users(self, elsewhere: Mapping[int, int]) -> dict[int, int]:
         """Count tokens that other nodes have computed for users; see `OwnerClock` and
@@ -223,7 +235,7 @@ class TaskTable:
         texts = self.embeddings
         return QueueView(
             [*self.slots.tasks, *texts.running],
-            [*self.queue, *texts.waiting],
+            self._all_waiting(),
             len(self.slots) + len(texts.running),
             self.order(),
             self.settings,
@@ -233,9 +245,18 @@ class TaskTable:
         )
 
     def report_positions(self) -> None:
-        """Report changed places in the queue for the tasks that subscribed to them."""
-        if any(t.spec.watch for t in (*self.queue, *self.embeddings.waiting)):
-            self.reporter.send(*self.view_queue().changed_positions())
+        """Report changed places in the queue for the tasks that subscribed to them, beside many
+        tasks with a pause. Each task's first place is reported at once.
+        """
+        waiting = self._all_waiting()
+        watching = [task for task in waiting if subscribes(task)]
+        if watching and self.clock.now >= self._positions_due:
+            changed = [*self.view_queue().changed_positions()]
+            self.reporter.send(*changed)
+            if changed and (more := len(waiting) - POSITIONS_AT_ONCE) > 0:
+                self._positions_due = self.clock.now + more * POSITION_PAUSE_S
+        elif any(not task.reported_position for task in watching):
+            self.reporter.send(*self.view_queue().first_positions())
 
     def check_integrity(self) -> None:
         """Assert the invariants: no task lost or doubled, no slot leaked, memory bounded."""

@@ -7,10 +7,15 @@ import pytest
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.priority import Priority
+from inferd.scheduler.waiting.queue_view import POSITION_PAUSE_S, POSITIONS_AT_ONCE
 from tests.scheduler.doubles import Bench
 from tests.scheduler.engine.test_reserved_quanta import LOWER, Endless
 
 STEP_S = 0.05
+
+
+def places(bench: Bench, number: int) -> list[m.Position]:
+    return [r for r in bench.reports[number] if isinstance(r, m.Position)]
 
 
 def entry(bench: Bench, number: int) -> m.QueueEntry:
@@ -71,7 +76,25 @@ def test_a_parked_task_whose_reader_is_away_has_no_estimate() -> None:
 def test_a_reported_position_has_an_estimate() -> None:
     endless = Endless(slots=1, count=3)
     endless.iterate(endless.bench.submit(LOWER, "low", priority=Priority.LOW, watch=True))
-    places = [r for r in endless.bench.reports[LOWER] if isinstance(r, m.Position)]
+    [place] = places(endless.bench, LOWER)
 
-    assert [p.position for p in places] == [3]
-    assert places[0].starts_in_s is not None
+    assert place.position == 3
+    assert place.starts_in_s is not None
+
+
+def test_places_beside_many_waiting_tasks_change_with_a_pause() -> None:
+    bench = Bench(slots=1)
+    bench.iterate(bench.submit(0, "x" * 1000))
+    bench.iterate(*(bench.submit(n, str(n), watch=True) for n in range(1, 61)))
+    [before] = places(bench, 60)
+    bench.iterate(m.Cancel(30), bench.submit(61, "new", watch=True))
+    assert places(bench, 60) == [before]
+    [first] = places(bench, 61)
+    assert first.starts_in_s is None  # an estimate of all starts takes longest
+
+    due = bench.now + (before.waiting - POSITIONS_AT_ONCE) * POSITION_PAUSE_S
+    assert due in bench.engine.tasks.deadlines()  # also if no step is to be computed
+    bench.now = due
+    bench.iterate()
+    assert places(bench, 60)[1].position < before.position
+    assert places(bench, 61)[1].starts_in_s is not None
