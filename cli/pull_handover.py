@@ -46,8 +46,7 @@ def _ask_daemon(socket: Path, name: str) -> Answer:
 
 def _start_command(socket: Path) -> str:
     """Return the command that starts the installed service of *socket*, or an empty text."""
-    from ..daemon.service.install import UNITS
-    from ..daemon.service.installed import installed_service
+    from ..daemon.service.install import UNITS, installed_service
 
     service = installed_service(socket)
     if service is None:

@@ -87,7 +87,7 @@ def start_daemon(arguments: Sequence[str], config: Config, wait_s: float) -> Fou
 
 def _service_at(socket: Path) -> Service | None:
     """Return the service that is installed for *socket*, if systemd runs here."""
-    from ..daemon.service.installed import BOOTED, installed_service
+    from ..daemon.service.install import BOOTED, installed_service
 
     return installed_service(socket) if BOOTED.is_dir() else None
 

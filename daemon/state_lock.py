@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ..backends.errors import Busy, PermissionDenied
-from .backup.restoration import finish_restoration
+from .backup import finish_restoration
 from .components import Components
 
 LOCK_FILE = "lock"

@@ -31,7 +31,7 @@ def backup(
     The daemon may run meanwhile. The file has texts of users; only you can read it.
     """
     with optional_import("inferd backup needs the engine", "daemon"):
-        from ...daemon.backup.backup import write_backup
+        from ...daemon.backup import write_backup
 
     state = _state_directory(state_dir, config)
     with _new_file(file) as target, _acting_as_owner(state):
@@ -54,7 +54,7 @@ def restore(
     previous one or that of the backup.
     """
     with optional_import("inferd restore needs the engine", "daemon"):
-        from ...daemon.backup.restore import restore_backup
+        from ...daemon.backup import restore_backup
         from ...daemon.state_lock import StateDirectory
 
     state = _state_directory(state_dir, config)

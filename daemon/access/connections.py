@@ -13,8 +13,7 @@ from ...ipc.messages import ClientHello
 from ...ipc.server.connection import ServerConnection
 from ...scheduler.owner import Owner
 from ..config.settings import Config
-from ..logs.repeats import RepeatLimit
-from ..logs.setup import logs
+from ..logs.setup import RepeatLimit, logs
 from ..users import Users
 from .delegation import is_own_user
 from .labels import Labels

@@ -12,7 +12,9 @@ import contextlib
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,41 @@ from ..config.forms import LOGGERS
 from ..config.settings import Config
 from ..printable import are_colors_wanted, escape_controls
 from .destinations import LogFile, StandardError
+
+EVENTS_MAX = 20
+"""Events of one user that are logged per `INTERVAL_S`."""
+INTERVAL_S = 60.0
+_USERS_MAX = 4096
+"""Users whose events are counted; the longest idle one is forgotten first."""
+
+
+@dataclass
+class _Interval:
+    begin_s: float
+    events: int = 0
+
+
+class RepeatLimit:
+    """The number of recent events by user. Decisions are synchronous."""
+
+    def __init__(self) -> None:
+        self._intervals: OrderedDict[int, _Interval] = OrderedDict()
+
+    def count_event(self, uid: int, now_s: float) -> int | None:
+        """Count an event. Return how many events of the user were omitted since the last logged
+        one, or None if this one must be omitted, too.
+        """
+        interval = self._intervals.pop(uid, None) or _Interval(now_s)
+        omitted = 0
+        if now_s >= interval.begin_s + INTERVAL_S:
+            omitted = max(0, interval.events - EVENTS_MAX)
+            interval = _Interval(now_s)
+        interval.events += 1
+        self._intervals[uid] = interval
+        if len(self._intervals) > _USERS_MAX:
+            self._intervals.popitem(last=False)
+        return None if interval.events > EVENTS_MAX else omitted
+
 
 DEFAULT_LOGGER = "daemon"
 WORKER_LOGGERS = ("scheduler", "backends", "llama")

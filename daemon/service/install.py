@@ -11,13 +11,50 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from ...backends.errors import BackendError, InvalidArgument, PermissionDenied, UnsupportedOperation
+from ...ipc.paths import runtime_folder
+
+BOOTED = Path("/run/systemd/system")
+"""It exists where systemd runs (`sd_booted(3)`)."""
+
+
+def installed_service(
+    socket: Path, environ: Mapping[str, str] = os.environ, root: Path | None = None
+) -> Service | None:
+    """Return the installed service that listens on *socket*; units are looked up below *root*."""
+    for user in (True, False):
+        service = Service(user=user, root=root)
+        if str(socket) in sockets_of(service, environ):
+            return service
+    return None
+
+
+def sockets_of(service: Service, environ: Mapping[str, str]) -> list[str]:
+    """Return the paths on which an installed service listens, none if it is not installed."""
+    runtime = str(runtime_folder(environ) or "") if service.user else "/run"
+    try:
+        streams = directives_of([service.units / UNITS[1]]).get("ListenStream", [])
+    except PermissionError:  # HOME is that of another user, as after `su`
+        return []
+    return [stream.replace("%t", runtime) for stream in streams]
+
+
+def directives_of(units: Sequence[Path]) -> dict[str, list[str]]:
+    """Return the values of the existing *units* by directive, in order."""
+    found: dict[str, list[str]] = {}
+    for unit in units:
+        for line in unit.read_text(errors="replace").splitlines() if unit.exists() else ():
+            name, equals, value = line.strip().partition("=")
+            if equals and not name.startswith(("#", ";")):
+                found.setdefault(name.strip(), []).append(value.strip())
+    return found
+
 
 SHIPPED = "/usr/local/bin/inferd"
 """The executable in `ExecStart=` of the shipped files."""

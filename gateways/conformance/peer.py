@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .numbers import ERROR_NUMBERS
+from .page import ERROR_NUMBERS
 
 HELLO, REQUEST, RESULT, ERROR, EVENT, CREDIT, GOODBYE = range(7)
 PROTOCOL = [1, 1]

@@ -19,7 +19,7 @@ from inferd.backends.errors import (
 from inferd.cli import starting
 from inferd.cli.model_arguments import check_offered
 from inferd.daemon.config.sources import load_config
-from inferd.daemon.service import installed
+from inferd.daemon.service import install
 from inferd.daemon.service.install import Service, Write, install_plan
 from inferd.daemon.state_files import SETTINGS_FILE
 from inferd.ipc.paths import SYSTEM_SOCKET
@@ -235,7 +235,7 @@ def service(home: Home, monkeypatch: pytest.MonkeyPatch) -> Service:
     systemctl.write_text(SYSTEMCTL.format(python=sys.executable))
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", str(home.folder), prepend=os.pathsep)
-    monkeypatch.setattr(installed, "BOOTED", home.folder)
+    monkeypatch.setattr(install, "BOOTED", home.folder)
     return found
 
 

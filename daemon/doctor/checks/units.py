@@ -11,8 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from ...service.install import Service, Write, executable, install_plan
-from ...service.installed import BOOTED, directives_of, installed_service, sockets_of
+from ...service.install import (
+    BOOTED,
+    Service,
+    Write,
+    directives_of,
+    executable,
+    install_plan,
+    installed_service,
+    sockets_of,
+)
 from ..finding import Finding, fail, ok, warn
 from .accounts import Account, account_of, own_account
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from ..numbers import ENCODINGS_REFUSED, ERROR_NUMBERS, RETRY_LATER
+from ..page import ENCODINGS_REFUSED, ERROR_NUMBERS, RETRY_LATER
 from ..peer import ErrorReceived, Skipped, check
 from ..suite import Server, add_case, expect, paused_stream, set_input
 

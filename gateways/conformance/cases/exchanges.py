@@ -6,9 +6,9 @@ import os
 from functools import partial
 from typing import Any
 
+from ..page import VECTORS, binary
 from ..peer import CREDIT, ERROR, EVENT, RESULT, Connection, Map, Skipped, check, check_error
 from ..suite import Server, add_case
-from ..vectors import VECTORS, binary
 
 HANDLES = ("graph", "context", "contexts")
 VARYING = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..numbers import LIMITS
+from ..page import LIMITS
 from ..peer import REQUEST, Connection, Map, SentRequest, check
 from ..suite import Server, case, expect
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from ..page import VECTORS, binary
 from ..peer import HELLO, Failure, SentRequest, check
 from ..suite import Server, add_case, expect
-from ..vectors import VECTORS, binary
 
 REQUEST_ID = 1
 """The id of the request in a vector whose outcome is a reply or an error."""

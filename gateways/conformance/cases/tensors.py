@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..numbers import LIMITS, TENSOR_TYPES
+from ..page import LIMITS, TENSOR_TYPES
 from ..peer import Connection, check
 from ..suite import Server, case, expect, metadata, output, set_input
 

@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 
+import inferd.daemon.backup
 from inferd.backends.errors import BackendError, InvalidArgument, NotFound
-from inferd.daemon.backup import archive, restoration, restore
-from inferd.daemon.backup.backup import write_backup
-from inferd.daemon.backup.restoration import MANAGED, finish_restoration
-from inferd.daemon.backup.restore import restore_backup
+from inferd.daemon.backup import (
+    MANAGED,
+    finish_restoration,
+    restore_backup,
+    write_backup,
+)
 from inferd.scheduler import Owner
 from inferd.sessions.entries import HistoryEntry, SessionFacts, encode
 from inferd.sessions.journal.journal_file import JournalFile, SavePast
@@ -28,7 +31,7 @@ from inferd.sessions.journal.journal_file import JournalFile, SavePast
 pytestmark = pytest.mark.process  # forks processes that kill themselves
 KV_FILE = "kv/echo-1/1000/0a1b"
 SAVED_AT, NOW = 1000.0, 9000.0
-FILES = {restoration.__file__, restore.__file__, archive.__file__}
+FILES = {inferd.daemon.backup.__file__}
 
 
 def save_session(path: Path, name: str) -> JournalFile:

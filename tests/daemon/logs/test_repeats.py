@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferd.daemon.logs.repeats import EVENTS_MAX, INTERVAL_S, RepeatLimit
+from inferd.daemon.logs.setup import EVENTS_MAX, INTERVAL_S, RepeatLimit
 
 ADA, BOB = 1, 2
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from inferd.gateways.conformance import cases
-from inferd.gateways.conformance.numbers import ERROR_NUMBERS, LIMITS
+from inferd.gateways.conformance.page import ERROR_NUMBERS, LIMITS, VECTORS
 from inferd.gateways.conformance.suite import CASES, SuiteOptions, run_cases, selected
-from inferd.gateways.conformance.vectors import VECTORS
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.echo import echo_model

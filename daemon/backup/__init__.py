@@ -1,1 +1,0 @@
-"""Backups of the state directory: the archive, and its restoration in one step."""
