@@ -152,4 +152,5 @@ class OneShotClient:
 
     def stats(self) -> dict[str, Any]:
         """Return the daemon's state and metrics."""
-        return self.call("stats", w.Empty(), w.StatsResult).stats
+        found: dict[str, Any] = self.call("stats", w.Empty(), w.StatsResult).stats
+        return found

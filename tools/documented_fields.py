@@ -56,7 +56,7 @@ class Field(NamedTuple):
 def fields_of(struct: type) -> list[Field]:
     """Return the fields that a struct or typed map has beyond those of its base."""
     docs = _docs(struct)
-    hints = typing.get_type_hints(struct)
+    hints = typing.get_type_hints(struct, include_extras=True)
     return [_field(name, hints[name], doc) for name, doc in docs.items()]
 
 
@@ -68,8 +68,10 @@ def _field(name: str, hint: Any, doc: str) -> Field:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one type. An annotation has a more exact type."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return typing.get_args(hint) if union else (hint,)
+    parts = typing.get_args(hint) if union else (hint,)
+    return tuple(getattr(part, "__metadata__", (part,))[0] for part in parts)
 
 
 def _docs(struct: type) -> dict[str, str]:

@@ -48,10 +48,10 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
         check_search(p.search)
         own = [s for s in named if request.owner.includes(s.owner)]
         named = [s for s in own if matches(p.search, s.settings.title, s.opening)]
-    listed = [
-        describe_session(daemon, s) | ({} if request.owner.includes(s.owner) else {"title": ""})
-        for s in named
-    ]
+    listed = [describe_session(daemon, s) for s in named]
+    for info, session in zip(listed, named, strict=True):
+        if not request.owner.includes(session.owner):
+            info.title = ""
     if p.all and p.dormant and not p.search:
         listed += _describe_moving(daemon) + _describe_copies(daemon)
     dormant = daemon.sessions.dormant
@@ -63,78 +63,79 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     )
 
 
-def _describe_moving(daemon: Daemon) -> list[dict[str, Any]]:
+def _describe_moving(daemon: Daemon) -> list[w.SessionInfo]:
     """Return the sessions that arrive, and the records of those that have departed."""
     moving = daemon.sessions.moving
-    arriving = [describe_session(daemon, s) | {"state": "arriving"} for s in moving.arriving]
-    departed = [_describe_stored(daemon, record, "departed") for record in moving.departed]
-    return arriving + departed
+    arriving = [describe_session(daemon, session) for session in moving.arriving]
+    for info in arriving:
+        info.state = "arriving"
+    return arriving + [_describe_stored(daemon, record, "departed") for record in moving.departed]
 
 
-def _describe_copies(daemon: Daemon) -> list[dict[str, Any]]:
+def _describe_copies(daemon: Daemon) -> list[w.SessionInfo]:
     """Return the copies of sessions of other daemons."""
     return [_describe_stored(daemon, copy, "copy") for copy in daemon.sessions.copies]
 
 
 def _describe_stored(
     daemon: Daemon, found: DepartedSession | CopiedSession, state: str
-) -> dict[str, Any]:
+) -> w.SessionInfo:
     """Return the description of a session of which only stored values are here."""
-    return _owner_fields(daemon, found.owner) | {
-        "has_place": False,
-        "context": None,
-        "session_id": found.session_id,
-        "model": found.facts.model,
-        "state": state,
-        "priority": found.facts.priority,
-        "tokens": found.facts.tokens,
-        "persisted": True,
-        "turns": found.facts.turns,
-        "interrupted": False,
-        "title": "",
-        "kept": found.facts.kept,
-        "expires_s": None,
-        "idle_s": 0.0,
-        "on_behalf_of": found.facts.on_behalf_of,
-        "transfer": _describe_transfer(found.facts.transfer),
-    }
+    return w.SessionInfo(
+        context=None,
+        uid=found.owner.user,
+        user=_user_name(daemon, found.owner),
+        label=found.owner.label,
+        session_id=found.session_id,
+        model=found.facts.model,
+        state=state,
+        priority=found.facts.priority,
+        tokens=found.facts.tokens,
+        persisted=True,
+        turns=found.facts.turns,
+        title="",
+        kept=found.facts.kept,
+        expires_s=None,
+        interrupted=False,
+        idle_s=0.0,
+        has_place=False,
+        on_behalf_of=found.facts.on_behalf_of,
+        transfer=_describe_transfer(found.facts.transfer),
+    )
 
 
 def _describe_transfer(transfer: Transfer | None) -> dict[str, Any] | None:
     return None if transfer is None else {"id": transfer.id, "peer": transfer.peer}
 
 
-def _owner_fields(daemon: Daemon, owner: Owner) -> dict[str, Any]:
-    """Return the fields that name the owner of a session."""
-    user, label = owner
-    return {
-        "uid": user,
-        "user": daemon.connections.access.own_user_names.name_of(user),
-        "label": label,
-    }
+def _user_name(daemon: Daemon, owner: Owner) -> str:
+    return daemon.connections.access.own_user_names.name_of(owner.user)
 
 
-def describe_session(daemon: Daemon, session: Session) -> dict[str, Any]:
+def describe_session(daemon: Daemon, session: Session) -> w.SessionInfo:
     """Return the description of a session."""
     dormant = session.state == "dormant"
-    return _owner_fields(daemon, session.owner) | {
-        "has_place": not dormant and not daemon.sessions.live.has_yielded(session),
-        "context": None if dormant else session.handle,
-        "session_id": session.session_id,
-        "model": session.model.name,
-        "state": session.state.value,
-        "priority": session.settings.priority.label,
-        "tokens": session.conversation.size,
-        "persisted": session.recording.durable,
-        "turns": session.turns_begun,
-        "interrupted": session.conversation.history_state.interrupted,
-        "title": session.title,
-        "kept": session.settings.kept,
-        "expires_s": daemon.sessions.dormant.expiry_of(session, time.monotonic()),
-        "idle_s": 0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
-        "on_behalf_of": session.settings.on_behalf_of,
-        "transfer": _describe_transfer(session.transfer),
-    }
+    return w.SessionInfo(
+        context=None if dormant else session.handle,
+        uid=session.owner.user,
+        user=_user_name(daemon, session.owner),
+        label=session.owner.label,
+        session_id=session.session_id,
+        model=session.model.name,
+        state=session.state.value,
+        priority=session.settings.priority.label,
+        tokens=session.conversation.size,
+        persisted=session.recording.durable,
+        turns=session.turns_begun,
+        title=session.title,
+        kept=session.settings.kept,
+        expires_s=daemon.sessions.dormant.expiry_of(session, time.monotonic()),
+        interrupted=session.conversation.history_state.interrupted,
+        idle_s=0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
+        has_place=not dormant and not daemon.sessions.live.has_yielded(session),
+        on_behalf_of=session.settings.on_behalf_of,
+        transfer=_describe_transfer(session.transfer),
+    )
 
 
 async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
@@ -153,7 +154,7 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
         for worker in daemon.registry.catalog.ready_workers():
             group.start_soon(_query_queue, worker, entries)
     tasks = [_describe_turn(daemon, s, entries) for s in turns if s.active]
-    tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
+    tasks.sort(key=lambda t: (t.model, t.position is None, t.position, t.task))
     waiting = [pair for pair in _turns_waiting_for_models(daemon) if is_visible(pair[1].subject)]
     return w.QueueResult(tasks=[*tasks, *(_describe_waiting(daemon, *pair) for pair in waiting)])
 
@@ -162,37 +163,36 @@ def _turns_waiting_for_models(daemon: Daemon) -> list[tuple[ManagedModel, Reside
     return [pair for pair in daemon.registry.loader.waiting_requests if pair[1].is_turn]
 
 
-def _describe_waiting(
-    daemon: Daemon, model: ManagedModel, waiting: ResidencyRequest
-) -> dict[str, Any]:
+def _describe_waiting(daemon: Daemon, model: ManagedModel, waiting: ResidencyRequest) -> w.TaskInfo:
     """Return the description of a turn that waits for its model."""
     now = time.monotonic()
+    found = _task_info(daemon, waiting.subject, waiting.priority, now - waiting.since)
+    found.state = "waiting"
     effective = waiting.effective_priority(now, model.residency.residency_s)
-    return _turn_fields(daemon, waiting.subject, waiting.priority, now - waiting.since) | {
-        "state": "waiting",
-        "effective_priority": effective.label,
-    }
+    found.effective_priority = effective.label
+    return found
 
 
-def _turn_fields(
-    daemon: Daemon, session: Session, priority: Priority, age_s: float
-) -> dict[str, Any]:
+def _task_info(daemon: Daemon, session: Session, priority: Priority, age_s: float) -> w.TaskInfo:
     """Return the description of a turn without the values that its engine reports."""
-    return _owner_fields(daemon, session.owner) | {
-        "task": None,
-        "context": session.handle,
-        "session_id": session.session_id,
-        "model": session.model.name,
-        "state": session.state.value,
-        "priority": priority.label,
-        "effective_priority": None,
-        "position": None,
-        "starts_in_s": None,
-        "prompt_tokens": len(session.conversation.prompt),
-        "computed_tokens": None,
-        "output_tokens": 0,
-        "age_s": max(0.0, age_s),
-    }
+    return w.TaskInfo(
+        task=None,
+        uid=session.owner.user,
+        user=_user_name(daemon, session.owner),
+        label=session.owner.label,
+        context=session.handle,
+        session_id=session.session_id,
+        model=session.model.name,
+        state=session.state.value,
+        priority=priority.label,
+        effective_priority=None,
+        position=None,
+        starts_in_s=None,
+        prompt_tokens=len(session.conversation.prompt),
+        computed_tokens=None,
+        output_tokens=0,
+        age_s=max(0.0, age_s),
+    )
 
 
 async def _query_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
@@ -202,20 +202,16 @@ async def _query_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
 
 def _describe_turn(
     daemon: Daemon, session: Session, entries: Mapping[int, QueueEntry]
-) -> dict[str, Any]:
+) -> w.TaskInfo:
     assert session.turn is not None, "an active session has a turn"
     spec = session.turn.spec
-    found = _turn_fields(daemon, session, spec.priority, time.monotonic() - session.turn_at)
-    found |= {"task": spec.id, "output_tokens": len(session.turn.tokens)}
-    entry = entries.get(spec.id)
-    if entry is None:
-        return found
-    return found | {
-        "effective_priority": entry.effective_priority.label,
-        "position": entry.position,
-        "starts_in_s": entry.starts_in_s,
-        "computed_tokens": entry.computed_tokens,
-    }
+    found = _task_info(daemon, session, spec.priority, time.monotonic() - session.turn_at)
+    found.task, found.output_tokens = spec.id, len(session.turn.tokens)
+    if (entry := entries.get(spec.id)) is not None:
+        found.effective_priority = entry.effective_priority.label
+        found.position, found.starts_in_s = entry.position, entry.starts_in_s
+        found.computed_tokens = entry.computed_tokens
+    return found
 
 
 def _memory_for_loads(daemon: Daemon) -> dict[str, int]:
@@ -237,35 +233,35 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     values = await metric_values(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
     return w.StatsResult(
-        stats={
-            "uptime_s": time.monotonic() - daemon.started,
-            "pid": os.getpid(),
-            "instance": daemon.instance,
-            "draining": daemon.draining,
-            "socket_activated": daemon.socket_activated,
-            "connections": len(daemon.server.places.holders),
-            "sessions": daemon.sessions.live.places_taken,
-            "sessions_max": daemon.config.sessions_max,
-            "sessions_yielded": daemon.sessions.dormant.yielded,
-            "sessions_waiting": len(daemon.sessions.places),
-            "sessions_dormant": len(daemon.sessions.dormant),
-            "sessions_expired": daemon.sessions.expired,
-            "journal": daemon.journal.status,
-            "components": daemon.components.describe(),
-            "metrics_address": daemon.metrics_at(),
-            "log": logs.describe(),
-            "pending_restart": daemon.pending_restart,
-            "waiting": states.count("waiting") + len(_turns_waiting_for_models(daemon)),
-            "running": states.count("running"),
-            "parked": states.count("parked"),
-            "refused": daemon.ledger.refused,
-            "recovered": daemon.registry.catalog.recovered,
-            "retry_after_ratio": daemon.ledger.accuracy.counts_by_bound(),
-            "cores": daemon.config.cores,
-            "memory": daemon.memory.status | _memory_for_loads(daemon),
-            "models": workers,
-            "metrics": values,
-        }
+        stats=w.Stats(
+            uptime_s=time.monotonic() - daemon.started,
+            pid=os.getpid(),
+            instance=daemon.instance,
+            draining=daemon.draining,
+            socket_activated=daemon.socket_activated,
+            connections=len(daemon.server.places.holders),
+            sessions=daemon.sessions.live.places_taken,
+            sessions_max=daemon.config.sessions_max,
+            sessions_yielded=daemon.sessions.dormant.yielded,
+            sessions_waiting=len(daemon.sessions.places),
+            sessions_dormant=len(daemon.sessions.dormant),
+            sessions_expired=daemon.sessions.expired,
+            journal=daemon.journal.status,
+            components=daemon.components.describe(),
+            metrics_address=daemon.metrics_at(),
+            log=logs.describe(),
+            pending_restart=daemon.pending_restart,
+            waiting=states.count("waiting") + len(_turns_waiting_for_models(daemon)),
+            running=states.count("running"),
+            parked=states.count("parked"),
+            refused=daemon.ledger.refused,
+            recovered=daemon.registry.catalog.recovered,
+            retry_after_ratio=daemon.ledger.accuracy.counts_by_bound(),
+            cores=daemon.config.cores,
+            memory=daemon.memory.status | _memory_for_loads(daemon),
+            models=workers,
+            metrics=values,
+        )
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import structlog
+from msgspec.structs import asdict
 
 from ...backends.errors import Cancelled, InvalidArgument, NotFound
 from ...ipc import messages as w
@@ -100,7 +100,7 @@ async def set_options(daemon: Daemon, request: Request) -> w.Empty:
 async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
     """Return the value in force of each parameter, and its source."""
     effective = daemon.session(request).settings.parameters.effective()
-    return w.ParametersResult(parameters=[msgspec.structs.asdict(e) for e in effective])
+    return w.ParametersResult(parameters=[w.ParameterInfo(**asdict(one)) for one in effective])
 
 
 async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
@@ -232,7 +232,7 @@ async def list_deletions(daemon: Daemon, request: Request) -> w.ListDeletionsRes
     notes = daemon.sessions.deletions.of(request.owner)
     if p.clear:
         await daemon.sessions.deletions.clear(request.owner)
-    return w.ListDeletionsResult(deletions=[msgspec.structs.asdict(note) for note in notes])
+    return w.ListDeletionsResult(deletions=[w.DeletionInfo(**asdict(one)) for one in notes])
 
 
 async def delete_session(daemon: Daemon, request: Request) -> w.DeleteSessionResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
@@ -45,27 +44,28 @@ async def list_states(daemon: Daemon, request: Request) -> w.ListStatesResult:
     for shared in sorted(daemon.connections.access.shared_states(request.connection)):
         state = daemon.states.get((Owner(shared.user, shared.label), shared.state))
         if state is not None and not request.owner.includes(state.owner):
-            described = _describe_state(daemon, state, sizes)
-            listed.append(described | {"name": shared.name, "shared_by": shared.user})
+            info = _describe_state(daemon, state, sizes)
+            info.name, info.shared_by = shared.name, shared.user
+            listed.append(info)
     return w.ListStatesResult(states=listed)
 
 
 def _describe_state(
     daemon: Daemon, state: NamedState, sizes: Mapping[tuple[int, str], int]
-) -> dict[str, Any]:
+) -> w.StateInfo:
     shared = daemon.config.kv_share == "all"
     files_of = scoped(state.owner.user, state.kv_name, shared=shared)
-    return {
-        "name": state.name,
-        "label": state.owner.label,
-        "model": state.facts.model,
-        "fingerprint": state.facts.fingerprint,
-        "tokens": state.size,
-        "bytes": state.kept_bytes,
-        "kv_disk_bytes": sizes.get(files_of, 0),
-        "created_at": state.facts.created_at,
-        "shared_by": None,
-    }
+    return w.StateInfo(
+        name=state.name,
+        label=state.owner.label,
+        model=state.facts.model,
+        fingerprint=state.facts.fingerprint,
+        tokens=state.size,
+        bytes=state.kept_bytes,
+        kv_disk_bytes=sizes.get(files_of, 0),
+        created_at=state.facts.created_at,
+        shared_by=None,
+    )
 
 
 async def delete_state(daemon: Daemon, request: Request) -> w.DeleteStateResult:

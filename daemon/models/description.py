@@ -11,6 +11,7 @@ from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX
 from ...backends.memory.memory_need import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
+from ...ipc.messages import ModelInfo, ShownModel
 from ..residency.machine import has_gpus
 from .model import ManagedModel
 from .model_files import files_in_use, modified_at, signature_of, size_bytes
@@ -18,39 +19,55 @@ from .registry import Registry
 from .specs import CTX_SIZE_DEFAULT, adapter_bytes, spec_of, with_adapters, without_adapters
 
 
-def describe_model(registry: Registry, model: ManagedModel) -> dict[str, Any]:
-    """Return the description of a model."""
+def describe_model(registry: Registry, model: ManagedModel, facts: FileFacts | None) -> ModelInfo:
+    """Return the description of a model whose file has these *facts*, if they are known."""
     worker, file, loaded = model.worker, model.config.file, model.loaded
     passed = model.passed_file
     need = registry.reservations.of_worker(worker)
-    return {
-        "name": model.name,
-        "state": model.state.value,
-        "backend": model.config.backend,
-        "file": str(file) if file is not None else "",
-        "swapped_to": model.swapped_to,
-        "size_bytes": size_bytes(file) if passed is None else passed.size_bytes,
-        "modified_at": modified_at(file),
-        "leases": len(model.leases),
-        "tasks": (len(worker.client.tasks) if worker is not None else 0) + len(model.evicted_turns),
-        "pid": worker.pid if worker is not None else 0,
-        "slots": loaded.info.slots if loaded is not None else model.slots_configured,
-        "progress": worker.progress if worker is not None else 0.0,
-        "load_s": model.load_s,
-        "idle_s": model.idle_s,
-        "expires_s": _expires_s(model),
-        "keep_alive_s": model.keep_alive_s,
-        "pinned": model.pinned,
-        "resident_bytes": worker.resident_bytes if worker is not None else 0,
-        "memory": _memory(need) if need is not None else None,
-        "adapters": _describe_adapters(model),
-        "error": model.error.to_wire() if model.error is not None else None,
-        "info": asdict(loaded.info) if loaded is not None else None,
-        "setting": _setting(registry, model),
-    }
+    return ModelInfo(
+        name=model.name,
+        state=model.state.value,
+        backend=model.config.backend,
+        file=str(file) if file is not None else "",
+        swapped_to=model.swapped_to,
+        size_bytes=size_bytes(file) if passed is None else passed.size_bytes,
+        modified_at=modified_at(file),
+        leases=len(model.leases),
+        tasks=(len(worker.client.tasks) if worker is not None else 0) + len(model.evicted_turns),
+        pid=worker.pid if worker is not None else 0,
+        slots=loaded.info.slots if loaded is not None else model.slots_configured,
+        progress=worker.progress if worker is not None else 0.0,
+        load_s=model.load_s,
+        idle_s=model.idle_s,
+        expires_s=_expires_s(model),
+        keep_alive_s=model.keep_alive_s,
+        pinned=model.pinned,
+        resident_bytes=worker.resident_bytes if worker is not None else 0,
+        memory=_memory(need) if need is not None else None,
+        adapters=_describe_adapters(model),
+        error=model.error.to_wire() if model.error is not None else None,
+        info=asdict(loaded.info) if loaded is not None else None,
+        setting=_setting(registry, model),
+        need_bytes=_need_bytes(registry, model, facts),
+    )
 
 
-def estimate_memory(
+def show_model(
+    registry: Registry, model: ManagedModel, facts: FileFacts | None, file_error: str | None
+) -> ShownModel:
+    """Return the description of a model with the *facts* of its file, or the reason why its header
+    cannot be read.
+    """
+    return ShownModel(
+        **asdict(describe_model(registry, model, facts)),
+        options=model.options(),
+        file_info=facts,
+        file_error=file_error,
+        estimate=_estimate_memory(registry, model, facts),
+    )
+
+
+def _estimate_memory(
     registry: Registry, model: ManagedModel, facts: FileFacts | None
 ) -> dict[str, Any] | None:
     """Return the memory that the next load needs: as llama.cpp has estimated it for an earlier
@@ -79,13 +96,13 @@ def estimate_memory(
     return dict.fromkeys(_memory(MemoryNeed())) | known
 
 
-def need_bytes(registry: Registry, model: ManagedModel, facts: FileFacts | None) -> int | None:
+def _need_bytes(registry: Registry, model: ManagedModel, facts: FileFacts | None) -> int | None:
     """Return the memory of the host that the next load needs, with all slots and full contexts.
     Return None if it is not known, or if the model has a process.
     """
     if model.worker is not None:
         return None
-    found = estimate_memory(registry, model, facts)
+    found = _estimate_memory(registry, model, facts)
     if found is None:
         return None
     total: int | None = found["total"]

@@ -22,6 +22,7 @@ from .graphs import *
 from .hello import *
 from .models import *
 from .monitoring import *
+from .results import *
 from .session_operations import *
 from .states import *
 from .texts import *

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from .base import Map
+from .results import ModelInfo
 
 
 class NameParams(Map):
@@ -31,7 +32,7 @@ class ModelsResult(Map):
     `not_offered` has the `file` and the `reason` of each file that is not offered as a model.
     """
 
-    models: list[dict[str, Any]]
+    models: list[Annotated[Any, ModelInfo]]
     not_offered: list[dict[str, Any]] = []
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from .base import Map
+from .results import SessionInfo, Stats, TaskInfo
 
 
 class QueueParams(Map):
@@ -31,7 +32,7 @@ class SessionsResult(Map):
     the number and the age past which they are deleted.
     """
 
-    sessions: list[dict[str, Any]]
+    sessions: list[Annotated[Any, SessionInfo]]
     dormant_sessions: int = 0
     dormant_sessions_max: int = 0
     dormant_s_max: float = 0.0
@@ -40,13 +41,13 @@ class SessionsResult(Map):
 class QueueResult(Map):
     """A map for each waiting or running task."""
 
-    tasks: list[dict[str, Any]]
+    tasks: list[Annotated[Any, TaskInfo]]
 
 
 class StatsResult(Map):
     """The daemon's statistics."""
 
-    stats: dict[str, Any]
+    stats: Annotated[Any, Stats]
 
 
 class MetricsResult(Map):

@@ -2,11 +2,14 @@
 
 `make docs` makes of them the tables of docs/protocol.md and the types of both clients. All keys are
 sent, except those that are unset.
+
+The daemon builds them. The client reads plain maps, which may come from another version: results
+name these structs as `Annotated[Any, …]`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,6 +17,9 @@ from msgspec import UNSET, UnsetType
 from ...backends.errors import ErrorFields
 from ...backends.gguf import FileFacts
 from ..priorities import Priority
+
+PriorityName = Annotated[str, Priority]
+"""The name of a priority class."""
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -134,7 +140,7 @@ class SessionInfo(msgspec.Struct, kw_only=True):
     `dormant`; with `all` and `dormant` also `arriving`, `departed` ([moving
     sessions](#moving-sessions)) or `copy` ([copies](#copies-of-sessions)).
     """
-    priority: Priority
+    priority: PriorityName
     """Priority of its turns."""
     tokens: int
     """Tokens of its history."""
@@ -192,9 +198,9 @@ class TaskInfo(msgspec.Struct, kw_only=True):
     """The model's name."""
     state: str
     """`waiting`, `running` or `parked`."""
-    priority: Priority
+    priority: PriorityName
     """The turn's priority class."""
-    effective_priority: Priority | None
+    effective_priority: PriorityName | None
     """The class to which waiting has raised it."""
     position: int | None
     """0 in a slot, 1 for the next turn to get one; turns of other users count."""

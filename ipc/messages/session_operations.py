@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from .base import Map
 from .contexts import ContextParams
+from .results import DeletionInfo, ParameterInfo, SessionInfo
 
 
 class CancelParams(Map):
@@ -88,7 +89,7 @@ class HistoryResult(Map):
 
     messages: list[dict[str, Any]]
     turns: list[int]
-    session: dict[str, Any]
+    session: Annotated[Any, SessionInfo]
     note: bytes = b""
     options: dict[str, Any] = {}
 
@@ -119,7 +120,7 @@ class SessionIdParams(Map):
 class SessionResult(Map):
     """A session, as `sessions` describes it."""
 
-    session: dict[str, Any]
+    session: Annotated[Any, SessionInfo]
 
 
 class UpdateSessionParams(Map):
@@ -144,7 +145,7 @@ class ListDeletionsParams(Map):
 class ListDeletionsResult(Map):
     """The sessions that the daemon has deleted by itself, the latest first."""
 
-    deletions: list[dict[str, Any]]
+    deletions: list[Annotated[Any, DeletionInfo]]
 
 
 class OptionsParams(ContextParams):
@@ -161,4 +162,4 @@ class OptionsParams(ContextParams):
 class ParametersResult(Map):
     """The parameters in force, each with `name`, `value`, `origin` and `adjusted`."""
 
-    parameters: list[dict[str, Any]]
+    parameters: list[Annotated[Any, ParameterInfo]]

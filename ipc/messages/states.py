@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from .base import Map
 from .contexts import ContextParams
+from .results import StateInfo
 
 
 class SaveStateParams(ContextParams):
@@ -29,7 +30,7 @@ class ListStatesResult(Map):
     users that access rules share: they have `shared_by`.
     """
 
-    states: list[dict[str, Any]]
+    states: list[Annotated[Any, StateInfo]]
 
 
 class DeleteStateParams(Map):

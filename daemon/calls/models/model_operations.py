@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from msgspec.structs import asdict
-
 from ....backends.errors import LoadFailed
 from ....ipc import messages as w
 from ....ipc.server.connection import Request
 from ...core import Daemon
 from ...models import model_adapters
-from ...models.description import describe_model, estimate_memory, need_bytes
+from ...models.description import describe_model, show_model
 from ...models.model import ManagedModel
 from ...models.model_files import files_in_use
 
@@ -21,10 +17,9 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     registry, catalog = daemon.registry, daemon.registry.catalog
     await catalog.refresh()
 
-    def describe(model: ManagedModel) -> dict[str, Any]:
+    def describe(model: ManagedModel) -> w.ModelInfo:
         facts = registry.file_facts.known_facts(files_in_use(model.config.file))
-        need = need_bytes(registry, model, facts)
-        return describe_model(registry, model) | {"need_bytes": need}
+        return describe_model(registry, model, facts)
 
     files = catalog.files_not_offered() if request.params.all_files else []
     return w.ModelsResult(
@@ -42,14 +37,7 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
             facts = await daemon.registry.file_facts.facts_of(files)
         except LoadFailed as exc:
             cause = exc.message
-    more = {
-        "need_bytes": need_bytes(daemon.registry, model, facts),
-        "options": model.options(),
-        "file_info": None if facts is None else asdict(facts),
-        "file_error": cause,
-        "estimate": estimate_memory(daemon.registry, model, facts),
-    }
-    return w.ModelsResult(models=[describe_model(daemon.registry, model) | more])
+    return w.ModelsResult(models=[show_model(daemon.registry, model, facts, cause)])
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
