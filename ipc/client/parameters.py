@@ -3,8 +3,6 @@
 `make docs` writes this file from the table of parameters; do not edit it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 

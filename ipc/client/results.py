@@ -3,8 +3,6 @@
 `make docs` writes this file from the structs of the daemon's results; do not edit it.
 """
 
-from __future__ import annotations
-
 from typing import Any, NotRequired, TypedDict
 
 from ...backends.errors import ErrorFields
