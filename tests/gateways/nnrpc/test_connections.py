@@ -19,7 +19,7 @@ from h2.connection import H2Connection
 from h2.events import PingAckReceived
 
 from inferd import Client
-from inferd.gateways.nnrpc.server import STOP_S_MAX
+from inferd.gateways.nnrpc.limits import STOP_S_MAX
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd, inferd_process
 from tests.echo import echo_model
