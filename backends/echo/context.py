@@ -10,6 +10,7 @@ import msgspec
 from ..base import ModelInfo
 from ..batch import Chunk, Move, check_chunks, length_moved, shift_moves
 from ..errors import BackendError, KvFull, UnsupportedOperation
+from ..media import begins_item, items_of, text_tokens
 from .options import EchoOptions
 
 
@@ -25,6 +26,7 @@ class EchoSlot:
     shifted: bool = False
     has_logits: bool = False
     scored: range = range(0)
+    has_media: bool = False
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -69,6 +71,7 @@ class EchoContext:
         """Append a checked chunk to its slot, and return the slot."""
         slot = self.slots[chunk.slot]
         slot.tokens.extend(chunk.tokens)
+        slot.has_media |= begins_item(chunk.tokens[0])
         slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits > 0
         slot.scored = range(len(slot.tokens) - chunk.logits, len(slot.tokens))
         if self._options.memory == "window":
@@ -94,14 +97,15 @@ class EchoContext:
             where = "" if position is None else f" after token {position}"
             raise BackendError(f"slot {slot} has no logits{where}")
 
-    def use_logits(self, slot: int, position: int | None) -> list[int]:
-        """Drop the logits up to those after *position*, or all. Return the tokens before them."""
+    def use_logits(self, slot: int, position: int | None) -> Sequence[int]:
+        """Drop the logits up to those after *position*, or all. Return the text before them."""
         self.check_logits(slot, position)
         sequence, last = self.slots[slot], len(self.slots[slot].tokens) - 1
         position = last if position is None else position
         sequence.scored = range(position + 1, sequence.scored.stop)
         sequence.has_logits = position < last
-        return sequence.tokens[: position + 1]
+        tokens = sequence.tokens if position == last else sequence.tokens[: position + 1]
+        return text_tokens(tokens) if sequence.has_media else tokens
 
     def take_logits(self, slot: int) -> object:
         """Move the slot's logits out, which have no contents."""
@@ -181,5 +185,10 @@ class EchoContext:
             return False
         if len(saved.tokens) > self.info.ctx_size:
             return False
-        self.slots[slot] = EchoSlot(saved.tokens, saved.first_cell, saved.adapters)
+        self.slots[slot] = EchoSlot(
+            saved.tokens,
+            saved.first_cell,
+            saved.adapters,
+            has_media=bool(items_of(saved.tokens)),
+        )
         return True

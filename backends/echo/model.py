@@ -27,7 +27,6 @@ from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
 from ..errors import UnsupportedOperation, load_cancelled
 from ..grammars.checking import GrammarCheck
 from ..library.engine_build import LLAMA_COMMIT
-from ..media import text_tokens
 from ..memory.memory_need import layers_on_devices
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import FORMATS, SamplingParams
@@ -263,10 +262,10 @@ def next_token(tokens: Sequence[int]) -> int:
     if PROMPT_END not in tokens:
         return EOG
     end = len(tokens) - 1 - tokens[::-1].index(PROMPT_END)
-    before = text_tokens(tokens[:end])
+    before = tokens[:end]
     begin = len(before) - before[::-1].index(PROMPT_BEGIN) if PROMPT_BEGIN in before else 0
     answered = len(tokens) - end - 1
-    return before[begin + answered] if begin + answered < len(before) else EOG
+    return tokens[begin + answered] if begin + answered < end else EOG
 
 
 def load_echo(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> EchoModel:
