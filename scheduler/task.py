@@ -67,6 +67,7 @@ class Task:
     tokens_requested: int = 0
     """Tokens that a pull reader has requested and not received."""
     credit: int = -1
+    has_grammar: bool = False
     sampler: Sampler | None = None
     preparing: bool = False
     """It takes no slot yet, as its sampler is still made, in the order of requests for texts."""
@@ -157,6 +158,7 @@ class Task:
             scope=scope,
             session=session if spec.session else "",
             credit=spec.credit,
+            has_grammar=spec.sampling.has_grammar,
             clock_waiting=clock,
             computed_at=submitted_at,
             passed_over_since=submitted_at,
@@ -188,6 +190,7 @@ class Task:
             stop=command.stop,
             reverse_prompt=command.reverse_prompt,
         )
+        self.has_grammar = command.sampling.has_grammar
         self.text = self.text.with_stops(command.stop, command.reverse_prompt)
 
     @property
@@ -209,8 +212,9 @@ class Task:
     @property
     def prefilling(self) -> bool:
         """Whether more is to be decoded than the last sampled token and those forced behind it."""
-        unread = self.computed + self.dropped < self.prompt_size
-        return unread or self.pending > 1 + self.forced_behind
+        computed = self.computed
+        unread = computed + self.dropped < self.prompt_size
+        return unread or len(self.tokens) - computed > 1 + self.forced_behind
 
     @property
     def scores_prompt(self) -> bool:
@@ -282,8 +286,9 @@ class Task:
         A sampled token of a pull task is decoded ahead of the next request. A push task without
         credit stands still, as does a task whose last sentence is being compared.
         """
-        may = self.wants_token or (self.spec.pull and self.comparing_since is None)
-        return self.pending > 0 and may
+        if len(self.tokens) <= self.computed or self.comparing_since is not None:
+            return False
+        return self.credit != 0 or self.spec.pull
 
     def count_tokens(self, count: int, now: float, excluded: int = 0) -> None:
         """Record that the step that ended at *now* computed *count* tokens of it. A reserved

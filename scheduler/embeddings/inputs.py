@@ -63,8 +63,6 @@ class EmbeddingQueue:
 
     def assign_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
         """Drop and start texts as planned; return the reports of their new states."""
-        if not self.waiting:
-            return []
         plan = plan_texts(self.waiting, self.running, order, self._info)
         for task in plan.park:
             self._drop(task, clock)

@@ -69,7 +69,9 @@ class Answers:
         """
         for part in batch:
             task = part.task
-            found = prompt_logprobs(self._model, task, part.count) if task.scores_prompt else []
+            if task.spec.prompt_logprobs is None:
+                continue
+            found = prompt_logprobs(self._model, task, part.count)
             if not found:
                 continue
             self._reporter.send(m.PromptLogprobs(task.spec.id, task.logprobs_done, found))
@@ -84,7 +86,7 @@ class Answers:
         Their readers did not take these tokens before. A task on trial gets none, because it
         computes each token before the next.
         """
-        constrained = [t for t in tasks if t.spec.sampling.has_grammar]
+        constrained = [t for t in tasks if t.has_grammar]
         if not constrained:
             return
         for task in constrained:
@@ -99,27 +101,23 @@ class Answers:
         """
         self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
         event: m.Tokens | None = None
-        while self._takes_token(task, event):
-            started, started_cpu = self._clock.read(), self._clock.cpu()
+        clock, takes = self._clock, task.pending <= FORCED_MAX
+        while takes:
+            started, started_cpu = clock.read(), clock.cpu()
             added = self._next_token(task)
             if added is not None:
                 event = self._report_token(task, added, event)
                 self._continue_task(task, added.ending)
             self._note_time(task, added, started, started_cpu)
-            if added is None:
-                break
+            takes = added is not None and task.has_grammar and self._takes_forced(task)
 
-    def _takes_token(self, task: Task, event: m.Tokens | None) -> bool:
-        """Return whether *task* takes another token, which may be reported in *event*."""
+    def _takes_forced(self, task: Task) -> bool:
+        """Return whether *task*, which has just got a token, takes another one."""
         if self._tasks.find_task(task.spec.id) is not task or task.pending > FORCED_MAX:
             return False
-        if event is None:
-            return task.wants_token
-        if task.trial_tokens or not task.spec.sampling.has_grammar:
-            return False  # only a grammar forces tokens
-        if task.spec.pull:
-            return task.wants_token
-        return task.comparing_since is None
+        if task.trial_tokens:
+            return False
+        return task.wants_token if task.spec.pull else task.comparing_since is None
 
     def _note_time(
         self, task: Task, added: AddedToken | None, started: float, started_cpu: float
@@ -154,7 +152,7 @@ class Answers:
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
         now = self._clock.now
         try:
-            added = take_forced(self._model, task, now, last=last)
+            added = take_forced(self._model, task, now, last=last) if task.has_grammar else None
             if added is None and task.has_logits:
                 added = sample_token(self._model, task, now, last=last)
         except InferdError as exc:
@@ -184,7 +182,10 @@ class Answers:
             event.forced += added.forced
             return event
         event = m.Tokens(task.spec.id, [added.token], added.text, forced=int(added.forced))
-        event.surprisal, event.logprobs = added.surprisal, token_logprobs(self._model, task)
+        if added.surprisal is not None:
+            event.surprisal = added.surprisal
+        if task.spec.sampling.n_probs:
+            event.logprobs = token_logprobs(self._model, task)
         self._reporter.send(event)
         if task.spec.pull:
             task.tokens_requested -= 1

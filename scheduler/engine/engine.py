@@ -84,7 +84,9 @@ class Engine:
         self._answers.add_forced_tokens([t for t in self.slots.tasks if not t.has_logits])
         tasks.update_guarantees(self._steps.skipping)
         self.assignment.assign_slots()
-        reporter.send(*tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now))
+        if tasks.embeddings.waiting:
+            started = tasks.embeddings.assign_slots(tasks.order(), clock.tokens, clock.now)
+            reporter.send(*started)
         tasks.report_positions()
         return reporter.take_reports()
 
@@ -141,9 +143,9 @@ class Engine:
             or any(t.has_work or (t.has_logits and t.wants_token) for t in self.slots.tasks)
         ):
             return True
-        return bool(self.slots.idle) and any(
-            t.has_work or t.wants_token for t in self.assignment.eligible_tasks()
-        )
+        if not self.tasks.queue or not self.slots.idle:
+            return False
+        return any(t.has_work or t.wants_token for t in self.assignment.eligible_tasks())
 
     def _waits_for_batch(self, now: float) -> bool:
         """Return whether a step waits, to fill its batch, for expected tasks or pull readers."""

@@ -61,7 +61,7 @@ class SlotAssignment:
         tasks = self._tasks
         for task in tasks:
             task.boost = 0
-        waiting = self.eligible_tasks()
+        waiting = self.eligible_tasks() if tasks.queue else []
         self._reserve_quantum(waiting)
         if tasks.queue:
             order, find = tasks.order(), tasks.leaders.find_leader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...backends import InferdError, LanguageModel
 from ...backends.errors import BackendError, KvFull
@@ -13,6 +13,7 @@ from ..policy.batch_plan import ScheduledTokens, load_of, next_trial, plan_token
 from ..policy.cost import StepCost
 from ..policy.embeddings_plan import embeds_next
 from ..policy.held_back import held_back
+from ..policy.order import Order
 from ..policy.slot_plan import awaits_reader
 from ..policy.step_budget import step_s_max
 from ..policy.tuning import StepMix
@@ -25,8 +26,7 @@ from .slot_assignment import SlotAssignment
 from .task_table import TaskTable
 
 
-@dataclass(frozen=True, slots=True)
-class _ComputedStep:
+class _ComputedStep(NamedTuple):
     """A step of generations. *candidates* are the tasks with slots and the texts that it could
     have served.
     """
@@ -95,30 +95,35 @@ class Steps:
     def compute_step(self) -> None:
         """Compute one batch, of generations or of embeddings, if there is work."""
         order, settings = self._tasks.order(), self._tasks.settings
-        now, working = self._clock.now, [t for t in self._slots.tasks if t.has_work]
-        untried = [t for t in working if not t.trial_tokens]
+        now, texts = self._clock.now, self._embeddings.running
+        generating = [t for t in self._slots.tasks if t.has_work]
+        untried = [t for t in generating if not t.trial_tokens]
         self.skipping = self.answers.slow.skipping(untried, order, now)
-        able = [*(t for t in working if t not in self.skipping), *self._embeddings.running]
-        held = held_back(able, order, now, settings.step_s_target, self._cost)
-        generating = [t for t in able if t.spec.embed is None and t not in held]
-        texts = [t for t in able if t.spec.embed is not None and t not in held]
-        self._seconds_max = step_s_max(
-            [t for t in self._slots.tasks if not t.has_work and awaits_reader(t, settings, now)],
-            order,
-        )
+        if self.skipping:
+            generating = [t for t in generating if t not in self.skipping]
+        held = held_back([*generating, *texts], order, now, settings.step_s_target, self._cost)
+        if held:
+            generating = [t for t in generating if t not in held]
+            texts = [t for t in texts if t not in held]
+        absent = [t for t in self._slots.tasks if awaits_reader(t, settings, now)]
+        self._seconds_max = step_s_max([t for t in absent if not t.has_work], order)
         embedded_last = self._embedded
         self._embedded = embeds_next(generating, texts, order, embedded=embedded_last)
         if self._embedded:
-            self._embed(texts, generating, generating if embedded_last else [])
+            self._embed(order, texts, generating, generating if embedded_last else [])
         else:
-            self._generate(generating, [] if embedded_last else texts)
+            self._generate(order, generating, [] if embedded_last else texts)
 
-    def _embed(self, texts: list[Task], generating: list[Task], passed_over: list[Task]) -> None:
+    def _embed(
+        self,
+        order: Order,
+        texts: Sequence[Task],
+        generating: Sequence[Task],
+        passed_over: Sequence[Task],
+    ) -> None:
         """Compute a step of embeddings."""
         decoding = [t for t in generating if not t.prefilling]
-        batch = self._embeddings.plan_step(
-            texts, self._tasks.order(), decoding, self._cost, self._seconds_max
-        )
+        batch = self._embeddings.plan_step(texts, order, decoding, self._cost, self._seconds_max)
         cost, load = self._embeddings.cost, load_of(batch)
         self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
         started = self._clock.step_began = self._clock.read()
@@ -139,9 +144,11 @@ class Steps:
         for task, embedded in done:
             self._tasks.finish_embedding(task, embedded)
 
-    def _generate(self, generating: list[Task], passed_over: list[Task]) -> None:
+    def _generate(
+        self, order: Order, generating: Sequence[Task], passed_over: Sequence[Task]
+    ) -> None:
         """Decode a batch of tokens of *generating* tasks, and sample tokens from its logits."""
-        batch = self._plan_tokens(generating)
+        batch = self._plan_tokens(order, generating)
         if not batch:
             return
         self._slots.hold_logits({p.task.slot for p in batch})
@@ -164,11 +171,8 @@ class Steps:
         self._unlearned = _ComputedStep(batch, kind, seconds, [*generating, *passed_over])
         for task in self.skipping:
             task.quantum += 1
-        now = self._clock.now
-        for part in batch:
-            self._count_tokens(part)
-            self._tasks.reporter.report_prompt(part.task, now)
-        with_logits = [p.task for p in batch if p.task.has_logits]
+        self._count_tokens(batch)
+        now, with_logits = self._clock.now, [p.task for p in batch if p.task.has_logits]
         for task in with_logits:
             task.last_logits_at = now
             if task.first_logits_at is None:
@@ -194,13 +198,13 @@ class Steps:
         self._metrics.page.count_step(step.kind, load.tokens, len(step.batch), step.seconds)
         self._age_others(step.batch, step.candidates)
 
-    def _plan_tokens(self, generating: list[Task]) -> list[ScheduledTokens]:
-        for task in generating:
-            full = len(task.tokens) >= task.ctx_size
-            if full and task.has_work and task.pending == 1:
-                self.answers.shift_context(task)
-        order, settings = self._tasks.order(), self._tasks.settings
-        generating = [t for t in generating if t.slot >= 0 and t.has_work]  # a shift may end one
+    def _plan_tokens(self, order: Order, generating: Sequence[Task]) -> list[ScheduledTokens]:
+        settings = self._tasks.settings
+        full = [t for t in generating if len(t.tokens) >= t.ctx_size and t.pending == 1]
+        for task in full:
+            self.answers.shift_context(task)
+        if full:  # a shift may end a task
+            generating = [t for t in generating if t.slot >= 0 and t.has_work]
         trial = next_trial(generating, order, tried=self._tried)
         self._tried = trial is not None
         tasks = [t for t in generating if not t.computes_alone] if trial is None else [trial]
@@ -215,25 +219,41 @@ class Steps:
             tasks, order, settings, size, self._cost, adapters, logits_max, self._seconds_max
         )
 
-    def _count_tokens(self, part: ScheduledTokens) -> None:
-        task, counts = part.task, self._metrics.counts
-        prompt_left = max(0, task.prompt_size - task.computed - task.dropped)
-        counts["prompt"] += min(part.count, prompt_left)
-        task.computed += part.count
-        task.count_tokens(part.count, self._clock.now, self._excluded)
-        work = part.count + self._cost.logits_as_tokens(part.logits_read)
-        task.quantum += work
-        task.shift_pending = False
-        task.has_logits = task.pending == 0
-        self._clock.tokens += part.count
-        counts["batch_tokens"] += part.count
-        self._tasks.owners.count_work(task.spec.owner, work)
-        if task.computed in task.checkpoints:
-            task.checkpoints.discard(task.computed)
-            self._tasks.kv.task_states.save_checkpoint(task)
+    def _count_tokens(self, batch: Sequence[ScheduledTokens]) -> None:
+        """Count the tokens of a step that was computed, and report the progress of prompts."""
+        counts, now, count_work = (
+            self._metrics.counts,
+            self._clock.now,
+            self._tasks.owners.count_work,
+        )
+        tokens = sum(part.count for part in batch)
+        self._clock.tokens += tokens
+        counts["batch_tokens"] += tokens
+        for part in batch:
+            task, work = part.task, part.count
+            prompt_left = task.prompt_size - task.computed - task.dropped
+            if prompt_left > 0:
+                counts["prompt"] += min(part.count, prompt_left)
+            task.computed += part.count
+            task.count_tokens(part.count, now, self._excluded)
+            if part.logits > 1:
+                work += self._cost.logits_as_tokens(part.logits_read)
+            task.quantum += work
+            task.shift_pending = False
+            task.has_logits = task.pending == 0
+            count_work(task.spec.owner, work)
+            if task.computed in task.checkpoints:
+                task.checkpoints.discard(task.computed)
+                self._tasks.kv.task_states.save_checkpoint(task)
+            if task.spec.watch_prompt:
+                self._tasks.reporter.report_prompt(task, now)
 
     def _age_others(self, batch: Sequence[ScheduledTokens], candidates: Sequence[Task]) -> None:
-        """Age the *candidates* that had no token in this step, like tasks without a slot."""
+        """Age those of the *candidates* that had no token in this step, like tasks without a slot.
+        The tasks of the *batch* are among them.
+        """
+        if len(candidates) == len(batch):
+            return
         served = {id(p.task) for p in batch}
         computed = sum(p.count for p in batch)
         for task in candidates:

@@ -84,7 +84,7 @@ class TaskTable:
         """Find the owners with work, which share the model's time. Tasks that were *skipping* the
         last step have none.
         """
-        owners = {task.spec.owner for task in self}
+        owners = {task.spec.owner for task in self._by_id.values()}
         classes: dict[Owner, int] = dict.fromkeys(owners, Priority.LOW) if len(owners) == 1 else {}
         if len(owners) > 1:
             for task in self:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 from ...backends import CompiledGrammar, LanguageModel, Sampler, SamplingParams
 from ...backends.media import text_tokens
@@ -13,8 +13,7 @@ from .stopping import Ending, TurnConditions
 from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class AddedToken:
+class AddedToken(NamedTuple):
     """A token of an answer, sampled or *forced* by the grammar. *text* is the text that it
     releases, or None if it only ends the turn. The *surprisal* is known if the turn needs it.
     """

@@ -6,7 +6,7 @@ Tasks with different adapters alternate. The functions are pure, as in `batch_pl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..settings import EngineSettings
 from ..task import Task
@@ -17,8 +17,7 @@ ADAPTER_SETS_MAX = 256
 """Number of adapter sets whose last quantum is remembered: the most slots that a model has."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterQuantum:
+class AdapterQuantum(NamedTuple):
     """The present *adapters*, the *tokens* computed with them, and the *previous* adapter sets, the
     latest last.
     """

@@ -116,6 +116,8 @@ def plan_tokens(
     """
     tasks = [t for t in running if t.has_work and t.spec.adapters == adapters]
     prompts = [t for t in tasks if t.prefilling]
+    if not prompts and all(t.pending == 1 for t in tasks):
+        return [ScheduledTokens.of_task(t, 1) for t in tasks]
     decoding = [t for t in tasks if not t.prefilling]
     most = batch_size if cost.known else min(batch_size, len(decoding) + FIRST_STEP_TOKENS)
     most_forced = most - settings.prompt_tokens_min if prompts else most

@@ -49,25 +49,24 @@ class SlowSampling:
 
     def charge_task(self, task: Task, slow_s: float, now: float, tasks: Collection[Task]) -> None:
         """Charge the slow part of a token to the user of *task*, one of the running *tasks*."""
-        users = {t.spec.owner.user for t in tasks if self._is_slow(t)}
+        usual_s = self._usual_s
+        users = {t.spec.owner.user for t in tasks if t.sampling_s > usual_s}
         self._share.charge_user(task.spec.owner.user, slow_s, now, len(users))
 
     @property
     def _usual_s(self) -> float:
         return max(SLOW_S, SLOW_AT * self.predicted_s)
 
-    def _is_slow(self, task: Task) -> bool:
-        return task.sampling_s > self._usual_s
-
     def skipping(self, tasks: Collection[Task], order: Order, now: float) -> frozenset[Task]:
         """Return those of *tasks*, which all have work, that skip the next step. These are slow
         tasks of users who have used their share, beside tasks of the same class or a higher one.
         Tasks with a grammar count as slow: any token may be slow, also in the user's next turn.
         """
+        usual_s = self._usual_s
         late = [
             t
             for t in tasks
-            if (self._is_slow(t) or t.spec.sampling.has_grammar)
+            if (t.sampling_s > usual_s or t.has_grammar)
             and not self._share.may_work(t.spec.owner.user, now)
         ]
         if not late:

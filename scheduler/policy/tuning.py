@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -75,14 +76,21 @@ def steps_as_probes(load: StepLoad) -> list[tuple[str, float]]:
         return []
     deep = min(1.0, load.depth / load.tokens / DEEP_TOKENS)
     if load.decodes:
-        sequences, name = min(_DECODING, key=lambda known: abs(math.log(load.tokens / known[0])))
-        return [(name, 1.0 - deep), (f"deep-{sequences}", deep)]
+        name, deep_name = _nearest_decoding(load.tokens)
+        return [(name, 1.0 - deep), (deep_name, deep)]
     if load.tokens > SMALL_STEP_TOKENS_MAX:
         return [("prompt", load.tokens / _BY_NAME["prompt"].tokens)]
     return [
         ("prompt", (1.0 - deep) * load.tokens / _BY_NAME["prompt"].tokens),
         ("deep-step", deep * load.tokens / _BY_NAME["deep-step"].tokens),
     ]
+
+
+@cache
+def _nearest_decoding(tokens: int) -> tuple[str, str]:
+    """Return the probes of decoding, near 0 and deep, that a step of *tokens* resembles."""
+    sequences, name = min(_DECODING, key=lambda known: abs(math.log(tokens / known[0])))
+    return name, f"deep-{sequences}"
 
 
 def mix_weights(counts: Mapping[str, float]) -> dict[str, float]:
