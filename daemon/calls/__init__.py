@@ -12,24 +12,22 @@ from typing import Any
 from ...ipc.messages import CALLS
 from ..core import CallTable, ImmediateCallTable
 from . import (
+    between_daemons,
     contexts,
-    fair_share,
+    model_transfers,
+    models,
     monitoring,
     session_operations,
-    several_answers,
-    states,
     texts,
     turns,
 )
-from .models import graphs, model_operations
 from .running import with_waits
-from .transfers import copies, model_transfers, moving
 
 __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 
 _MODULES = (
-    *(graphs, contexts, turns, several_answers, texts, session_operations, states),
-    *(model_operations, monitoring, moving, copies, model_transfers, fair_share),
+    *(models, contexts, turns, texts, session_operations, monitoring),
+    *(model_transfers, between_daemons),
 )
 
 

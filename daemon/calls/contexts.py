@@ -15,6 +15,7 @@ from ...sessions import NamedState, PlaceWait, Session, TurnNotes, TurnOptions
 from ..core import Daemon
 from .arguments import (
     bounded,
+    check_no_image,
     decode_text,
     located_in,
     metadata_text,
@@ -23,8 +24,7 @@ from .arguments import (
     tensor_bytes,
     turn_options,
 )
-from .images import check_no_image
-from .states import find_state
+from .session_operations import find_state
 from .tensors import (
     ENDED,
     are_tensors,

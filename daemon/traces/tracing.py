@@ -1,21 +1,30 @@
-"""The optional component that exports traces, opened and closed with the daemon."""
+"""Tracing of requests from their call to their end, and of the turns that they start."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 import structlog
 
+from ...backends.errors import ContextFull, EndOfSequence, InferdError
 from ...backends.library.installation import install_command
-from .requests import RequestTracer
-from .spans import RequestFacts, spans_of
+from ...ipc.messages import CALLS, Starts
+from ...ipc.server.connection import Request
+from ...scheduler.messages import count_tokens
+from ...sessions import ModelSource, Session, Turn
+from ..metrics.daemon_counters import PRIVATE, label_of
+from ..models.registry import Lease
+from ..residency.residency import ResidencyRequest
+from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts, spans_of
 
 if TYPE_CHECKING:
     from ..core import Daemon
@@ -28,7 +37,9 @@ log = structlog.get_logger()
 
 
 class Traces:
-    """Exports the traces of *daemon*, if a target is configured. Lives on its event loop."""
+    """The optional component that exports the traces of *daemon*, if a target is configured. Opened
+    and closed with the daemon. Lives on its event loop.
+    """
 
     def __init__(self, daemon: Daemon):
         self._daemon, self._components = daemon, daemon.components
@@ -84,3 +95,165 @@ class Traces:
             export.close()
         finally:
             self._call_from_anywhere(sent.set)
+
+
+class TracedRequest:
+    """A request that has not ended."""
+
+    def __init__(self, request: Request, model: str):
+        params = request.params
+        is_ids = getattr(params, "prompt_tokens", None) is not None
+        raw = (is_ids or getattr(params, "raw", False)) and params.messages is None
+        self.parent: str = params.traceparent
+        assumed = request.row.operation
+        self.facts = RequestFacts(
+            call=request.call,
+            operation=COMPLETION if raw or assumed is None else assumed.value,
+            began_at=time.monotonic(),
+            ended_at=0.0,
+            model=model,
+            choices=getattr(params, "n", 1),
+        )
+        self.model_request: ResidencyRequest | None = None
+        self.turns: dict[Turn, TurnFacts | None] = {}
+        """The turns in the order of their starts; None for a turn that has not ended."""
+        self.answered = False
+
+
+current_request: ContextVar[TracedRequest | None] = ContextVar("current_request", default=None)
+"""The request of the current task or of its parent."""
+
+
+def note_model_request(model_request: ResidencyRequest) -> None:
+    """Record that the current request needs a model that may have to be loaded."""
+    traced = current_request.get()
+    if traced is not None:
+        traced.model_request = model_request
+
+
+def clear_current_request() -> None:
+    """Detach this task, which inherited its context, from the request."""
+    current_request.set(None)
+
+
+class RequestTracer:
+    """Calls *export* with each request that has ended, and the caller's `traceparent` or "".
+
+    A request has ended when its call is answered and its turns have ended. A turn with tokens on
+    demand continues over many calls, and belongs to the request that started it.
+    """
+
+    def __init__(self, export: Callable[[RequestFacts, str], None]):
+        self._export = export
+        self._by_turn: dict[Turn, TracedRequest] = {}
+        """The requests of the turns that have not ended."""
+
+    def attach(self, daemon: Daemon) -> None:
+        """Trace the requests of *daemon* that start turns, from now on."""
+        daemon.ledger.turn_listeners.append(self)
+        daemon.calls = {
+            name: call if CALLS[name].starts is None else partial(self._call, call)
+            for name, call in daemon.calls.items()
+        }
+
+    async def _call(self, call: Callable[..., Any], daemon: Daemon, request: Request) -> Any:
+        session = _session_of(daemon, request)
+        source = session.model if session is not None else _lease_of(daemon, request)
+        traced = TracedRequest(request, "" if source is None else _name(source))
+        token = current_request.set(traced)
+        try:
+            return await call(daemon, request)
+        except BaseException as exc:
+            if traced.turns or not _ends_earlier_turn(request, session, exc):
+                traced.facts.error = _error_of(exc)
+            raise
+        finally:
+            current_request.reset(token)
+            traced.answered = True
+            traced.facts.ended_at = time.monotonic()
+            self._export_if_ended(traced)
+
+    def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
+        """Record a turn, in the task of the request that started it."""
+        traced = current_request.get()
+        if traced is None:
+            return
+        traced.facts.model = _name(model)
+        generated = CHAT if chat else COMPLETION
+        traced.facts.operation = generated if turn.generates else EMBEDDINGS
+        traced.turns[turn] = None
+        self._by_turn[turn] = traced
+
+    def turn_ended(self, _: ModelSource, turn: Turn) -> None:
+        """Record that a turn has ended."""
+        traced = self._by_turn.pop(turn, None)
+        if traced is not None:
+            traced.turns[turn] = _facts_of(turn, traced.facts.model)
+            self._export_if_ended(traced)
+
+    def _export_if_ended(self, traced: TracedRequest) -> None:
+        """Export a request that has ended, unless it neither started a turn nor failed."""
+        facts = traced.facts
+        facts.turns = [turn for turn in traced.turns.values() if turn is not None]
+        has_ended = traced.answered and len(facts.turns) == len(traced.turns)
+        if not has_ended or not (facts.turns or facts.error):
+            return
+        needed = traced.model_request
+        if needed is not None and needed.has_waited:
+            until = facts.ended_at if needed.admitted_at is None else needed.admitted_at
+            facts.loaded = (needed.since, until)
+        self._export(facts, traced.parent)
+
+
+def _facts_of(turn: Turn, model: str) -> TurnFacts:
+    return TurnFacts(
+        queued_at=turn.queued_at,
+        ended_at=time.monotonic(),
+        started_at=turn.started_at,
+        first_token_at=turn.first_token_at,
+        sampling=turn.spec.sampling,
+        n_predict=turn.spec.n_predict,
+        priority=turn.spec.priority,
+        input_tokens=count_tokens(turn.spec.tokens),
+        output_tokens=len(turn.tokens) if turn.stats is None else turn.stats.output_tokens,
+        stats=turn.stats,
+        error=None if turn.error is None else turn.error.name,
+        embedding_size=0 if turn.embedding is None else turn.embedding.size,
+        fingerprint="" if model == PRIVATE else turn.client.info.fingerprint,
+    )
+
+
+def _name(source: ModelSource) -> str:
+    return label_of(source.model) if isinstance(source, Lease) else source.name
+
+
+def _session_of(daemon: Daemon, request: Request) -> Session | None:
+    if not hasattr(request.params, "context"):
+        return None
+    try:
+        return daemon.session(request)
+    except InferdError:
+        return None  # the call reports the error
+
+
+def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
+    graph = daemon.graphs.find_graph(request.connection, getattr(request.params, "graph", 0))
+    return None if graph is None else graph.lease
+
+
+def _ends_earlier_turn(request: Request, session: Session | None, exc: BaseException) -> bool:
+    """Return whether *exc* only reports the end of a turn that an earlier call started."""
+    if request.row.starts is not Starts.TOKEN:
+        return False
+    turn = None if session is None else session.turn
+    known = isinstance(exc, EndOfSequence | ContextFull) or not isinstance(exc, InferdError)
+    return known or (turn is not None and exc is turn.error)
+
+
+def _error_of(exc: BaseException) -> str | None:
+    if isinstance(exc, EndOfSequence):
+        return None
+    if isinstance(exc, InferdError):
+        return exc.name
+    cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
+    return "Cancelled" if cancelled else type(exc).__name__

@@ -260,7 +260,7 @@ def test_a_session_is_deleted_if_the_machine_was_off_for_its_days(clock: Clock) 
 DATES = {
     "backends/llama/text/sandbox.py": "a chat template may say today's date",
     "backends/llama/text/template_form.py": "some chat templates get the date as a text",
-    "daemon/calls/transfers/moving.py": "a session that moves here counts as used now",
+    "daemon/calls/between_daemons.py": "a session that moves here counts as used now",
     "cli/operations/backup_commands.py": "sessions do not age while they are in a backup",
     "cli/operations/state_commands.py": "shows when a state was saved",
     "cli/models/tune_command.py": "the date of a measurement",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.params import BY_NAME, read_options
-from inferd.daemon.calls.models.graphs import BACKEND_DEFAULTS
+from inferd.daemon.calls.models import BACKEND_DEFAULTS
 from inferd.testing import RunningDaemon
 
 from .build import CLIENT, compiler

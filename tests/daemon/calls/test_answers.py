@@ -9,7 +9,7 @@ import pytest
 
 from inferd import AsyncClient, Client
 from inferd.backends.errors import Busy, Cancelled, InvalidArgument, SessionBusy
-from inferd.daemon.calls.several_answers import ANSWERS_MAX
+from inferd.daemon.calls.turns import ANSWERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.models import ONE_THREAD, short_smollm2

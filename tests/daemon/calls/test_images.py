@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inferd.backends.errors import UnsupportedOperation
-from inferd.daemon.calls.images import (
+from inferd.daemon.calls.arguments import (
     DATA_URLS_CHECKED,
     PAYLOAD_BYTES_CHECKED,
     PROMPT_BYTES_CHECKED,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument, UnsupportedOperation
-from inferd.daemon.calls.models.graphs import MEMORY_POLICY
+from inferd.daemon.calls.models import MEMORY_POLICY
 from inferd.testing import RunningDaemon
 from tests.raw import RawClient
 from tools.reference_keys import (

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import structlog
 
-from ....backends.errors import InvalidArgument, UnsupportedOperation
-from ....ipc import messages as w
-from ....ipc.server.connection import Request
-from ...config.model_settings import check_model_name
-from ...core import Daemon
-from ...models.transfers import PassedModel, check_single_file
-from ...pull.part import NOTE_NAME
-from ..models.graphs import check_passed_file
+from ...backends.errors import InvalidArgument, UnsupportedOperation
+from ...ipc import messages as w
+from ...ipc.server.connection import Request
+from ..config.model_settings import check_model_name
+from ..core import Daemon
+from ..models.transfers import PassedModel, check_single_file
+from ..pull.part import NOTE_NAME
+from .models import check_passed_file
 
 log = structlog.get_logger()
 NOTES_MAX = 8

@@ -1,29 +1,26 @@
-"""Calls that move a session from one daemon to another."""
+"""Calls between daemons: sessions that move, copies of sessions, and shares of users."""
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import time
+from collections.abc import Mapping
 
 import anyio
 import msgspec
 import structlog
 from anyio import to_thread
 
-from ....backends.errors import BackendError, InvalidArgument, NotFound, WorkerCrashed
-from ....ipc import messages as w
-from ....ipc.names import check_label
-from ....ipc.server.connection import Request
-from ....scheduler.kv.file_format import (
-    FINGERPRINT,
-    KvDamaged,
-    StateWriter,
-    export_head,
-    read_part,
-)
-from ....scheduler.kv.origin import scoped
-from ....scheduler.messages import KvFileAdded
-from ....scheduler.owner import Owner
-from ....sessions import (
+from ...backends.errors import BackendError, InferdError, InvalidArgument, NotFound, WorkerCrashed
+from ...ipc import messages as w
+from ...ipc.names import check_label
+from ...ipc.server.connection import Request
+from ...scheduler.kv.file_format import FINGERPRINT, KvDamaged, StateWriter, export_head, read_part
+from ...scheduler.kv.origin import scoped
+from ...scheduler.messages import KvFileAdded
+from ...scheduler.owner import Owner
+from ...sessions import (
     ExportedSession,
     Hold,
     Session,
@@ -31,9 +28,12 @@ from ....sessions import (
     Transfer,
     Upload,
     check_id,
+    decode_change,
+    encode_change,
     name_of_id,
 )
-from ...core import Daemon
+from ..core import Daemon
+from ..workers.worker import Worker
 
 KV_S_MAX = 10.0
 """Maximum time for the KV state of an exported session to be written to disk."""
@@ -207,3 +207,108 @@ async def end_transfer(daemon: Daemon, request: Request) -> w.Empty:
     p: w.EndTransferParams = request.params
     await daemon.sessions.moving.end_transfer(p.transfer, p.outcome, request.connection)
     return w.Empty()
+
+
+async def read_copy(daemon: Daemon, request: Request) -> w.ReadCopyResult:
+    """Return a whole session, to be stored as a copy at another daemon."""
+    p: w.ReadCopyParams = request.params
+    owner = await _owner(daemon, request, p.on_behalf_of, p.label)
+    sessions = daemon.sessions
+    holder, live = sessions.live.find_id(owner, p.session_id)
+    session = live or sessions.dormant.find_session(owner, p.session_id)
+    if session is None or not session.recording.is_stored:
+        raise NotFound(f"there is no stored session {p.session_id!r}")
+    copier = None if live is None else daemon.copies.copier_of(holder)
+    if copier is not None:
+        stream, data = copier.read_whole(session.recording)
+        return w.ReadCopyResult(
+            stream=stream.id, number=stream.number, data=data, model=session.model.name
+        )
+    data = encode_change(session.recording.take_copy(whole=True))
+    return w.ReadCopyResult(
+        stream=secrets.token_hex(16), number=1, data=data, model=session.model.name
+    )
+
+
+async def store_copy(daemon: Daemon, request: Request) -> w.Empty:
+    """Apply a change to a copy; return when it is in the journal."""
+    daemon.check_open()
+    p: w.StoreCopyParams = request.params
+    check_id(p.session_id)
+    check_label(p.label)
+    document = _document(daemon, p)
+    if document is None:
+        return w.Empty()
+    change = decode_change(document)
+    owner = await _owner(daemon, request, p.on_behalf_of, p.label)
+    stream = Transfer(p.stream, p.peer, copy=True)
+    if change.facts is not None:
+        facts = msgspec.structs.replace(change.facts, on_behalf_of=p.on_behalf_of)
+        change = msgspec.structs.replace(change, facts=facts)
+        daemon.registry.catalog.get(facts.model, owner.user)  # raises an error if it is unknown
+        model = daemon.dormant_lease(StoredSession(owner, p.session_id, 0.0, facts, b""))
+    else:
+        model = None
+    await daemon.sessions.copies.write_change(owner, p.session_id, stream, p.number, change, model)
+    return w.Empty()
+
+
+def _document(daemon: Daemon, p: w.StoreCopyParams) -> bytes | None:
+    """Return a change once all of its parts have arrived, and None before.
+
+    :raises InvalidArgument: this is not the next part, or the change has another size than
+        announced.
+    """
+    upload = daemon.copy_uploads.add_part(f"{p.stream}/{p.number}", p.offset, p.data)
+    if upload.document is None:
+        if upload.received >= p.size:
+            raise InvalidArgument(f"the parts have {upload.received} bytes, but `size` is {p.size}")
+        return None
+    daemon.copy_uploads.remove(f"{p.stream}/{p.number}")
+    return upload.document
+
+
+async def _owner(daemon: Daemon, request: Request, on_behalf_of: str, label: str) -> Owner:
+    """Return the owner of a session that the caller names.
+
+    :raises InferdError: the caller may not act on behalf of the user.
+    """
+    user = request.owner.user
+    if on_behalf_of:
+        user = await daemon.connections.access.identify(request.connection, on_behalf_of)
+    return Owner(user, label)
+
+
+ANSWER_TIMEOUT_S = 1.0
+CALLER = ""
+"""The name of the caller's own user."""
+
+
+async def exchange_served(daemon: Daemon, request: Request) -> w.ExchangeServedResult:
+    """Count the tokens that other daemons have computed for users of the calling gateway, and
+    return those computed here, without models whose workers do not answer within a second.
+
+    Nothing is stored for the connection: a caller that disconnects leaves only tokens whose weight
+    fades.
+    """
+    p: w.ExchangeServedParams = request.params
+    gateway = request.connection.peer.uid
+    numbers = daemon.connections.access.delegated_users.numbers_by_name(gateway)
+    numbers[CALLER] = gateway
+    names = {number: name for name, number in numbers.items()}
+    served: dict[str, dict[str, int]] = {}
+
+    async def exchange(name: str, worker: Worker, elsewhere: Mapping[int, int]) -> None:
+        # A worker that has just died has computed nothing.
+        with anyio.move_on_after(ANSWER_TIMEOUT_S), contextlib.suppress(InferdError):
+            totals = await worker.client.exchange_served(elsewhere)
+            served[name] = {names[user]: n for user, n in totals.items() if user in names}
+
+    async with anyio.create_task_group() as group:
+        for model in daemon.registry.catalog.known():
+            worker = model.loaded
+            if worker is not None and model.uid is None:
+                tokens = p.elsewhere.get(model.name, {})
+                known = {numbers[user]: n for user, n in tokens.items() if user in numbers}
+                group.start_soon(exchange, model.name, worker, known)
+    return w.ExchangeServedResult(served=served)

@@ -1,1 +1,0 @@
-"""Calls on models: graphs, the operations of operators, and the wait for a model."""

@@ -1,1 +1,0 @@
-"""Calls between daemons: sessions that move, copies of sessions, and files of models."""
