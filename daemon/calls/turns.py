@@ -181,13 +181,12 @@ class _TokensSender:
             tokens=report.tokens,
             text=parts.text,
             reasoning=parts.reasoning,
-            tool_calls=tool_call_parts(parts.calls),
+            tool_calls=tool_call_parts(parts.calls) if parts.calls else [],
             offset=self._offset,
         )
-        if self.splitter.finds_calls and report.text != parts.text:
+        if report.text != parts.text and self.splitter.finds_calls:
             event.raw_text = report.text
-        turn = self._session.turn
-        if report.logprobs and turn is not None:
+        if report.logprobs and (turn := self._session.turn) is not None:
             event.completion_probabilities = describe_logprobs(
                 report.logprobs, after_sampling=turn.spec.sampling.post_sampling_probs
             )

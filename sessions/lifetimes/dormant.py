@@ -140,6 +140,8 @@ class DormantSessions:
         with most bytes loses it, a deleted session first. If no bound is exceeded, it is the
         longest dormant session of all, if that is too old.
         """
+        if not self._sizes:  # as in most daemons: this is called whenever a session has grown
+            return None
         excess = self._restorable_until(now) or self._past_bounds() or self._too_old(now)
         if excess is not None:
             self.remove_session(excess.session)

@@ -1,4 +1,4 @@
-"""Comparisons of a turn's sentences with the text of `stop-similarity`."""
+"""One turn of a session, from its submission until its reader has its end."""
 
 from __future__ import annotations
 
