@@ -13,13 +13,11 @@ from ...backends.errors import (
     ProtocolError,
     TooLarge,
     UnsupportedOperation,
-    VersionMismatch,
 )
 from ...backends.params import nearest, with_whole_numbers
 from ...wire.frames import REPLY_BYTES_MAX, pack_frame
 from ...wire.nesting import check_shape, scalar_size
-from ..messages import CALLS, PROTOCOL_VERSION, ClientHello, Kind
-from ..names import check_label, check_user_name
+from ..messages import CALLS, ClientHello, Kind
 from .connection import Request, ServerConnection
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -70,31 +68,6 @@ def decode_integer(raw: msgspec.Raw) -> int:
         return _kind.decode(raw)
     except UNREADABLE as exc:
         raise ProtocolError(f"a frame lacks an integer where one is required: {exc}") from None
-
-
-def read_hello(connection: ServerConnection, frame: bytes) -> ClientHello:
-    """Read and return the client's hello.
-
-    :raises VersionMismatch: the client speaks another major version.
-    :raises InvalidArgument: its label or its user's name is not allowed.
-    """
-    kind, items = open_frame(frame)
-    if kind != Kind.HELLO or len(items) < 2:
-        raise ProtocolError("the first frame is not a hello")
-    try:
-        hello = _hello.decode(items[1])
-    except UNREADABLE as exc:
-        raise ProtocolError(f"the hello cannot be read: {exc}") from None
-    if hello.protocol[0] != PROTOCOL_VERSION[0]:
-        ours, theirs = PROTOCOL_VERSION[0], hello.protocol[0]
-        raise VersionMismatch(
-            f"the client speaks version {theirs} of the protocol, this daemon version {ours}",
-            data={"protocol": list(PROTOCOL_VERSION)},
-        )
-    connection.software, connection.wants_copies = hello.software[:200], hello.copies
-    check_label(hello.label)
-    check_user_name(hello.on_behalf_of)
-    return hello
 
 
 def decode_request(

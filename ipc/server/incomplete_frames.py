@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ...backends.errors import ProtocolError
-from .connection import Pause, ServerConnection
+from .connection import ServerConnection
 from .fairness import SharedLimit
+from .socket_connection import ArrivalTimer, Pause
 
 INCOMPLETE_BYTES_MAX = 64 << 20
 """Bytes of all incomplete frames. A user has at most as many as are free; alone, half of all."""
 FRAME_S_MAX = 30.0
 """Time for one frame to arrive. The largest takes milliseconds on this machine."""
-
-
-class ArrivalTimer:
-    """Ends a connection with *error* if its data has not arrived after *seconds_max*. The time
-    begins again if the daemon has delayed reading.
-    """
-
-    def __init__(self, connection: ServerConnection, seconds_max: float, error: ProtocolError):
-        self._connection, self._seconds_max, self._error = connection, seconds_max, error
-        self._start()
-
-    def _start(self) -> None:
-        self._connection.was_delayed = False
-        loop = asyncio.get_running_loop()
-        self._handle = loop.call_later(self._seconds_max, self._end_late)
-
-    def _end_late(self) -> None:
-        if self._connection.was_delayed:
-            self._start()
-        else:
-            self._connection.end(self._error)
-
-    def cancel(self) -> None:
-        """Stop the timer, because the data has arrived or the connection has ended."""
-        self._handle.cancel()
 
 
 class IncompleteFrames:

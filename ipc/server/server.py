@@ -21,14 +21,13 @@ from ..peer import peer_of
 from .acceptor import Acceptor
 from .connection import Request, ServerConnection
 from .connection_places import Places
-from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply, read_hello
+from .decoding import decode_integer, decode_request, open_frame, pack_error, pack_reply
 from .descriptors import ClientDescriptors
 from .fairness import FairStarts, LoopTime, SharedLimit
-from .incomplete_frames import ArrivalTimer, IncompleteFrames
+from .incomplete_frames import IncompleteFrames
 from .outbox import OUTBOXES_BYTES_MAX
 from .request_bytes import SMALL_FRAME_BYTES, RequestBytes, Reserve, request_bytes
-
-HELLO_TIMEOUT_S = 10.0
+from .socket_connection import HELLO_TIMEOUT_S, SOFTWARE_CHARACTERS, ArrivalTimer, read_hello
 
 
 class Handler(Protocol):
@@ -200,7 +199,9 @@ class Server:
                 if greeted:
                     self._handle_frame(connection, frame, group)
                 else:
-                    hello = read_hello(connection, frame)
+                    hello = read_hello(*open_frame(frame))
+                    connection.software = hello.software[:SOFTWARE_CHARACTERS]
+                    connection.wants_copies = hello.copies
                     self._note_owner(connection, hello, group)
                     greeted = True
                     timer.cancel()

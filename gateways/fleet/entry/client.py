@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -26,7 +27,11 @@ from ....backends.errors import (
     error_from_wire,
 )
 from ....ipc.messages import CREDIT_MAX, PROTOCOL_VERSION, Call, ClientHello, CopiedChange, Kind
+from ....ipc.peer import Peer
 from ....ipc.server.connection_places import Places
+from ....ipc.server.descriptors import UserDescriptors
+from ....ipc.server.fairness import LoopTime, SharedLimit
+from ....ipc.server.socket_connection import SocketConnection
 from ....wire.frames import HEADER_BYTES, pack_frame
 from ..config import EntryConfig
 from ..copies.continued_sessions import ContinuedSessions
@@ -52,7 +57,6 @@ from ..ray_cluster.discovery import discovery_of
 from ..routing.homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
 from ..routing.own_turns import OwnTurns
 from ..routing.prompts import PromptTable
-from .connection import ClientConnection
 from .contexts import (
     ClientContexts,
     FleetGraph,
@@ -61,6 +65,7 @@ from .contexts import (
     SuspendedContext,
     daemon_handle,
 )
+from .passed_descriptors import PassedDescriptors
 
 MODEL_COPIES_MAX = 2
 """Copies of models' files at a time, each with at most two parts in the entry's memory."""
@@ -227,6 +232,37 @@ class Fleet:
             f"node {link.name} {state}{place}: {link.cause}; {contexts} open"
             f" contexts were lost, and {sessions} sessions with an id wait for it"
         )
+
+
+class ClientConnection(SocketConnection):
+    """The socket of a client. `descriptors` has those that the client has passed and no request has
+    taken.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: Peer,
+        user: UserDescriptors,
+        outboxes: SharedLimit,
+        loop_time: LoopTime,
+        contents: SharedLimit,
+    ):
+        self.descriptors = PassedDescriptors(user, peer.uid, contents)
+        super().__init__(sock, peer, user, self.descriptors, outboxes, loop_time)
+        self.client: FleetClient | None = None
+        """The client, from its hello on."""
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether requests are in flight."""
+        return self.client is not None and bool(self.client.requests)
+
+    def outbox_emptied(self) -> None:
+        """Read from the client and from its nodes again."""
+        if self.client is not None:
+            self.client.read_upstreams(reading=True)
+        super().outbox_emptied()
 
 
 class FleetClient(NodeConnections):
@@ -419,7 +455,7 @@ class FleetClient(NodeConnections):
             result = self.mapped(upstream, message.items[2], request.row.handles_in_result)
             self.reply(request, result)
         else:
-            self.connection.add_frame(frame_of(message.body))
+            self.connection.send_frame(frame_of(message.body), flush=False)
             self._note_answered()
 
     def accept_change(self, upstream: Upstream, message: OpenFrame) -> None:
@@ -452,9 +488,9 @@ class FleetClient(NodeConnections):
         request.has_tokens = request.has_tokens or is_part_of_answer(message)
         if request.row.handles_in_events:
             event = self.mapped(upstream, message.items[2], request.row.handles_in_events)
-            self.connection.add_frame(pack_frame([int(Kind.EVENT), request.number, event]))
+            self.connection.send([int(Kind.EVENT), request.number, event], flush=False)
         else:
-            self.connection.add_frame(frame_of(message.body))
+            self.connection.send_frame(frame_of(message.body), flush=False)
 
     def mapped(self, upstream: Upstream, raw: msgspec.Raw, names: frozenset[str]) -> Fields:
         """Return a result or an event of a node with the client's handles."""
@@ -465,19 +501,17 @@ class FleetClient(NodeConnections):
         self.requests.pop(request.number, None)
         if request.on_result is not None:
             request.on_result(dict(result))
-        self.connection.add_frame(pack_frame([int(Kind.REPLY), request.number, result]))
-        self.connection.flush()
+        self.connection.send([int(Kind.REPLY), request.number, result])
         self._note_answered()
 
     def fail(self, number: int, error: InferdError) -> None:
         """Send the error of a request."""
         self.requests.pop(number, None)
-        self.connection.add_frame(pack_frame([int(Kind.ERROR), number, error.to_wire()]))
-        self.connection.flush()
+        self.connection.send([int(Kind.ERROR), number, error.to_wire()])
         self._note_answered()
 
     def _note_answered(self) -> None:
-        self.connection.request_ended()
+        self.connection.note_request_ended()
         self.fleet.check_idle()
 
     # Of its connections to nodes.
@@ -496,14 +530,14 @@ class FleetClient(NodeConnections):
     def upstream_full(self, upstream: Upstream, *, is_full: bool) -> None:
         """Read nothing from the client while a node does not read."""
         if is_full:
-            self.connection.pause(upstream)
+            self.connection.pause_reading(upstream)
         else:
-            self.connection.resume(upstream)
+            self.connection.resume_reading(upstream)
 
     def upstream_lost(self, upstream: Upstream) -> None:
         """Forget the leases and contexts on a node whose connection has ended."""
         super().upstream_lost(upstream)
-        self.connection.resume(upstream)
+        self.connection.resume_reading(upstream)
         for graph in self.graphs.values():
             graph.leases.pop(upstream.node, None)
         self._lost[upstream.node] += self.contexts.lose_node(upstream.node)

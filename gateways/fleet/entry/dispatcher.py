@@ -34,8 +34,7 @@ from ..frames import (
     raw_of,
     request_of,
 )
-from .client import ClientRequest, FleetClient, without_shutdown
-from .connection import ClientConnection
+from .client import ClientConnection, ClientRequest, FleetClient, without_shutdown
 from .draining import drain_node
 from .metrics import read_metrics
 from .model_copies import copy_model
@@ -153,7 +152,7 @@ class Dispatcher:
     ) -> None:
         """Send the contents of descriptors, and then their request, before any later frame."""
         self._sends_contents = True
-        self._connection.pause(self)
+        self._connection.pause_reading(self)
         self._client.group.start_soon(self._send_contents, request, params, descriptors)
 
     async def _send_contents(
@@ -182,7 +181,7 @@ class Dispatcher:
         except InferdError as exc:
             self._connection.end(exc)
         if not self._sends_contents:
-            self._connection.resume(self)
+            self._connection.resume_reading(self)
 
     def _dispatch(self, request: ClientRequest, params: Fields) -> None:
         route = request.row.route

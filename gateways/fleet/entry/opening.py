@@ -57,8 +57,8 @@ from ..routing.homes import RecentKey, SessionKey
 from ..routing.loads import CLASSES
 from ..routing.own_turns import TurnKind
 from .client import ClientRequest, FleetClient
-from .connection import PassedDescriptors
 from .contexts import FleetGraph, NewContext, OpenContext, SuspendedContext
+from .passed_descriptors import PassedDescriptors
 
 LEASE_IDLE_S = 1.0
 """Time without use after which a lease ends, unless it is the graph's only one."""

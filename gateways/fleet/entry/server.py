@@ -17,30 +17,31 @@ from ....backends.errors import (
     BackendError,
     InferdError,
     ProtocolError,
-    VersionMismatch,
 )
-from ....ipc.messages import PROTOCOL_VERSION, ClientHello, Kind
-from ....ipc.names import check_label, check_user_name
+from ....ipc.messages import Kind, Limits
 from ....ipc.peer import peer_of
 from ....ipc.server.acceptor import Acceptor
 from ....ipc.server.descriptors import ClientDescriptors
 from ....ipc.server.fairness import LoopTime, SharedLimit
 from ....ipc.server.listener import UnixListener
 from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
-from ....wire.frames import pack_frame
+from ....ipc.server.socket_connection import (
+    HELLO_TIMEOUT_S,
+    SOFTWARE_CHARACTERS,
+    ArrivalTimer,
+    read_hello,
+)
+from ....wire.frames import FrameReader
 from ..config import EntryConfig, UserRules, is_operator, name_of, user_on_nodes
 from ..frames import open_message
 from ..routing.homes import FleetUser
-from .client import Fleet, FleetClient
-from .connection import SENT_BYTES_MAX, ClientConnection
+from .client import ClientConnection, Fleet, FleetClient
 from .dispatcher import Dispatcher
 from .metrics import MetricsListener
+from .passed_descriptors import SENT_BYTES_MAX
 
-HELLO_S_MAX = 10.0
 STOP_S_MAX = 30.0
 """Time that requests have to end after `inferd stop`, as on a daemon."""
-SOFTWARE_CHARACTERS = 200
-_hello = msgspec.msgpack.Decoder(ClientHello)
 
 
 class Entry:
@@ -56,6 +57,7 @@ class Entry:
         self._fleet = Fleet(config, note, self._group)
         self._rules = UserRules(settings.users, settings.operators, settings.delegates)
         self._descriptors = ClientDescriptors()
+        self._loop_time = LoopTime()
         self._outboxes = SharedLimit(OUTBOXES_BYTES_MAX)
         self._contents = SharedLimit(SENT_BYTES_MAX)
         self._software = f"inferd/{version('inferd')} fleet"
@@ -111,7 +113,7 @@ class Entry:
         def note_failure(exc: OSError) -> None:
             self._note(f"cannot accept clients: {exc}")
 
-        acceptor = Acceptor(self._descriptors, LoopTime(), note_failure)
+        acceptor = Acceptor(self._descriptors, self._loop_time, note_failure)
         await acceptor.accept_connections(
             listener, lambda sock: group.start_soon(self._serve, sock)
         )
@@ -121,14 +123,13 @@ class Entry:
         user = self._descriptors.of_user(peer.uid)
         hello = self._fleet.nodes.hello(self._software, self._fleet.incarnations.starts)
         connection = ClientConnection(
-            sock, peer, user, self._outboxes, self._contents, hello.limits.frame_bytes_max
+            sock, peer, user, self._outboxes, self._loop_time, self._contents
         )
         try:
-            connection.add_frame(pack_frame([int(Kind.HELLO), hello]))
-            connection.flush()
+            connection.send([int(Kind.HELLO), hello])
             name = await self._admit(connection)
             async with anyio.create_task_group() as group:
-                await self._exchange(connection, name, hello.limits.requests_max, group)
+                await self._exchange(connection, name, hello.limits, group)
                 group.cancel_scope.cancel()
         except InferdError as exc:
             connection.send_goodbye(exc)
@@ -154,29 +155,31 @@ class Entry:
         self,
         connection: ClientConnection,
         name: str,
-        requests_max: int,
+        limits: Limits,
         group: anyio.abc.TaskGroup,
     ) -> None:
-        client: FleetClient | None = None
-        dispatch: Callable[[bytes], None] | None = None
+        frames, dispatcher = FrameReader(limits.frame_bytes_max), None
 
-        def handle_frame(body: bytes) -> None:
-            nonlocal client, dispatch
-            if dispatch is not None:
-                dispatch(body)
-                return
-            timer.cancel()
-            client = self._greet(connection, name, body, group)
-            dispatch = Dispatcher(client, connection, requests_max).handle_frame
+        def handle_data(data: bytes) -> int:
+            nonlocal dispatcher
+            for frame in frames.read_frames(data):
+                if dispatcher is None:
+                    timer.cancel()
+                    client = self._greet(connection, name, frame, group)
+                    dispatcher = Dispatcher(client, connection, limits.requests_max)
+                else:
+                    dispatcher.handle_frame(frame)
+            return frames.missing
 
-        timer = _EndLater(connection)
+        error = ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
+        timer = ArrivalTimer(connection, HELLO_TIMEOUT_S, error)
         try:
-            await connection.receive(handle_frame)
+            await connection.receive(handle_data)
         finally:
             timer.cancel()
-            if client is not None:
-                self._fleet.clients.discard(client)
-                client.close()
+            if connection.client is not None:
+                self._fleet.clients.discard(connection.client)
+                connection.client.close()
                 self._fleet.check_idle()
 
     def _greet(
@@ -190,7 +193,8 @@ class Entry:
 
         :raises InferdError: the hello cannot be read, or the user may not act as it says.
         """
-        hello = read_hello(body)
+        message = open_message(body)
+        hello = read_hello(message.kind, message.items)
         user = user_on_nodes(connection.uid, name, hello.on_behalf_of, self._rules)
         own = msgspec.structs.replace(
             hello,
@@ -199,46 +203,9 @@ class Entry:
             copies=self._fleet.copies.are_wanted,
         )
         client = FleetClient(self._fleet, connection, FleetUser(user, hello.label), own, group)
-        connection.is_idle = lambda: not client.requests
-        connection.on_emptied = lambda: client.read_upstreams(reading=True)
+        connection.client = client
         self._fleet.clients.add(client)
         return client
-
-
-class _EndLater:
-    """Ends a connection whose client sends no hello."""
-
-    def __init__(self, connection: ClientConnection):
-        error = ProtocolError(f"no hello within {HELLO_S_MAX:g} s")
-        loop = connection.loop
-        self._handle = loop.call_later(HELLO_S_MAX, connection.end, error)
-
-    def cancel(self) -> None:
-        """Note that the hello has arrived, or that the connection has ended."""
-        self._handle.cancel()
-
-
-def read_hello(body: bytes) -> ClientHello:
-    """Return a client's hello.
-
-    :raises InferdError: it cannot be read, or is of another version.
-    """
-    message = open_message(body)
-    if message.kind != Kind.HELLO:
-        raise ProtocolError("the first frame is not a hello")
-    try:
-        hello = _hello.decode(message.items[1])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(f"the hello cannot be read: {exc}") from None
-    if hello.protocol[0] != PROTOCOL_VERSION[0]:
-        raise VersionMismatch(
-            f"the client speaks version {hello.protocol[0]} of the protocol, this fleet version"
-            f" {PROTOCOL_VERSION[0]}",
-            data={"protocol": list(PROTOCOL_VERSION)},
-        )
-    check_label(hello.label)
-    check_user_name(hello.on_behalf_of)
-    return hello
 
 
 def _refusal(group: ExceptionGroup[Any]) -> InferdError:

@@ -15,17 +15,12 @@ from inferd.backends.errors import ProtocolError
 from inferd.ipc.messages import CREDIT_MAX
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import outbox
-from inferd.ipc.server.connection import (
-    OUTBOX_PAUSE_BYTES,
-    REQUESTS_BYTES,
-    Pause,
-    Request,
-    ServerConnection,
-)
+from inferd.ipc.server.connection import Request, ServerConnection
 from inferd.ipc.server.descriptors import ClientDescriptors
 from inferd.ipc.server.fairness import LoopTime, SharedLimit
 from inferd.ipc.server.outbox import OUTBOXES_BYTES_MAX
 from inferd.ipc.server.request_bytes import RequestBytes
+from inferd.ipc.server.socket_connection import OUTBOX_PAUSE_BYTES, REQUESTS_BYTES, Pause
 from inferd.wire.frames import READ_BYTES
 
 pytestmark = pytest.mark.asyncio

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from inferd.backends.errors import ProtocolError
-from inferd.ipc.server.connection import Pause
-from inferd.ipc.server.incomplete_frames import ArrivalTimer, IncompleteFrames
+from inferd.ipc.server.incomplete_frames import IncompleteFrames
+from inferd.ipc.server.socket_connection import ArrivalTimer, Pause
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB = 1, 2

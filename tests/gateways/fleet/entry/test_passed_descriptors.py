@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from inferd.backends.errors import Busy
-from inferd.gateways.fleet.entry.connection import PassedDescriptors
+from inferd.gateways.fleet.entry.passed_descriptors import PassedDescriptors
 from inferd.gateways.fleet.link import PART_BYTES, ContentKind
 from inferd.ipc.server.descriptors import ClientDescriptors
 from inferd.ipc.server.fairness import SharedLimit
