@@ -1,36 +1,66 @@
-"""The page docs/protocol.md, whose tables of results come from their structs; its tables and
+"""The page docs/protocol.md, whose tables of fields come from their structs; its tables and
 sections.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.documented_fields import RESULTS, fields_of
+from inferd.ipc import messages as w
+from tools.documented_fields import STRUCTS, fields_of
+from tools.documented_fields import Field as StructField
 
 __all__ = ("PAGE", "Field", "Table", "page", "sections", "tables")
 
 PAGE = Path(__file__).parent.parent / "docs" / "protocol.md"
 _MARK = "<!-- `make docs` writes this table -->\n"
-_TABLE = re.compile(f"^{_MARK}(\\| (\\w+) .*\n)(\\|.*\n)*", re.MULTILINE)
+_TABLE = re.compile(f"^{_MARK}\\| ([\\w ]+) \\| .*\\n(\\|.*\\n)*", re.MULTILINE)
 _NAMES = {"Unix"}
 """Words with a capital at the beginning of a field's documentation."""
 
 
 def page() -> str:
-    """Return the text of docs/protocol.md with current tables of results."""
-    return _TABLE.sub(lambda found: _MARK + found[1] + _rows(found[2]), PAGE.read_text())
+    """Return the text of docs/protocol.md with current tables of fields."""
+    parts = re.split(r"^(#+ .*)$", PAGE.read_text(), flags=re.MULTILINE)
+    for i in range(0, len(parts), 2):
+        heading = parts[i - 1] if i else ""
+        parts[i] = _TABLE.sub(functools.partial(_table, heading), parts[i])
+    return "".join(parts)
 
 
-def _rows(column: str) -> str:
-    rows = (
-        f"| `{field.name}` | {field.type} | {_cell(field.doc)} |\n"
-        for field in fields_of(RESULTS[column])
-    )
-    return "|---|---|---|\n" + "".join(rows)
+def _table(heading: str, old: re.Match[str]) -> str:
+    """Return the current table in place of the *old* one below a *heading*."""
+    column = old[1]
+    found = fields_of(STRUCTS.get(column) or _message(heading, column))
+    columns = (0, 1, 3) if found[0].default is None else (0, 1, 2, 3)
+    lines = ["| " + " | ".join((column, "type", "default", "meaning")[i] for i in columns) + " |"]
+    lines.append("|" + "---|" * len(columns))
+    lines += ["| " + " | ".join(row[i] for i in columns) + " |" for row in map(_row, found)]
+    return _MARK + "\n".join(lines) + "\n"
+
+
+def _message(heading: str, column: str) -> type:
+    """Return the message of the first call in a *heading*."""
+    row = w.CALLS[re.findall(r"`(\w+)`", heading)[0]]
+    match column:
+        case "params":
+            return row.params
+        case "result":
+            return row.result
+        case "event":
+            return row.events[0]
+        case _:
+            return w.QueueEvent
+
+
+def _row(field: StructField) -> tuple[str, str, str, str]:
+    default = field.default or ""
+    shown = default if default == "required" else f"`{default}`"
+    return f"`{field.name}`", field.type, shown, _cell(field.doc)
 
 
 def _cell(doc: str) -> str:

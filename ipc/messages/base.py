@@ -32,9 +32,15 @@ class ScheduledParams(Map, kw_only=True):
     """Params of a call that the scheduler queues; `priority` is the name of a priority class."""
 
     priority: str = ""
+    """Of the turns that the call begins; empty: the context's, for `resume` the previous one,
+    for `embed` normal.
+    """
     queue_timeout_s: float = 0.0
+    """Each turn that the call begins must begin within this; 0: no bound."""
     timeout_s: float = 0.0
+    """Each turn that the call begins must end within this, for `embed` all of them; 0: no bound."""
     traceparent: Traceparent = ""
+    """The caller's span; see [traces](#traces)."""
 
 
 class Tensor(Map):
@@ -46,6 +52,10 @@ class Tensor(Map):
     """
 
     data: bytes = b""
+    """The bytes."""
     dimensions: list[int] = []
+    """Not checked: of a text only the bytes count."""
     type: int | str = "u8"
+    """Name or number of a [tensor type](#wasi-nn-numbers); any number is accepted."""
     fd: int = -1
+    """0 or more: the bytes are in a [descriptor](#descriptors), and `data` is empty."""

@@ -23,8 +23,13 @@ class OpenParams(GraphParams):
     """
 
     priority: str = ""
+    """The class of the context's turns, and of the wait; empty: `normal`."""
     queue_timeout_s: float = 0.0
+    """The longest wait for a place; 0: fail at once."""
     from_state: str = ""
+    """The name of the [state](#save_state) with which the context begins, or of a
+    [shared](#shared-states) one; empty: no history.
+    """
 
 
 class SessionParams(Map):
@@ -35,24 +40,35 @@ class SessionParams(Map):
     """
 
     graph: int
+    """A graph of the model that the session began with."""
     session_id: str
+    """1 to 128 characters."""
     persist: bool = True
+    """The session and its KV state may be written to disk; false is permanent for a session."""
     priority: str = ""
+    """The class of the session's turns, and of the wait; empty: the session's, or `normal`."""
     queue_timeout_s: float = 0.0
+    """The longest wait for a place; 0: fail at once."""
     from_state: str = ""
+    """The name of the [state](#save_state) with which a new session begins, or of a
+    [shared](#shared-states) one; an existing session keeps its history.
+    """
 
 
 class ContextResult(Map):
     """A context's handle. `attached` is true if the session existed before, with its history."""
 
     context: int
+    """The handle."""
     attached: bool = False
+    """The session existed before and has its history."""
 
 
 class ContextParams(Map):
     """A call on an execution context."""
 
     context: int
+    """The handle."""
 
 
 class FinalizeParams(ContextParams):
@@ -61,39 +77,52 @@ class FinalizeParams(ContextParams):
     """
 
     keep: bool = False
+    """Make a session with an id dormant until it is opened again."""
 
 
 class SetInputParams(ContextParams):
     """`set_input`: at index 1 parameters as JSON, at any other index a prompt."""
 
     index: int
+    """1: parameters; any other: the prompt."""
     tensor: Tensor
+    """The bytes."""
 
 
 class ComputeParams(ScheduledParams):
     """`compute` of the context's input, or of named tensors."""
 
     context: int
+    """The handle."""
     inputs: Annotated[list[tuple[str, Tensor]], msgspec.Meta(max_length=INPUTS_MAX)] | None = None
+    """Named tensors; nil: use the inputs from `set_input`."""
 
 
 class ComputeResult(Map):
     """The named outputs, if named inputs were sent."""
 
     outputs: list[tuple[str, Tensor]] = []
+    """With `inputs`: those of the tensor model; or, with a prompt, one tensor named `output`. It
+    has the prompt's type and shape if it has the prompt's length, else type u8.
+    """
     metadata: Annotated[Any, Metadata] = {}
+    """With `inputs`: the [metadata](#metadata)."""
 
 
 class ComputeSingleParams(ScheduledParams):
     """`compute_single`: compute the next token."""
 
     context: int
+    """The handle."""
 
 
 class ComputeSingleResult(Map):
     """The token's text, which `get_output_single` would also return."""
 
     piece: bytes = b""
+    """The bytes that `get_output_single` would return, which saves that call. Empty while a
+    character or a possible stop text is incomplete.
+    """
 
 
 class GetOutputParams(ContextParams):
@@ -102,10 +131,15 @@ class GetOutputParams(ContextParams):
     """
 
     index: int = 0
+    """0 or 1, else `NotFound`."""
     size_max: int = -1
+    """Size of the caller's buffer in bytes; a longer output is `TooLarge` with `data.needed`,
+    and nothing is lost. −1: unlimited.
+    """
 
 
 class OutputResult(Map):
     """Bytes of an output; index 1 is JSON."""
 
     data: bytes
+    """The bytes."""

@@ -18,6 +18,9 @@ class ExchangeServedParams(Map):
     """
 
     elsewhere: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0, le=SERVED_TOKENS_MAX)]]] = {}
+    """The tokens that other daemons have computed since the last call: for each model a map of
+    users to tokens, of at most `SERVED_TOKENS_MAX` each.
+    """
 
 
 class ExchangeServedResult(Map):
@@ -26,3 +29,6 @@ class ExchangeServedResult(Map):
     """
 
     served: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]
+    """The tokens that this daemon has computed so far, in the same form: those of users who have
+    turns, or for whom tokens were computed since the last call.
+    """

@@ -32,13 +32,21 @@ class Limits(Map):
     """
 
     frame_bytes_max: int
+    """Bytes of the body of a frame to the daemon."""
     reply_bytes_max: int
+    """Bytes of the body of a frame to the client."""
     nesting_max: int
+    """Levels of a frame's arrays and maps."""
     requests_max: int
+    """Running requests of one connection."""
     credit_default: int
+    """Credit of a stream whose request sets none."""
     credit_max: int
+    """Credit that a request or one credit frame may give."""
     tensor_bytes_max: int
+    """Bytes of a prompt or tensor in a descriptor."""
     sessions_max: int
+    """Sessions open at once, of all users."""
     idle_timeout_ms: int = 0
     """The idle time after which a context expires; 0: unknown."""
 
@@ -50,10 +58,15 @@ class ClientHello(Map):
     """
 
     protocol: tuple[int, int]
+    """Major and minor version."""
     software: str = ""
+    """Free text for the daemon's log, cut to 200 characters."""
     label: str = ""
+    """The [label](#labels) of this program among those of its user."""
     on_behalf_of: str = ""
+    """The user on behalf of whom a [gateway](#gateways) acts."""
     copies: bool = False
+    """Whether the client gets the [changes of its sessions](#copies-of-sessions)."""
 
 
 class ServerHello(Map):
@@ -62,8 +75,14 @@ class ServerHello(Map):
     """
 
     protocol: tuple[int, int]
+    """Major and minor version."""
     software: str
+    """`inferd/` and its version."""
     instance: int
+    """Number of daemon starts on this state."""
     limits: Limits
+    """The limits in force."""
     llama_build_number: int = 0
+    """llama.cpp's build; 0: unknown."""
     llama_commit: str = ""
+    """The commit of llama.cpp that the engine is built from."""

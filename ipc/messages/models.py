@@ -12,18 +12,23 @@ class NameParams(Map):
     """`pin` and `unpin` of a model."""
 
     name: str
+    """The model's name."""
 
 
 class NamesParams(NameParams):
     """`show` and `unload_model`; `force` unloads a model even while it is in use."""
 
     force: bool = False
+    """Also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator`;
+    no effect on `show`.
+    """
 
 
 class ModelsParams(Map):
     """`models`; with `all_files` also the files of the models directory that are not offered."""
 
     all_files: bool = False
+    """Also return the files of the models directory that are not offered as models."""
 
 
 class ModelsResult(Map):
@@ -33,7 +38,11 @@ class ModelsResult(Map):
     """
 
     models: list[Annotated[Any, ModelInfo]]
+    """One model each."""
     not_offered: list[dict[str, Any]] = []
+    """With `all_files`: the `file`, a path below the models directory, and the `reason`; of a
+    fleet also the `node`.
+    """
 
 
 class SwapParams(Map):
@@ -42,9 +51,13 @@ class SwapParams(Map):
     """
 
     name: str
+    """The name that gets another model."""
     to: str
+    """Another model's name, the name of a file in the models directory, or `name` itself."""
     mode: Literal["migrate", "drain"] = "migrate"
+    """`migrate`: load it beside the old one, if memory holds both; `drain`: in its place."""
     force: bool = False
+    """Swap even if the new model only makes embeddings and sessions of the name generate text."""
 
 
 class SwapResult(Map):
@@ -55,10 +68,15 @@ class SwapResult(Map):
     """
 
     fingerprint: str
+    """Fingerprint of the model that now has the name."""
     previous_fingerprint: str = ""
+    """Fingerprint of the model that had the name; empty: it was not loaded."""
     mode: str = "migrate"
+    """The mode that was used: `migrate` or `drain`."""
     nodes: list[str] = []
+    """Only from a [fleet](fleet.md#models): the nodes that have swapped."""
     unreachable: list[str] = []
+    """Only from a fleet: nodes that cannot be reached, which keep the old model if they have it."""
 
 
 class AddAdapterParams(Map):
@@ -68,22 +86,32 @@ class AddAdapterParams(Map):
     """
 
     name: str
+    """The model's name."""
     adapter: str
+    """The adapter's name."""
     file: str
+    """Its file, in the models directory; links cannot lead out of it."""
     scale: float = 0.0
+    """Used by turns that select no adapters; 0: they do not use it."""
 
 
 class AddAdapterResult(Map):
     """Whether the adapter is `loaded`, and thereby checked; `id` identifies its file's contents."""
 
     loaded: bool = False
+    """Whether it is in memory, and therefore checked."""
     id: str = ""
+    """A hash of the file."""
     size_bytes: int = 0
+    """Its memory."""
 
 
 class RemoveAdapterParams(Map):
     """`remove_adapter`; with `force` turns that use the adapter fail."""
 
     name: str
+    """The model's name."""
     adapter: str
+    """The adapter's name; an unknown one is `NotFound`."""
     force: bool = False
+    """Turns that use it fail with `Cancelled`."""

@@ -12,6 +12,9 @@ class QueueParams(Map):
     """`queue`; with `all` (right `see-all`) the result has the tasks of all users."""
 
     all: bool = False
+    """The turns of all users: requires the right [*see-all*](#access-rights), else
+    `PermissionDenied`.
+    """
 
 
 class SessionsParams(Map):
@@ -22,9 +25,18 @@ class SessionsParams(Map):
     """
 
     dormant: bool = False
+    """Include dormant sessions: after the others, the longest dormant first."""
     all: bool = False
+    """The sessions of all users: requires the right [*see-all*](#access-rights), else
+    `PermissionDenied`.
+    """
     session_id: str | None = None
+    """Only the sessions with this id."""
     search: str = ""
+    """Only the sessions whose title or first message has this text, in any case; up to 200
+    characters. Of a first message, the first 300 characters count. Other users' sessions are not
+    searched.
+    """
 
 
 class SessionsResult(Map):
@@ -33,39 +45,50 @@ class SessionsResult(Map):
     """
 
     sessions: list[Annotated[Any, SessionInfo]]
+    """One session each."""
     dormant_sessions: int = 0
+    """The number of all users' dormant sessions that are not kept, and of open ones without a
+    place.
+    """
     dormant_sessions_max: int = 0
+    """The number past which the longest dormant sessions are deleted."""
     dormant_s_max: float = 0.0
+    """The age past which they are deleted."""
 
 
 class QueueResult(Map):
     """A map for each waiting or running task."""
 
     tasks: list[Annotated[Any, TaskInfo]]
+    """One turn each."""
 
 
 class StatsResult(Map):
     """The daemon's statistics."""
 
     stats: Annotated[Any, Stats]
+    """The daemon's statistics."""
 
 
 class MetricsResult(Map):
     """All metrics in Prometheus's text format."""
 
     text: str
+    """All metrics in Prometheus's text format."""
 
 
 class LogLevelParams(Map):
     """`log_level`: the levels to set, by logger."""
 
     levels: dict[str, str] = {}
+    """The lowest level that is logged, by logger; other loggers keep theirs."""
 
 
 class LogLevelResult(Map):
     """The level of each logger."""
 
     levels: dict[str, str]
+    """The levels of all loggers now in force."""
 
 
 class DrainParams(Map):
@@ -76,9 +99,15 @@ class DrainParams(Map):
     """
 
     stop: bool = False
+    """Reply at once, and exit when the turns have ended; else reply when they have ended."""
     node: str = ""
+    """Only in a [fleet](fleet.md#draining-a-node): give this node no new contexts, and move its
+    sessions to other nodes; a daemon refuses it with `InvalidArgument`.
+    """
     undo: bool = False
+    """Use the `node` again."""
     wait_s: float = 0.0
+    """With `node`: how long to wait for turns under way there."""
 
 
 class DrainResult(Map):
@@ -87,4 +116,8 @@ class DrainResult(Map):
     """
 
     moved: int = 0
+    """With `node`: sessions that have moved."""
     staying: list[dict[str, Any]] = []
+    """With `node`: the first 1000 sessions that stay there, each with `session_id`, `user`,
+    `label`, `model` and `error`.
+    """

@@ -13,25 +13,32 @@ class CancelParams(Map):
     """`cancel` of a request of this connection by its id, or of a context's turn."""
 
     request: int | None = None
+    """A request's id on this connection."""
     context: int | None = None
+    """A context of this user, or for an operator of any user; give either `request` or
+    `context`.
+    """
 
 
 class CancelResult(Map):
     """Whether there was something to cancel."""
 
     cancelled: bool
+    """Whether a turn or request was cancelled."""
 
 
 class ParkResult(Map):
     """Whether the turn will be parked, so that a waiting task gets its slot."""
 
     parked: bool
+    """Whether the turn yields; false also if there is no turn, or no memory for its state."""
 
 
 class SystemParams(ContextParams):
     """`reset`: clear the history; `system` then becomes its first message."""
 
     system: str | None = None
+    """The first message of the new history, by the chat template."""
 
 
 class ForkParams(ContextParams):
@@ -42,25 +49,35 @@ class ForkParams(ContextParams):
     """
 
     n: int = 1
+    """Number of branches, 1 … 16."""
     session_ids: list[str] = []
+    """An id for each branch, all different and not in use; empty: the branches have no id."""
     priority: str = ""
+    """The class of the wait for places; empty: the context's."""
     queue_timeout_s: float = 0.0
+    """The longest wait for places; 0: fail at once."""
 
 
 class ForkResult(Map):
     """The branches' handles; `cached_tokens` of their `tokens` need not be computed again."""
 
     contexts: list[int]
+    """The branches' handles."""
     tokens: int = 0
+    """Tokens of the history."""
     cached_tokens: int = 0
+    """Tokens of the history that a branch currently need not compute again."""
     kv: str = "cached"
+    """As in `rewind`."""
 
 
 class RewindParams(ContextParams):
     """`rewind` by `turns`, or to the first `tokens` tokens; one of the two is set."""
 
     turns: int | None = None
+    """Go back this many turns, 1 or more; the last 1000 are remembered."""
     tokens: int | None = None
+    """Keep this many tokens, 0 or more."""
 
 
 class RewindResult(Map):
@@ -69,16 +86,24 @@ class RewindResult(Map):
     """
 
     tokens: int = 0
+    """Tokens left in the history."""
     turns: int = 0
+    """Turns that can still be removed."""
     cached_tokens: int = 0
+    """Tokens of the history that currently need not be computed again."""
     kv: str = "cached"
+    """`cached`, or `recomputed`: the next turn computes more than the last token of the history
+    again.
+    """
 
 
 class HistoryParams(Map):
     """`history` of a context of this connection, or of a session by its id; not both."""
 
     context: int | None = None
+    """A context of this connection."""
     session_id: str | None = None
+    """A session by its id."""
 
 
 class HistoryResult(Map):
@@ -88,10 +113,22 @@ class HistoryResult(Map):
     """
 
     messages: list[dict[str, Any]]
+    """The [messages](#messages-of-a-chat), with the answer of a turn under way so far; empty if
+    the history is raw text. A message that the model no longer reads, because the [context was
+    full](scheduling.md#a-full-context), has `dropped: true`.
+    """
     turns: list[int]
+    """For each turn that [`rewind`](#rewind) can remove, the number of messages before it, the
+    latest turn last.
+    """
     session: Annotated[Any, SessionInfo]
+    """The session, as [`sessions`](#sessions) describes it."""
     note: bytes = b""
+    """The note that [`set_options`](#set_options) has stored."""
     options: dict[str, Any] = {}
+    """The session's own parameters, as `set_options` and [`update_session`](#update_session)
+    have set them.
+    """
 
 
 class DeleteSessionParams(Map):
@@ -101,26 +138,34 @@ class DeleteSessionParams(Map):
     """
 
     context: int | None = None
+    """A context of this connection."""
     session_id: str | None = None
+    """A session of this user and [label](#labels)."""
     undo_s: float = 0.0
+    """With a `session_id`: seconds in which [`restore_session`](#restore_session) restores it,
+    up to 3600.
+    """
 
 
 class DeleteSessionResult(Map):
     """Whether there was such a session."""
 
     deleted: bool
+    """Whether there was such a session."""
 
 
 class SessionIdParams(Map):
     """A session by its id."""
 
     session_id: str
+    """The session."""
 
 
 class SessionResult(Map):
     """A session, as `sessions` describes it."""
 
     session: Annotated[Any, SessionInfo]
+    """The session, as [`sessions`](#sessions) describes it."""
 
 
 class UpdateSessionParams(Map):
@@ -129,23 +174,33 @@ class UpdateSessionParams(Map):
     """
 
     session_id: str
+    """The session."""
     title: str | None = None
+    """Its title, up to 200 characters; empty: the first words of its first message; nil:
+    unchanged.
+    """
     kept: bool | None = None
+    """Whether it is kept: it is then not deleted while it is dormant; nil: unchanged."""
     priority: str = ""
+    """Of its turns from now on; empty: unchanged."""
     options: dict[str, Any] = {}
+    """[parameters](#parameters), as in [`set_options`](#set_options)."""
     unset: list[str] = []
+    """Parameters that lose the session's own value."""
 
 
 class ListDeletionsParams(Map):
     """`list_deletions`; with `clear` the notes are deleted."""
 
     clear: bool = False
+    """Delete the notes that are returned."""
 
 
 class ListDeletionsResult(Map):
     """The sessions that the daemon has deleted by itself, the latest first."""
 
     deletions: list[Annotated[Any, DeletionInfo]]
+    """One note each."""
 
 
 class OptionsParams(ContextParams):
@@ -155,11 +210,18 @@ class OptionsParams(ContextParams):
     """
 
     options: dict[str, Any] = {}
+    """[parameters](#parameters); unknown keys are `InvalidArgument`."""
     priority: str = ""
+    """Of the context's turns from now on; empty: unchanged."""
     note: bytes | None = None
+    """Bytes of the client's own, up to 256 KiB, which stay with the session as long as it
+    exists; [`history`](#history) returns them. Branches and named states have none. Empty: none;
+    nil: unchanged.
+    """
 
 
 class ParametersResult(Map):
     """The parameters in force, each with `name`, `value`, `origin` and `adjusted`."""
 
     parameters: list[Annotated[Any, ParameterInfo]]
+    """One parameter each."""

@@ -15,14 +15,18 @@ class SaveStateParams(ContextParams):
     """
 
     name: str
+    """1 to 128 characters; of this user and [label](#labels)."""
     replace: bool = False
+    """The state replaces one that has the name."""
 
 
 class SaveStateResult(Map):
     """The saved history: its `tokens`, of which `stored_tokens` have their KV state on disk."""
 
     tokens: int = 0
+    """Tokens of the history."""
     stored_tokens: int = 0
+    """Tokens whose KV state is on disk; 0: they are computed again when they are needed."""
 
 
 class ListStatesResult(Map):
@@ -31,15 +35,20 @@ class ListStatesResult(Map):
     """
 
     states: list[Annotated[Any, StateInfo]]
+    """One state each: the caller's by their names, then those that access rules
+    [share](#shared-states) with the caller.
+    """
 
 
 class DeleteStateParams(Map):
     """`delete_state` by its name."""
 
     name: str
+    """A state of this user and [label](#labels)."""
 
 
 class DeleteStateResult(Map):
     """Whether there was such a state."""
 
     deleted: bool
+    """Whether there was such a state."""

@@ -23,9 +23,15 @@ class EmbedParams(ScheduledParams):
     """
 
     graph: int
+    """The handle."""
     texts: list[str]
+    """1 to 256."""
     pooling: str = ""
+    """`none`, `mean`, `cls`, `last`, `rank`; empty: the model's own, else `mean`."""
     normalize: int = 2
+    """-1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors
+    of `none` and `rank` are not normalized.
+    """
 
 
 class EmbedResult(Map):
@@ -35,37 +41,51 @@ class EmbedResult(Map):
     """
 
     embeddings: list[bytes]
+    """One for each text, in their order: a vector of `size` float32, little-endian; with `none`
+    one vector for each token.
+    """
     size: int
+    """Length of a vector."""
     pooling: str
+    """The pooling that was used."""
     tokens: list[int] = []
+    """Number of tokens of each text."""
     model: str = ""
+    """The model's name."""
     fingerprint: str = ""
+    """The model's fingerprint."""
 
 
 class TokenizeParams(GraphParams):
     """`tokenize`; with `special`, names of special tokens in the text become those tokens."""
 
     text: str
+    """The text."""
     special: bool = False
+    """Convert names of special tokens to these tokens."""
     bos: bool = False
+    """Add the tokens that the model expects at the start of a prompt."""
 
 
 class TokensResult(Map):
     """Token ids."""
 
     tokens: list[int]
+    """The ids."""
 
 
 class DetokenizeParams(GraphParams):
     """`detokenize`: return the bytes of token ids."""
 
     tokens: Annotated[list[int], msgspec.Meta(max_length=DETOKENIZE_TOKENS_MAX)]
+    """The ids, at most `DETOKENIZE_TOKENS_MAX`: the text of a list is that of its parts, joined."""
 
 
 class TextResult(Map):
     """Bytes of a text."""
 
     text: bytes
+    """The bytes; those of a single token may be incomplete characters."""
 
 
 class TemplateParams(GraphParams):
@@ -75,13 +95,19 @@ class TemplateParams(GraphParams):
     """
 
     messages: list[dict[str, Any]]
+    """As in `stream`."""
     tools: list[dict[str, Any]] = []
+    """As the parameter; empty: the graph's."""
     arguments: dict[str, Any] = {}
+    """The template's own arguments, as `chat-template-kwargs`; empty: the graph's."""
     add_generation_prompt: bool = True
+    """End the prompt where an answer begins."""
 
 
 class TemplateResult(Map):
     """The prompt, and its number of tokens."""
 
     text: bytes
+    """The prompt rendered by the model's chat template."""
     tokens: int = 0
+    """The prompt's number of tokens."""

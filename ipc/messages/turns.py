@@ -13,29 +13,43 @@ class PromptComputeParams(Map):
     """`prompt_compute` of the prompt interface; the history keeps prompt and answer."""
 
     context: int
+    """The handle."""
     prompt: str
+    """The text."""
     priority: str = ""
+    """For this turn."""
     timeout_s: float = 0.0
+    """The turn must end within this; 0: no bound."""
     traceparent: Traceparent = ""
+    """The caller's span; see [traces](#traces)."""
 
 
 class PromptComputeResult(Map):
     """The answer's text."""
 
     text: str
+    """The answer."""
 
 
 class RunInferenceParams(Map):
     """`run_inference` of apuslabs/wasi_nn_backend: one turn by the chat template."""
 
     context: int
+    """The handle."""
     tensor: Tensor
+    """The text, as for `set_input`; zero bytes at its end are removed."""
     index: int = 0
+    """Ignored."""
     config: str = ""
+    """Parameters for this turn as JSON."""
     size_max: int = -1
+    """As in `get_output`."""
     priority: str = ""
+    """For this turn."""
     timeout_s: float = 0.0
+    """The turn must end within this; 0: no bound."""
     traceparent: Traceparent = ""
+    """The caller's span; see [traces](#traces)."""
 
 
 class StreamedParams(ScheduledParams, kw_only=True):
@@ -45,9 +59,15 @@ class StreamedParams(ScheduledParams, kw_only=True):
     """
 
     credit: int = CREDIT_DEFAULT
+    """[events](#credit) that may be sent at first, 1 … 1024; of `resume` a first event with the
+    daemon's output so far is not counted.
+    """
     queue_events: bool = False
+    """Send the turn's position in the queue."""
     prompt_progress: bool = False
+    """Send the progress of the prompt; ignored by `chat`."""
     start_event: bool = False
+    """Send an event when the turn gets its slot."""
 
 
 class StreamParams(StreamedParams):
@@ -59,21 +79,38 @@ class StreamParams(StreamedParams):
     """
 
     context: int
+    """The handle."""
     prompt: str | None = None
+    """The user's next message."""
     prompt_tokens: list[int] | None = None
+    """Token ids of the model, added to the history unchanged; with them, `prompt` and `raw` are
+    ignored.
+    """
     messages: list[dict[str, Any]] | None = None
+    """1 to 1000 [messages](#messages-of-a-chat); with them, `prompt`, `prompt_tokens` and `raw`
+    are ignored.
+    """
     raw: bool = False
+    """Add `prompt` unchanged."""
     options: dict[str, Any] = {}
+    """[parameters](#parameters) for this turn; unknown keys are `InvalidArgument`."""
 
 
 class ResumeParams(StreamedParams):
     """`resume`: continue the last turn after the part of its answer that the client has."""
 
     context: int
+    """The handle."""
     tokens: list[int] = []
+    """The answer's tokens that the client has, from the first one on."""
     text: bytes = b""
+    """The answer's text that the client has, from the same events."""
     reasoning: bytes = b""
+    """The answer's reasoning that the client has, likewise."""
     raw_text: bytes = b""
+    """Of a turn that may have tool calls, instead of both: the `raw_text` of its events, or
+    their `text` where they have none.
+    """
 
 
 class QueueEvent(Map):
@@ -85,8 +122,11 @@ class QueueEvent(Map):
     """
 
     position: int
+    """1: the next turn to get a slot; 0: it has one."""
     waiting: int
+    """Turns of all users that wait for the model; with position 0 it is 0."""
     starts_in_s: float | None
+    """Seconds until the turn is expected to get a slot; nil: it cannot be estimated."""
 
 
 class ToolCallPart(Map):
@@ -97,10 +137,15 @@ class ToolCallPart(Map):
     """
 
     index: int
+    """The number of the call in the answer."""
     id: str = ""
+    """Nine letters and digits, in the first part of a call."""
     name: str = ""
+    """The function, in the first part of a call."""
     arguments: str = ""
+    """The next part of the JSON text of its arguments, an object."""
     dropped: bool = False
+    """The call of this number is not one after all; its source follows as text."""
 
 
 class TokensEvent(Map):
@@ -119,45 +164,85 @@ class TokensEvent(Map):
     """
 
     tokens: list[int] = []
+    """Ids of the new tokens."""
     text: bytes = b""
+    """The text that they release: whole UTF-8 characters, and nothing that a stop text may still
+    cut.
+    """
     reasoning: bytes = b""
+    """The reasoning that they release instead of text, with the parameter `reasoning-format`."""
     tool_calls: list[ToolCallPart] = []
+    """The parts of [tool calls](#tool-calls) that they release."""
     raw_text: bytes = b""
+    """In a turn that may have tool calls: the text with reasoning and calls as the model wrote
+    them, where it differs from `text`.
+    """
     offset: int = 0
+    """Number of the answer's tokens before these."""
     completion_probabilities: list[dict[str, Any]] = []
+    """With `n-probs`: the tokens' logprobs, see [metadata](#metadata)."""
     prompt_logprobs: list[dict[str, Any]] = []
+    """With `prompt-logprobs`, in the events before the first token: the next of the prompt's
+    logprobs, see [metadata](#metadata).
+    """
     prompt_offset: int = 0
+    """Number of the prompt's tokens before these; a turn that another worker repeats may begin
+    at 0 again.
+    """
     prompt_progress: dict[str, Any] = {}
+    """With the param `prompt_progress`, in events of their own: `total`, `cache` (not computed),
+    and `processed` tokens of the prompt, and `time_ms` since the first slot.
+    """
 
 
 class TurnResult(Map):
     """The end of a turn. `text` is the whole answer of `chat`, or the last piece of `stream`."""
 
     text: bytes = b""
+    """The answer; of a stream the rest of it, which was withheld until the end."""
     reasoning: bytes = b""
+    """The reasoning before the answer, with `reasoning-format`; of a stream the rest of it."""
     tool_calls: list[ToolCallPart] = []
+    """The answer's [tool calls](#tool-calls); of a stream the last parts of them."""
     metadata: Annotated[Any, Metadata] = {}
+    """The [metadata](#metadata)."""
 
 
 class AnswersParams(ScheduledParams):
     """`answers`: `n` answers to one prompt; the other fields are those of `chat`."""
 
     context: int
+    """The handle."""
     n: int = 2
+    """Number of answers, 1 … 16."""
     prompt: str | None = None
+    """As in `stream`; without `prompt` and `messages`, the turns compute the input that
+    `set_input` left.
+    """
     prompt_tokens: list[int] | None = None
+    """As in `stream`."""
     messages: list[dict[str, Any]] | None = None
+    """As in `stream`."""
     raw: bool = False
+    """Add `prompt` unchanged."""
     options: dict[str, Any] = {}
+    """[parameters](#parameters) for these turns."""
 
 
 class AnswersEvent(Map):
     """The contexts of the answers, in order, by which each can be cancelled."""
 
     contexts: list[int] = []
+    """The contexts of the answers, sent once the first answer has begun: `cancel` ends a running
+    one.
+    """
 
 
 class AnswersResult(Map):
     """A map for each answer: `text`, `reasoning`, `tool_calls`, `metadata`, `error`."""
 
     answers: list[dict[str, Any]]
+    """In their order: `text`, `reasoning` and `tool_calls` as in `chat`, `metadata` (its
+    [metadata](#metadata)), and `error`, nil or the error with which it failed; `text` is then
+    its output until the error.
+    """

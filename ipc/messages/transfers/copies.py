@@ -16,20 +16,32 @@ class CopiedChange(Map):
     """
 
     session_id: str
+    """The session."""
     stream: str
+    """The opening of the session; its changes are numbered."""
     number: int
+    """The number, from 1. The first change has the whole session."""
     data: bytes = b""
+    """The change, for `store_copy` of a daemon of the same version."""
     whole: bool = False
+    """Whether it has the whole session."""
     model: str = ""
+    """The session's model."""
     state: str = ""
+    """`deleted`: the session no longer exists; `too-large`: the change does not fit into a
+    frame, and is not sent.
+    """
 
 
 class ReadCopyParams(Map):
     """`read_copy`: read a whole session with an id, open or dormant."""
 
     session_id: str
+    """The session."""
     on_behalf_of: str = ""
+    """The session's user; empty: the caller's."""
     label: str = ""
+    """The session's label."""
 
 
 class ReadCopyResult(Map):
@@ -38,9 +50,13 @@ class ReadCopyResult(Map):
     """
 
     stream: str
+    """The stream; if the session is open and its changes are sent, they continue this stream."""
     number: int
+    """The number of this change in it."""
     data: bytes
+    """The whole session as a change."""
     model: str
+    """The session's model."""
 
 
 class StoreCopyParams(Map):
@@ -49,11 +65,20 @@ class StoreCopyParams(Map):
     """
 
     session_id: str
+    """The session."""
     stream: TransferId
+    """The stream of the change, of 1 to 64 characters."""
     number: Offset
+    """Its number."""
     data: bytes
+    """The change, or a part of it."""
     size: Offset
+    """The size of all parts."""
     on_behalf_of: str = ""
+    """The session's user; empty: the caller's."""
     label: str = ""
+    """The session's label."""
     peer: str = ""
+    """The caller's name of the daemon that has the session, for `sessions`."""
     offset: Offset = 0
+    """The first byte of the part; 0 begins again."""

@@ -22,11 +22,17 @@ class ExportParams(Map):
     """
 
     session_id: str
+    """The session."""
     transfer: TransferId
+    """The transfer's id, of 1 to 64 characters; it must be a new one for each transfer."""
     uid: int | None = None
+    """The session's user, who may be another one for an operator; nil: the caller's."""
     label: str = ""
+    """The session's [label](#labels)."""
     peer: str = ""
+    """The caller's name of the other daemon, for `sessions`."""
     offset: Offset = 0
+    """The first byte of the part; 0 begins the transfer."""
 
 
 class ExportResult(Map):
@@ -35,21 +41,32 @@ class ExportResult(Map):
     """
 
     data: bytes
+    """The part."""
     size: int
+    """The size of all parts."""
     on_behalf_of: str = ""
+    """The session's user as a [gateway](#gateways) has named it; empty: the caller's user."""
 
 
 class ImportParams(Map):
     """`import_session`: write the next bytes of an exported session, whose length is `size`."""
 
     session_id: str
+    """The session."""
     transfer: TransferId
+    """The transfer's id."""
     data: bytes
+    """The part."""
     size: Offset
+    """The size of all parts."""
     on_behalf_of: str = ""
+    """The session's user; empty: the caller's."""
     label: str = ""
+    """The session's label."""
     peer: str = ""
+    """The caller's name of the other daemon, for `sessions`."""
     offset: Offset = 0
+    """The first byte of the part; 0 begins again."""
 
 
 class ImportResult(Map):
@@ -58,6 +75,7 @@ class ImportResult(Map):
     """
 
     size: int
+    """The number of bytes after which the session has arrived."""
 
 
 class EndTransferParams(Map):
@@ -66,4 +84,9 @@ class EndTransferParams(Map):
     """
 
     transfer: TransferId
+    """The transfer's id."""
     outcome: Literal["keep", "release", "drop"]
+    """Of a held session, on the connection that exports it: `keep` or `release`; of an arriving
+    one, or of a [copy](#copies-of-sessions): `keep` or `drop`; of the record of a departed one:
+    `drop`.
+    """

@@ -139,7 +139,7 @@ export interface Limits {
   tensor_bytes_max: number;
   /** sessions open at once, of all users */
   sessions_max: number;
-  /** idle time after which a context expires; 0: unknown */
+  /** the idle time after which a context expires; 0: unknown */
   idle_timeout_ms: number;
 }
 
@@ -531,7 +531,7 @@ export function readLoadResult(fields: Fields): LoadResult {
 }
 
 export interface LoadEvent {
-  /** progress of the load, 0 … 1 */
+  /** progress of the load, or the copied fraction of the file, 0 … 1 */
   progress: number;
 }
 
@@ -556,7 +556,7 @@ export interface LoadByNameWithConfigParams {
 }
 
 export interface UnloadParams {
-  /** the handle */
+  /** the graph's handle */
   graph: Graph;
   /** keep the model loaded for as long as the daemon keeps an idle model */
   keep?: boolean | undefined;
@@ -627,11 +627,11 @@ export interface ComputeParams {
   context: Context;
   /** named tensors; nil: use the inputs from `set_input` */
   inputs?: [string, Tensor][] | null | undefined;
-  /** for this turn; empty: the context's */
+  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
   priority?: Priority | "" | undefined;
-  /** the turn must begin within this; 0: no bound */
+  /** each turn that the call begins must begin within this; 0: no bound */
   queue_timeout_s?: number | undefined;
-  /** the turn must end within this; 0: no bound */
+  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
   timeout_s?: number | undefined;
   /** the caller's span; see traces */
   traceparent?: string | undefined;
@@ -651,11 +651,11 @@ export function readComputeResult(fields: Fields): ComputeResult {
 export interface ComputeSingleParams {
   /** the handle */
   context: Context;
-  /** read by the call that begins the turn */
+  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
   priority?: Priority | "" | undefined;
-  /** read by the call that begins the turn */
+  /** each turn that the call begins must begin within this; 0: no bound */
   queue_timeout_s?: number | undefined;
-  /** for the whole turn; read by the call that begins it */
+  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
   timeout_s?: number | undefined;
   /** the caller's span; see traces */
   traceparent?: string | undefined;
@@ -742,11 +742,11 @@ export interface RunInferenceParams {
 }
 
 export interface RunInferenceResult {
-  /** the answer */
+  /** the answer; of a stream the rest of it, which was withheld until the end */
   text: Uint8Array;
-  /** the reasoning before the answer, with `reasoning-format` */
+  /** the reasoning before the answer, with `reasoning-format`; of a stream the rest of it */
   reasoning: Uint8Array;
-  /** the answer's tool calls */
+  /** the answer's tool calls; of a stream the last parts of them */
   tool_calls: ToolCallPart[];
   /** the metadata */
   metadata: Metadata;
@@ -769,15 +769,15 @@ export interface StreamParams {
   raw?: boolean | undefined;
   /** parameters for this turn; unknown keys are `InvalidArgument` */
   options?: ModelParameters | undefined;
-  /** for this turn; empty: the context's */
+  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
   priority?: Priority | "" | undefined;
-  /** the turn must begin within this; 0: no bound */
+  /** each turn that the call begins must begin within this; 0: no bound */
   queue_timeout_s?: number | undefined;
-  /** the turn must end within this; 0: no bound */
+  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
   timeout_s?: number | undefined;
   /** the caller's span; see traces */
   traceparent?: string | undefined;
-  /** events that may be sent at first, 1 … 1024 */
+  /** events that may be sent at first, 1 … 1024; of `resume` a first event with the daemon's output so far is not counted */
   credit?: number | undefined;
   /** send the turn's position in the queue */
   queue_events?: boolean | undefined;
@@ -788,11 +788,11 @@ export interface StreamParams {
 }
 
 export interface StreamResult {
-  /** the rest of the text, which was withheld until the end */
+  /** the answer; of a stream the rest of it, which was withheld until the end */
   text: Uint8Array;
-  /** the rest of the reasoning */
+  /** the reasoning before the answer, with `reasoning-format`; of a stream the rest of it */
   reasoning: Uint8Array;
-  /** the last parts of tool calls */
+  /** the answer's tool calls; of a stream the last parts of them */
   tool_calls: ToolCallPart[];
   /** the metadata */
   metadata: Metadata;
@@ -851,11 +851,11 @@ export interface EmbedParams {
   pooling?: string | undefined;
   /** -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors of `none` and `rank` are not normalized */
   normalize?: number | undefined;
-  /** priority of the texts; empty: normal */
+  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
   priority?: Priority | "" | undefined;
-  /** each text must begin within this; 0: no bound */
+  /** each turn that the call begins must begin within this; 0: no bound */
   queue_timeout_s?: number | undefined;
-  /** all must end within this; 0: no bound */
+  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
   timeout_s?: number | undefined;
   /** the caller's span; see traces */
   traceparent?: string | undefined;
@@ -891,19 +891,19 @@ export interface ResumeParams {
   reasoning?: Uint8Array | undefined;
   /** of a turn that may have tool calls, instead of both: the `raw_text` of its events, or their `text` where they have none */
   raw_text?: Uint8Array | undefined;
-  /** for this turn; empty: its previous priority */
+  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
   priority?: Priority | "" | undefined;
-  /** the turn must begin within this; 0: no bound */
+  /** each turn that the call begins must begin within this; 0: no bound */
   queue_timeout_s?: number | undefined;
-  /** the turn must end within this; 0: no bound */
+  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
   timeout_s?: number | undefined;
   /** the caller's span; see traces */
   traceparent?: string | undefined;
-  /** events that may be sent at first, 1 … 1024; a first event with the daemon's output so far is not counted */
+  /** events that may be sent at first, 1 … 1024; of `resume` a first event with the daemon's output so far is not counted */
   credit?: number | undefined;
   /** send the turn's position in the queue */
   queue_events?: boolean | undefined;
-  /** send the progress of the prompt */
+  /** send the progress of the prompt; ignored by `chat` */
   prompt_progress?: boolean | undefined;
   /** send an event when the turn gets its slot */
   start_event?: boolean | undefined;
@@ -924,11 +924,11 @@ export interface AnswersParams {
   raw?: boolean | undefined;
   /** parameters for these turns */
   options?: ModelParameters | undefined;
-  /** for these turns; empty: the context's */
+  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
   priority?: Priority | "" | undefined;
-  /** each must begin within this; 0: no bound */
+  /** each turn that the call begins must begin within this; 0: no bound */
   queue_timeout_s?: number | undefined;
-  /** each must end within this; 0: no bound */
+  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
   timeout_s?: number | undefined;
   /** the caller's span; see traces */
   traceparent?: string | undefined;
@@ -969,7 +969,7 @@ export function readCancelResult(fields: Fields): CancelResult {
 }
 
 export interface ParkParams {
-  /** a context of this user, or for an operator of any user */
+  /** the handle */
   context: Context;
 }
 
@@ -1314,7 +1314,7 @@ export function readParametersResult(fields: Fields): ParametersResult {
 export interface UnloadModelParams {
   /** the model's name */
   name: string;
-  /** also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator` */
+  /** also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator`; no effect on `show` */
   force?: boolean | undefined;
 }
 
@@ -1382,7 +1382,7 @@ export function readAddModelResult(fields: Fields): AddModelResult {
 }
 
 export interface AddModelEvent {
-  /** the copied fraction, from 0 to 1 */
+  /** progress of the load, or the copied fraction of the file, 0 … 1 */
   progress: number;
 }
 
@@ -1553,7 +1553,7 @@ export function readModelsResult(fields: Fields): ModelsResult {
 export interface ShowParams {
   /** the model's name */
   name: string;
-  /** no effect here */
+  /** also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator`; no effect on `show` */
   force?: boolean | undefined;
 }
 
@@ -1630,7 +1630,7 @@ export function readLogLevelResult(fields: Fields): LogLevelResult {
 }
 
 export interface TokenizeParams {
-  /** the handle */
+  /** the graph's handle */
   graph: Graph;
   /** the text */
   text: string;
@@ -1650,7 +1650,7 @@ export function readTokenizeResult(fields: Fields): TokenizeResult {
 }
 
 export interface DetokenizeParams {
-  /** the handle */
+  /** the graph's handle */
   graph: Graph;
   /** the ids, at most `DETOKENIZE_TOKENS_MAX`: the text of a list is that of its parts, joined */
   tokens: number[];
@@ -1666,7 +1666,7 @@ export function readDetokenizeResult(fields: Fields): DetokenizeResult {
 }
 
 export interface ApplyTemplateParams {
-  /** the handle */
+  /** the graph's handle */
   graph: Graph;
   /** as in `stream` */
   messages: Message[];
