@@ -11,12 +11,11 @@ from .admission.bounds import AdmissionBounds, Quota, check_connections, check_p
 from .admission.ledger import Ledger
 from .conversation.session import Session
 from .conversation.state import SessionSettings
-from .conversation.titles import check_search, checked_title, matches
 from .elsewhere.copies import CopiedSession
 from .elsewhere.documents import ExportedSession, Upload, Uploads, decode_change, encode_change
 from .elsewhere.moving import DepartedSession, Hold
 from .entries import CopyChange, Dates, StoredSession, Transfer
-from .identity import check_id, name_of_id
+from .identity import check_id, check_search, checked_title, matches, name_of_id
 from .journal.journal import ChangeSender, Journal, Recording
 from .lifetimes.dormant import DAY_S, DormantLimits
 from .lifetimes.places import PlaceBounds, PlaceWait

@@ -50,7 +50,7 @@ from ..entries import (
 from ..history.history import History
 from ..history.overflow import ContextLimit
 from ..history.state import HistoryState, HistoryVocabulary
-from ..identity import name_of_id
+from ..identity import checked_title, first_words, name_of_id, opening_of
 from ..journal.journal import Recording
 from ..memory import SESSION_BYTES, TOKEN_BYTES, memory_bytes
 from ..table import ACTIVE, SessionCall, SessionState, step
@@ -61,8 +61,11 @@ from ..turn.options import (
     NO_TEMPLATE,
     Parameters,
     TurnOptions,
+    check_prompt_logprobs,
+    chosen_keys,
+    resumed,
+    scales_by_name,
 )
-from ..turn.start import check_prompt_logprobs, chosen_keys, resumed, scales_by_name
 from ..turn.turn import ProgressSink, TokensSink, Turn
 from ..worker_client import ModelSource, WorkerClient, retry_query
 from .outputs import DETACHED, describe_turn, embedding_json, new_splitter, resume_splitter
@@ -76,7 +79,6 @@ from .state import (
     SessionSettings,
 )
 from .tensors import SessionTensors
-from .titles import checked_title, first_words, opening_of
 
 T = TypeVar("T")
 NOTE_BYTES_MAX = 256 << 10

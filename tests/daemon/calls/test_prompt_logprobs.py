@@ -19,8 +19,7 @@ from inferd.backends.params import read_options
 from inferd.ipc import messages as w
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
-from inferd.sessions.turn.options import Parameters
-from inferd.sessions.turn.start import PROMPT_LOGPROBS_MAX
+from inferd.sessions.turn.options import PROMPT_LOGPROBS_MAX, Parameters
 from inferd.sessions.turn.turn import Turn
 from inferd.testing import running_daemon
 from tests.raw import RawClient

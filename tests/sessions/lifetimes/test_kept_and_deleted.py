@@ -9,7 +9,7 @@ import pytest
 from inferd.backends.errors import Busy, InvalidArgument, QuotaExceeded, SessionBusy
 from inferd.scheduler import Owner
 from inferd.sessions import DormantLimits, Session
-from inferd.sessions.conversation.titles import checked_title, first_words, matches, opening_of
+from inferd.sessions.identity import checked_title, first_words, matches, opening_of
 from inferd.sessions.lifetimes.deletion import DeletionNotes
 from tests.sessions.doubles import Harness
 

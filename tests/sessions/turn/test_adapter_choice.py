@@ -12,7 +12,7 @@ from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.scheduler.messages import AdapterReport
 from inferd.scheduler.owner import Owner
 from inferd.sessions import TurnOptions
-from inferd.sessions.turn.start import chosen_keys, scales_by_name
+from inferd.sessions.turn.options import chosen_keys, scales_by_name
 from tests.sessions.doubles import Harness
 
 
