@@ -51,7 +51,6 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> SessionKey:
-        """The session."""
         return SessionKey(FleetUser(self.user, self.label), self.session_id)
 
 
@@ -85,11 +84,9 @@ class Promotions:
             ) from None
 
     def find(self, key: SessionKey) -> Promotion | None:
-        """Return the record of a session."""
         return self._records.get(key)
 
     def all(self) -> list[Promotion]:
-        """Return all records."""
         return list(self._records.values())
 
     def _note(self, record: Promotion) -> None:

@@ -239,7 +239,6 @@ class SessionCopier:
         """Set once all changes are done."""
 
     def add(self, pending: PendingChange) -> None:
-        """Add the next change."""
         self._queue.append(pending)
 
     async def run(self) -> None:

@@ -45,17 +45,14 @@ class CopyTable:
         return iter(list(self._places.items()))
 
     def find(self, key: SessionKey) -> CopyPlace | None:
-        """Return the place of a session's copy, if it has one."""
         return self._places.get(key)
 
     def put(self, key: SessionKey, place: CopyPlace) -> None:
-        """Note the place of a copy."""
         self.drop(key)
         self._places[key] = place
         self.counts[place.follower] += 1
 
     def drop(self, key: SessionKey) -> None:
-        """Forget the place of a copy."""
         place = self._places.pop(key, None)
         if place is not None:
             self.counts[place.follower] -= 1

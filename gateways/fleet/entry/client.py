@@ -91,7 +91,6 @@ class Withdrawal:
         self._ended = anyio.Event()
 
     def hold(self, message: OpenFrame) -> None:
-        """Hold back an event or the answer."""
         self.held.append(message)
         if message.kind != Kind.EVENT:
             self._ended.set()
@@ -255,7 +254,6 @@ class ClientConnection(SocketConnection):
 
     @property
     def has_requests(self) -> bool:
-        """Whether requests are in flight."""
         return self.client is not None and bool(self.client.requests)
 
     def outbox_emptied(self) -> None:
@@ -399,7 +397,6 @@ class FleetClient(NodeConnections):
                 request.is_cancelled = True
 
     def note_withdrawn(self, request: ClientRequest) -> None:
-        """Note that a request was withdrawn from its node."""
         if request.turns is not None:
             request.turns.end_turn(request, time.monotonic())
         request.upstream = request.turns = request.withdrawal = None
@@ -484,7 +481,6 @@ class FleetClient(NodeConnections):
             await done.wait()
 
     def pass_event(self, request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
-        """Pass an event to the client."""
         request.has_tokens = request.has_tokens or is_part_of_answer(message)
         if request.row.handles_in_events:
             event = self.mapped(upstream, message.items[2], request.row.handles_in_events)
@@ -497,7 +493,6 @@ class FleetClient(NodeConnections):
         return with_mapped_handles(raw, names, partial(self.contexts.client_handle, upstream))
 
     def reply(self, request: ClientRequest, result: Mapping[str, Any]) -> None:
-        """Send the result of a request."""
         self.requests.pop(request.number, None)
         if request.on_result is not None:
             request.on_result(dict(result))
@@ -505,7 +500,6 @@ class FleetClient(NodeConnections):
         self._note_answered()
 
     def fail(self, number: int, error: InferdError) -> None:
-        """Send the error of a request."""
         self.requests.pop(number, None)
         self.connection.send([int(Kind.ERROR), number, error.to_wire()])
         self._note_answered()
@@ -523,7 +517,6 @@ class FleetClient(NodeConnections):
             self.read_upstreams(reading=False)
 
     def read_upstreams(self, *, reading: bool) -> None:
-        """Read from the nodes, or pause reading from them."""
         for upstream in self.upstreams.values():
             upstream.set_reading(reading)
 

@@ -46,7 +46,6 @@ class Incarnations:
 
     @property
     def starts(self) -> int:
-        """The number of starts of the entry on this state directory."""
         return self._state.starts
 
     def open(self) -> None:
@@ -204,11 +203,9 @@ class ClientContexts:
         """The reverse of `_moved`."""
 
     def note_open(self, handle: int, context: OpenContext) -> None:
-        """Note an open context."""
         self._open[handle] = context
 
     def client_handle(self, upstream: Upstream, handle: int) -> int:
-        """Return the client's handle for the *handle* of a node."""
         number = self._incarnations.number_of(upstream.node, upstream.instance)
         found = client_handle(number, handle)
         return self._aliases.get(found, found)
@@ -316,7 +313,6 @@ class ClientContexts:
         return found, handle
 
     def suspend(self, handle: int, context: OpenContext) -> SuspendedContext:
-        """Make new requests on an open context wait until it is resumed."""
         suspended = self.suspended[handle] = SuspendedContext(handle, context)
         return suspended
 

@@ -21,7 +21,6 @@ from ....backends.errors import (
 )
 from ....ipc.messages import ContextUse, Kind, Route
 from ....wire.nesting import check_shape
-from ..calls.routes import row_of
 from ..frames import (
     UNREADABLE,
     Fields,
@@ -34,6 +33,7 @@ from ..frames import (
     raw_of,
     request_of,
 )
+from ..routing.calls import row_of
 from .client import ClientConnection, ClientRequest, FleetClient, without_shutdown
 from .draining import drain_node
 from .metrics import read_metrics

@@ -93,7 +93,6 @@ class FleetFamilies(Collector):
         self._samples = samples
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families."""
         for name, samples in self._samples.items():
             family = FAMILIES[name]
             doc = family.doc.replace("`", "")

@@ -76,7 +76,6 @@ async def _copy(client: FleetClient, name: str, to: str, sha256: str) -> w.CopyM
 
 
 async def _file_sizes(client: FleetClient, name: str) -> dict[str, int]:
-    """Return the sizes of the model's files by node."""
     results, _ = await client.gather("models", {}, client.fleet.nodes.reachable())
     return {
         node: model["size_bytes"]

@@ -46,7 +46,6 @@ class ContextElsewhere:
         self._client, self._context, self._node, self._handle = client, context, node, handle
 
     def close(self) -> None:
-        """Close the copy in the background."""
         self._client.group.start_soon(_close, self._client, self._node, self._handle)
 
     def replace(self, handle: int) -> None:

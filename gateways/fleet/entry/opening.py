@@ -39,7 +39,6 @@ from ....backends.errors import (
 )
 from ....ipc.messages import Kind
 from ....wire.frames import HEADER_BYTES, pack_frame
-from ..calls.merging import session_homes
 from ..frames import (
     Fields,
     OpenFrame,
@@ -52,6 +51,7 @@ from ..frames import (
 )
 from ..link import HANDSHAKE_S_MAX, RECEIVED, TOKEN_BYTES, ContentKind
 from ..nodes.upstream import Upstream, lost_error, result_of
+from ..routing.calls import session_homes
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.homes import RecentKey, SessionKey
 from ..routing.loads import CLASSES

@@ -33,7 +33,6 @@ class PassedDescriptors(UnclaimedDescriptors):
         self._uid, self._limit = uid, limit
 
     def close_claimed(self, descriptors: Sequence[int]) -> None:
-        """Close descriptors that were claimed."""
         self._user.close(tuple(descriptors))
 
     async def send_contents(self, descriptors: Sequence[int], upstream: Upstream) -> None:

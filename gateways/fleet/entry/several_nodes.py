@@ -12,8 +12,8 @@ from typing import Any
 
 from ....backends.errors import Busy, InferdError
 from ....ipc.messages import ContextUse, Merge
-from ..calls.merging import merge_results
 from ..frames import Fields, number_in, raw_of, text_in, values_of
+from ..routing.calls import merge_results
 from ..routing.choice import RETRY_HINT, RETRY_S
 from ..routing.homes import SessionKey
 from .client import ClientRequest, FleetClient
@@ -26,7 +26,6 @@ def _first(errors: dict[str, InferdError]) -> InferdError:
 
 
 def _is_loss(error: InferdError) -> bool:
-    """Return whether *error* means that a node was lost."""
     return bool(error.data.get("cause") == "node")
 
 

@@ -56,12 +56,10 @@ class ServedTotals:
         return len(self._all)
 
     def begin_node(self, node: str) -> None:
-        """Note that a connection to *node* begins."""
         self._nodes[node] = _Node()
         self._forget_unknown()
 
     def drop_node(self, node: str) -> None:
-        """Forget a node that is no longer one of the fleet."""
         self._nodes.pop(node, None)
         self._forget_unknown()
 

@@ -108,7 +108,6 @@ class Moves:
         return is_known and key not in self._under_way
 
     def is_moving(self, key: SessionKey) -> bool:
-        """Return whether a session moves."""
         return key in self._under_way
 
     @contextmanager
@@ -149,7 +148,6 @@ class Moves:
 
     @property
     def interrupted(self) -> int:
-        """The number of sessions whose node is not known."""
         return len(self._interrupted)
 
     # One move.

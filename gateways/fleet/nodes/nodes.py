@@ -127,7 +127,6 @@ class NodeLink:
                     await anyio.sleep(RECONNECT_S)
 
     def move(self, address: NodeAddress) -> None:
-        """Connect to another address from now on."""
         if address != self.address:
             self.address = address
             if self.load is not None:
@@ -192,7 +191,6 @@ class NodeLink:
             raise ProtocolError(f"a report cannot be read: {exc}") from None
 
     async def wait_report(self) -> None:
-        """Wait for the next report."""
         await self._reported.wait()
 
     def _accept_load(self, load: NodeLoad) -> None:
@@ -354,7 +352,6 @@ class Nodes:
             await link.settled.wait()
 
     def loads(self) -> dict[str, NodeLoad]:
-        """Return the loads of the nodes that can be reached."""
         return {
             name: _load_for_choice(link.load, link.swapped, is_drained=name in self.drained)
             for name, link in self.links.items()
@@ -362,7 +359,6 @@ class Nodes:
         }
 
     def unreachable(self) -> list[str]:
-        """Return the names of the nodes that cannot be reached."""
         return [name for name, link in self.links.items() if link.load is None]
 
     def reachable(self) -> list[str]:
@@ -384,7 +380,6 @@ class Nodes:
         return names
 
     def is_reachable(self, node: str) -> bool:
-        """Return whether a node is one of the fleet and can be reached."""
         link = self.links.get(node)
         return link is not None and link.load is not None
 
@@ -508,7 +503,6 @@ class Nodes:
         )
 
     def describe(self) -> Mapping[str, Any]:
-        """Return the state of each node, for `stats`."""
         return {
             name: _described(link, is_drained=name in self.drained)
             for name, link in self.links.items()

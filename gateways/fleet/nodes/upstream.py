@@ -114,7 +114,6 @@ class Upstream(asyncio.Protocol):
             self._owner.upstream_full(self, is_full=False)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the hello."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
         set_options(transport.get_extra_info("socket"))
@@ -124,7 +123,6 @@ class Upstream(asyncio.Protocol):
         self._transport.write(pack_frame([int(Kind.HELLO), self._hello]))
 
     def data_received(self, data: bytes) -> None:
-        """Handle messages."""
         if self.lost is not None:
             return
         try:
@@ -217,7 +215,6 @@ class Upstream(asyncio.Protocol):
         self._owner.upstream_full(self, is_full=True)
 
     def resume_writing(self) -> None:
-        """Read from the client again."""
         self._accepts.set()
         self._owner.upstream_full(self, is_full=False)
 

@@ -87,7 +87,6 @@ class Detached(NamedTuple):
             raise BackendError(f"{self.command[0]} cannot be started: {cause}")
 
     def end(self) -> None:
-        """End the process and wait for its end."""
         descriptor = self.find()
         if descriptor is None:
             return

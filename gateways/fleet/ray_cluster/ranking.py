@@ -79,7 +79,6 @@ class _Node:
     """When it was first without a replica, if it has none."""
 
     def take_stats(self, stats: Mapping[str, Any], now: float) -> None:
-        """Take the statistics of a replica, if they are new."""
         self.absent_since = None
         if stats.get(AT, 0.0) > self.at:
             self.at, load = stats[AT], stats.get(LOAD)

@@ -70,12 +70,10 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not typed here
             self._routing.note_routed(call, node_of(replica), time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Stop counting a call."""
         node = self._names.get(replica_id, "")
         self._routing.note_completed(internal_request_id, node, time.monotonic())
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take the replicas that there are now."""
         self._names = {replica.replica_id: node_of(replica) for replica in replicas}
         super().update_replicas(replicas)
 

@@ -207,7 +207,6 @@ class ContentReader:
             raise BackendError(f"the relay cannot keep a tensor: {exc.strerror}") from None
 
     def close(self) -> None:
-        """Drop the contents."""
         self._files.close_files((*self._ready, *(() if self._open is None else (self._open,))))
         self._ready, self._open, self._bytes = [], None, 0
 
@@ -243,7 +242,6 @@ class PipeEnd(asyncio.Protocol):
                 opposite.end()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on."""
         if self._other is not None and self._other.transport is not None:
             self._other.transport.write(data)
 
@@ -258,7 +256,6 @@ class PipeEnd(asyncio.Protocol):
             self._other.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the other side."""
         self._is_lost = True
         if self._other is not None:
             self._other.end()
@@ -355,7 +352,6 @@ class DaemonEnd(PipeEnd):
         super().pause_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the entry's side, and close the descriptors that were not passed."""
         for passage in self._unsent:
             self._files.close_files(passage.descriptors)
         self._unsent.clear()
@@ -390,7 +386,6 @@ class EntryEnd(PipeEnd):
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Pass frames on, and contents as descriptors."""
         assert self._daemon is not None, "nothing is read before"
         try:
             for passage in self._contents.read(data):
@@ -405,6 +400,5 @@ class EntryEnd(PipeEnd):
             self.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the daemon's side, and drop the contents."""
         self._contents.close()
         super().connection_lost(exc)

@@ -31,7 +31,6 @@ class Subscriber(asyncio.Protocol):
         self._on_change(self, True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Receive no more reports."""
         self._on_change(self, False)
 
     def data_received(self, data: bytes) -> None:
@@ -45,7 +44,6 @@ class Subscriber(asyncio.Protocol):
             self._transport.write(frame)
 
     def end(self) -> None:
-        """Close the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -76,7 +74,6 @@ class LoadReporter:
             self._subscribers.discard(subscriber)
 
     def close(self) -> None:
-        """Close all report connections."""
         for subscriber in tuple(self._subscribers):
             subscriber.end()
 

@@ -44,23 +44,19 @@ class NodeTable(Generic[K]):
         return len(self._nodes)
 
     def find(self, key: K) -> str | None:
-        """Return the node of *key*, if it is known."""
         node = self._nodes.get(key)
         if node is not None:
             self._nodes.move_to_end(key)
         return node
 
     def put(self, key: K, node: str) -> None:
-        """Remember the node of *key*."""
         self._nodes[key] = node
         self._nodes.move_to_end(key)
         if len(self._nodes) > self._size_max:
             self._nodes.popitem(last=False)
 
     def drop(self, key: K) -> None:
-        """Forget *key*."""
         self._nodes.pop(key, None)
 
     def count_on(self, node: str) -> int:
-        """Return the number of keys whose node is *node*."""
         return sum(found == node for found in self._nodes.values())

@@ -62,7 +62,6 @@ class OwnTurns:
         self._opened.pop(key, None)
 
     def begin_turn(self, key: Hashable, kind: TurnKind, now: float) -> None:
-        """Note a turn that was sent to the node."""
         self._running[key] = now, kind
 
     def end_turn(self, key: Hashable, now: float) -> None:

@@ -112,7 +112,6 @@ class PromptTable:
         return len(self._nodes)
 
     def note_prompt(self, blocks: Sequence[Block], node: str) -> None:
-        """Note that *node* computes a prompt."""
         for _, digest in reversed(blocks):  # of one prompt, the last block is forgotten first
             others = (name for name in self._nodes.pop(digest, ()) if name != node)
             self._nodes[digest] = (node, *others)[:BLOCK_NODES_MAX]

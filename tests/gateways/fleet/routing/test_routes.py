@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferd.gateways.fleet.calls.routes import row_of
+from inferd.gateways.fleet.routing.calls import row_of
 from inferd.ipc.messages import CALLS, Route
 from inferd.ipc.messages.calls import HANDLES
 

@@ -1,4 +1,4 @@
-"""Results of a call that all nodes have answered, as one result.
+"""The calls of the protocol as an entry handles them: their rows, and results of all nodes as one.
 
 Entries of lists have the field `node`. A model that several nodes have is one entry, whose field
 `nodes` has the entries of the nodes.
@@ -6,13 +6,31 @@ Entries of lists have the field `node`. A model that several nodes have is one e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 
-from ....ipc.messages import CALLS, Call, Merge
-from ....ipc.messages.calls import SESSION
+from ....ipc.messages import CALLS, Call, Map, Merge
+from ....ipc.messages.calls import HANDLES, SESSION, derived_route
+
+
+def row_of(call: str, params: Collection[str]) -> Call | None:
+    """Return the row of a call; None for one that the entry can send nowhere.
+
+    A call that is not in the protocol's table, of a newer client, is routed by its fields. Handles
+    in its results are expected under the names of known ones.
+    """
+    known = CALLS.get(call)
+    if known is not None:
+        return known
+    route = derived_route(params, ())
+    if route is None:
+        return None
+    return Call(
+        Map, Map, right=None, route=route, handles_in_result=HANDLES, handles_in_events=HANDLES
+    )
+
 
 Result: TypeAlias = dict[str, Any]
 Results: TypeAlias = Mapping[str, Result]

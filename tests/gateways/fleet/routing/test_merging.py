@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inferd.gateways.fleet.calls.merging import merge_results, session_homes
+from inferd.gateways.fleet.routing.calls import merge_results, session_homes
 
 
 def mapped(node: str, handle: int) -> int:
