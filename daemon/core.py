@@ -31,7 +31,7 @@ from ..ipc.open_files import descriptors_max
 from ..ipc.server.connection import Request, ServerConnection
 from ..ipc.server.request_bytes import RequestBytes
 from ..ipc.server.server import Server
-from ..scheduler.kv.origin import scoped
+from ..scheduler.kv.store import scoped
 from ..scheduler.settings import EngineSettings
 from ..sessions import (
     DAY_S,

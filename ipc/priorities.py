@@ -1,4 +1,4 @@
-"""The names of the priority classes, the lowest first; `scheduler.priority` has their order."""
+"""The names of the priority classes, the lowest first; `scheduler.owner` has their order."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 It knows nothing of sessions, sockets and user names.
 """
 
-from .owner import Owner
-from .priority import PRIORITIES, PRIORITY_MAX, Priority
+from .owner import PRIORITIES, PRIORITY_MAX, Owner, Priority
 from .settings import EngineSettings
 
 __all__ = ("PRIORITIES", "PRIORITY_MAX", "EngineSettings", "Owner", "Priority")

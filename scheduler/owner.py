@@ -1,9 +1,15 @@
-"""The owners of sessions and tasks: users, and the labels by which a user's programs differ."""
+"""The owners of sessions and tasks, and the priority classes.
+
+Owners are users, and the labels by which a user's programs differ. The numbers of the classes are
+compared and sent to the workers; programs, users and files use the names. Clients have the names in
+`ipc.priorities`, and tests/ipc/test_priorities.py lists all further copies.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
+from enum import IntEnum
 from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", int, "Owner")
@@ -134,3 +140,29 @@ class OwnerClock:
         copied._owners.amounts = self._owners.amounts.copy()
         copied._last_users = self._last_users
         return copied
+
+
+class Priority(IntEnum):
+    """The class of a turn in the queue: a higher one runs first."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    URGENT = 3
+
+    @property
+    def label(self) -> str:
+        """The name that clients, the configuration and the metrics use."""
+        return self.name.lower()
+
+
+class Requester(NamedTuple):
+    """The owner and the class of a request."""
+
+    owner: Owner
+    priority: Priority = Priority.NORMAL
+
+
+PRIORITIES = {priority.label: priority for priority in Priority}
+"""The classes by name, the lowest first."""
+PRIORITY_MAX = max(Priority)

@@ -9,11 +9,11 @@ import msgspec
 
 from ..backends import Sampler
 from ..backends.media import items_of
-from .kv.origin import Origin, scoped
+from .answer_text import TextAssembler
+from .kv.store import Origin, scoped
 from .messages import Adjust, ResumePoint, TaskSpec, TokenLogprob, TurnStats, unpack_tokens
-from .output.stopping import Ending, StopReason, TurnConditions
-from .output.text import TextAssembler
-from .priority import PRIORITY_MAX
+from .owner import PRIORITY_MAX
+from .stopping import Ending, StopReason, TurnConditions
 
 RESUMED_AHEAD = 1 << 48
 """Subtracted from a resumed task's queue number, so that it precedes all that have not started."""

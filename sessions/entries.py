@@ -18,7 +18,7 @@ from ..backends import Rendering
 from ..backends.errors import InvalidArgument
 from ..scheduler import PRIORITIES, Owner, Priority
 from ..scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
-from ..scheduler.output.stopping import cuts_text
+from ..scheduler.stopping import cuts_text
 from .answers.calls import NO_TOOLS, ToolUse
 from .memory import TOKEN_BYTES, memory_bytes
 

@@ -21,7 +21,7 @@ from ..backends.errors import (
     SessionBusy,
     WorkerCrashed,
 )
-from ..scheduler.kv.origin import name_of_state
+from ..scheduler.kv.store import name_of_state
 from ..scheduler.messages import SharedKv, count_tokens
 from ..scheduler.owner import Owner
 from .admission.bounds import KeptBytes

@@ -9,14 +9,8 @@ from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
 from ..backends.tensors import NamedTensor
-from ..scheduler.messages import (
-    AdapterReport,
-    Command,
-    Report,
-    TaskSpec,
-)
-from ..scheduler.owner import Owner
-from ..scheduler.priority import Priority, Requester
+from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
+from ..scheduler.owner import Owner, Priority, Requester
 
 P = TypeVar("P")
 T = TypeVar("T")

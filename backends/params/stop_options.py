@@ -16,7 +16,7 @@ from ..texts.incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
 from .adjustment import Adjustment, Rule, fields_of
 
 COMPLETE_KINDS = ("json", "fence", "sentence")
-"""The values of `stop-complete`; `scheduler.output.stopping.text_conditions` implements each."""
+"""The values of `stop-complete`; `scheduler.stopping.text_conditions` implements each."""
 PATTERNS_MAX = 8
 TRIGGERS_MAX = 16
 TOKENS_MAX = 256

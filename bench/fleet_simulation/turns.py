@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from inferd.backends.params import SamplingParams
 from inferd.scheduler.messages import TaskSpec
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.scheduler.task import Task, TaskState
 
 _SAMPLING = SamplingParams()

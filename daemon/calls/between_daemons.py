@@ -17,7 +17,7 @@ from ...ipc import messages as w
 from ...ipc.names import check_label
 from ...ipc.server.connection import Request
 from ...scheduler.kv.file_format import FINGERPRINT, KvDamaged, StateWriter, export_head, read_part
-from ...scheduler.kv.origin import scoped
+from ...scheduler.kv.store import scoped
 from ...scheduler.messages import KvFileAdded
 from ...scheduler.owner import Owner
 from ...sessions import (

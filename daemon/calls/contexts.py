@@ -9,8 +9,8 @@ from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import parse_json_options, parse_turn_json
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
-from ...scheduler.output.stopping.ending import CONTEXT_FULL
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Priority
+from ...scheduler.stopping import CONTEXT_FULL
 from ...sessions import NamedState, PlaceWait, Session, TurnNotes, TurnOptions
 from ..core import Daemon
 from .arguments import (

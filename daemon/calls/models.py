@@ -27,7 +27,7 @@ from ...backends.params import (
 )
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Priority
 from ..core import Daemon
 from ..models import model_adapters
 from ..models.description import describe_model, show_model

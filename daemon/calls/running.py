@@ -15,7 +15,7 @@ import msgspec
 from ...backends.errors import Cancelled, EndOfSequence, InferdError, SessionBusy
 from ...ipc.messages import Call, ContextUse, ModelUse, Starts, StreamParams
 from ...ipc.server.connection import Request
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Priority
 from ...sessions import PlaceWait, Session
 from ...sessions.admission.bounds import Ticket
 from ..core import Daemon

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from ...backends.errors import Cancelled, InvalidArgument, NotFound
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
-from ...scheduler.kv.origin import scoped
+from ...scheduler.kv.store import scoped
 from ...scheduler.owner import Owner
 from ...sessions import NamedState, PlaceWait, Session, SessionState, checked_title
 from ..core import Daemon

@@ -22,9 +22,9 @@ from ...backends.params import read_options
 from ...ipc import messages as w
 from ...ipc.chat_messages import checked_messages
 from ...ipc.server.connection import Request
-from ...scheduler.embeddings.inputs import check_text
+from ...scheduler.embeddings import check_text
 from ...scheduler.messages import Embedded
-from ...scheduler.priority import Priority, Requester
+from ...scheduler.owner import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ...sessions.conversation.state import Conversation
 from ...sessions.memory import SESSION_BYTES, TOKEN_BYTES

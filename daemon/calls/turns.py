@@ -14,8 +14,8 @@ from ...backends.params import SEEDS
 from ...ipc import messages as w
 from ...ipc.chat_messages import checked_messages
 from ...ipc.server.connection import Request
+from ...scheduler.logprobs import describe_logprobs, describe_prompt
 from ...scheduler.messages import Position, PromptLogprobs, PromptProgress, Tokens
-from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
 from ...sessions import Session, TurnOptions
 from ...sessions.answers.calls import ToolCallPart, merge_parts
 from ...sessions.answers.splitter import AnswerParts, AnswerSplitter

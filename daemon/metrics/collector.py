@@ -15,7 +15,7 @@ import anyio.lowlevel
 from ... import __version__
 from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
-from ...scheduler.recording.engine_metrics import PAGE_COUNTERS, Histogram, StepKind, histograms_of
+from ...scheduler.record import PAGE_COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
 from ..models.model import ManagedModel, ModelState
 from ..models.registry import Lease

@@ -21,7 +21,7 @@ from ...backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
-from ...scheduler.recording.engine_metrics import Histogram
+from ...scheduler.record import Histogram
 from ...sessions import ModelSource, Turn
 from ..models.loader import LoadListener
 from ..models.model import ManagedModel

@@ -22,7 +22,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ...scheduler.recording.engine_metrics import Histogram
+from ...scheduler.record import Histogram
 from .collector import Labels, Samples, families, sliced
 from .families import FAMILIES, PREFIX
 

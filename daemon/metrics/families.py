@@ -8,7 +8,7 @@ OpenTelemetry, extended for machines without a GPU. No label holds a user, a ses
 from __future__ import annotations
 
 from ...ipc.http.metric_families import counter, gauge, histogram
-from ...scheduler.recording.engine_metrics import POWERS_OF_TWO, STEP_S
+from ...scheduler.record import POWERS_OF_TWO, STEP_S
 from ...sessions.admission.forecast import RATIOS
 
 PREFIX = "inferd_"

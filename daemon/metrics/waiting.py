@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ...scheduler.recording.engine_metrics import WaitReason
+from ...scheduler.record import WaitReason
 from ..models.model import ManagedModel
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ...backends.errors import BackendError
 from ...scheduler.kv.eviction_order import EvictionOrder
 from ...scheduler.kv.file_format import scan_folder
 from ...scheduler.kv.files import KV_FILES_MAX
-from ...scheduler.kv.origin import is_named_state
+from ...scheduler.kv.store import is_named_state
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from ...backends.errors import Busy, Cancelled, QuotaExceeded, SessionExpired
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Owner
 from ...scheduler import messages as m
-from ...scheduler.kv.origin import scoped
+from ...scheduler.kv.store import scoped
 from ...sessions import WorkerClient
 from ...sessions.admission.bounds import NO_QUOTA, Quota, check_descriptor_models
 from ...sessions.turn.turn import compare_nothing

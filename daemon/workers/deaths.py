@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ...scheduler.recording.recorder import Activity, ActivityKind
+from ...scheduler.record import Activity, ActivityKind
 
 FAULT_SIGNALS = (
     *(signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS),

@@ -16,7 +16,7 @@ import anyio
 
 from ...backends.errors import LoadFailed
 from ...scheduler.process.build import build_id
-from ...scheduler.recording.recorder import ActivityKind, Recorder
+from ...scheduler.record import ActivityKind, Recorder
 from .spawner import KILLED_S, SpawnedProcess, start_spawner
 
 BUILD_ID = build_id()

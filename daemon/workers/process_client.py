@@ -19,8 +19,7 @@ from ...backends.errors import InferdError, WorkerCrashed
 from ...backends.tensors import NamedTensor
 from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
-from ...scheduler.owner import Owner
-from ...scheduler.priority import Requester
+from ...scheduler.owner import Owner, Requester
 from ...sessions.worker_client import ChatTokens, TaskReader
 from .deaths import Death, DeathPhase, Verdict
 from .process import describe_exit

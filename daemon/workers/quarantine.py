@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ...backends.errors import InferdError, QuotaExceeded, WorkerCrashed
 from ...backends.params import GRAMMAR_FIELDS
 from ...scheduler.messages import TaskSpec
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Priority
 
 QUARANTINE_S = 3600.0
 INPUTS_MAX = 32

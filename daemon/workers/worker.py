@@ -24,8 +24,7 @@ from ...backends.memory.process_memory import resident_bytes
 from ...backends.tuning_choice import ModelTuning
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import messages as m
-from ...scheduler.recording.engine_metrics import MetricsPage
-from ...scheduler.recording.recorder import ActivityKind, Recorder, create_record
+from ...scheduler.record import ActivityKind, MetricsPage, Recorder, create_record
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from ...wire.reading import read_until_end
 from .cores import LOADING

@@ -20,15 +20,14 @@ from ...backends.media import ShortItems, check_tokens
 from ...backends.unexpected import error_of
 from ...wire.frames import CREDIT_MAX
 from .. import messages as m
-from ..embeddings.inputs import check_text
-from ..output.sampling import needs_preparation
-from ..priority import Requester
+from ..embeddings import check_text
+from ..owner import Requester
 from ..task import Task
+from .answers import needs_preparation
 from .metrics_publisher import MetricsPublisher
 from .steps import Steps
 from .task_table import TaskTable
-from .text_lanes import Parts
-from .tokenizing import TokenizeQueue
+from .tokenizing import Parts, TokenizeQueue
 
 ADAPTER_RETRY_S = 5.0
 

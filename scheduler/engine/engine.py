@@ -16,7 +16,7 @@ from .. import messages as m
 from ..kv.files import KvFiles
 from ..kv.manager import KvManager
 from ..policy.cost import StepCost
-from ..recording.recorder import ActivityKind
+from ..record import ActivityKind
 from ..settings import EngineSettings
 from .commands import CommandHandler
 from .idle_measuring import SLICE_S, IdleMeasuring, WorkWatch

@@ -12,7 +12,7 @@ from ...backends.library.engine_build import LLAMA_COMMIT
 from ...backends.probes import ProbeRunner, Sample, Setting
 from ...backends.tuning_choice import ModelTuning, TuningRecord
 from .. import messages as m
-from ..policy.measurement import Measurement, Outcome
+from ..policy.tuning import Measurement, Outcome
 
 SLICE_S = 0.05
 """The time after which a slice begins no further piece."""

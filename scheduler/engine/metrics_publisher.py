@@ -1,12 +1,11 @@
-"""Publication of an engine's metrics to the daemon; `recording.engine_metrics` declares them."""
+"""Publication of an engine's metrics to the daemon; `scheduler.record` declares them."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from ..recording.engine_metrics import ENGINE_COUNTS, MetricsPage, WaitReason
-from ..recording.recorder import Recorder
-from ..waiting.wait_reasons import wait_reason
+from ..record import ENGINE_COUNTS, MetricsPage, Recorder, WaitReason
+from ..waiting import wait_reason
 from .task_table import TaskTable
 
 

@@ -9,16 +9,21 @@ from typing import NamedTuple
 from ...backends import InferdError, LanguageModel
 from ...backends.errors import BackendError, KvFull
 from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
-from ..policy.batch_plan import ScheduledTokens, load_of, next_trial, plan_tokens, plan_trial
+from ..policy.batch_plan import (
+    ScheduledTokens,
+    load_of,
+    next_trial,
+    plan_tokens,
+    plan_trial,
+    step_s_max,
+)
 from ..policy.cost import StepCost
 from ..policy.embeddings_plan import embeds_next
 from ..policy.held_back import held_back
 from ..policy.order import Order
 from ..policy.slot_plan import awaits_reader
-from ..policy.step_budget import step_s_max
 from ..policy.tuning import StepMix
-from ..recording.engine_metrics import StepKind
-from ..recording.recorder import ActivityKind
+from ..record import ActivityKind, StepKind
 from ..task import Task
 from .answers import Answers
 from .metrics_publisher import MetricsPublisher

@@ -17,8 +17,7 @@ from .. import messages as m
 from ..task import Task
 from .file_format import KvFile, KvKey
 from .files import KV_FILES_MAX, FileFailed, FileFound, FileRead, FilesDeleted, FileWritten, KvFiles
-from .origin import Origin, is_named_state
-from .store import KvStore, SavedState, covered_tokens
+from .store import KvStore, Origin, SavedState, covered_tokens, is_named_state
 
 
 @dataclass(slots=True)

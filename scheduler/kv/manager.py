@@ -13,12 +13,10 @@ from ..task import Task
 from .disk import DiskTier
 from .file_format import KvFile
 from .files import QUEUE_BYTES_MAX, KvFiles
-from .idle_states import SAVE_TOKENS_MIN, IdleStates
-from .origin import Origin, scoped
 from .search import StateSearch
 from .slots import SlotTable
-from .store import KvStore, SavedState
-from .task_states import TaskStates
+from .store import KvStore, Origin, SavedState, scoped
+from .task_states import SAVE_TOKENS_MIN, IdleStates, TaskStates
 
 PREFETCH_BYTES_MAX, PREFETCH_SHARE = QUEUE_BYTES_MAX // 2, 4
 """Bounds on the named states that are read after a start: their bytes, half of the queue's bound so

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from ...backends import LanguageModel
 from ...backends.media import cut_point
 from ..prefix import common_prefix
-from .origin import Origin
 from .slots import Slot, SlotTable
-from .store import KvStore, SavedState, covered_tokens
+from .store import KvStore, Origin, SavedState, covered_tokens
 
 COPY_TOKENS_MIN = 16
 """A running task's state is copied if it covers this many tokens more than another source."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...backends import LanguageModel
 from ..task import Task
-from .origin import Origin
+from .store import Origin
 
 _NO_ORIGIN = Origin(scope=-2)
 

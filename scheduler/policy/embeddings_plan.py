@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from ...backends import EmbedInfo
 from ..task import Task
-from .batch_plan import FIRST_STEP_TOKENS, ScheduledTokens
+from .batch_plan import FIRST_STEP_TOKENS, ScheduledTokens, StepBudget
 from .cost import StepCost
 from .guarantees import Part
 from .order import Order
 from .slot_plan import SlotPlan
-from .step_budget import StepBudget
 
 LEAD_S_MIN = 0.02
 """Texts that have not begun give way to those of an owner who is behind by this much more."""

@@ -17,8 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..owner import Owner
-from ..priority import Priority
+from ..owner import Owner, Priority
 
 Part: TypeAlias = tuple[int | str, ...]
 """The tasks that share a guarantee: those of an account, `(account,)`; of one of its users,

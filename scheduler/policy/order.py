@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..owner import Owner, OwnerClock
-from ..priority import PRIORITY_MAX, Priority
+from ..owner import PRIORITY_MAX, Owner, OwnerClock, Priority
 from ..settings import EngineSettings
 from ..task import Task
 from .guarantees import NO_GUARANTEES, Guarantees

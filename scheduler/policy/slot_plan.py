@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..kv.slots import Slot
-from ..priority import PRIORITY_MAX
+from ..owner import PRIORITY_MAX
 from ..settings import EngineSettings
 from ..task import Task
 from .guarantees import Part

@@ -2,6 +2,8 @@
 
 Pure: times are passed in. A task is slow if sampling one of its tokens, with the work on its text,
 takes much more CPU time than is usual for the model. A large grammar or many stop texts cause this.
+`ThreadShare` bounds the work for one user outside of steps; work on texts (`engine.tokenizing`)
+uses another one.
 """
 
 from __future__ import annotations
@@ -11,7 +13,34 @@ from collections.abc import Collection
 from ...backends.errors import Timeout
 from ..task import Task
 from .order import Order
-from .thread_share import ThreadShare
+
+SHARE = 0.1
+"""Other users' tasks keep 1 - SHARE of their pace, less the CPU time that the sender's process and
+the daemon need for such work. A text of 16 kB takes 6 ms on a slow machine, so a user who only
+sends texts still gets 16 of them a second.
+"""
+BURST_S = 0.02
+"""Seconds of work that may be done at once, between two steps; further work is spread."""
+
+
+class ThreadShare:
+    """The moment at which each user has paid for the work that was done (generic cell rate
+    algorithm, ITU-T I.371). Users without a debt are not stored.
+    """
+
+    def __init__(self) -> None:
+        self._paid_at: dict[int, float] = {}
+
+    def may_work(self, user: int, now: float) -> bool:
+        """Return whether work may be done for *user*."""
+        return self._paid_at.get(user, now) <= now + BURST_S / SHARE
+
+    def charge_user(self, user: int, seconds: float, now: float, users: int = 1) -> None:
+        """Charge *user* for work; *users* with such work divide the share among them."""
+        paid_at = max(self._paid_at.get(user, now), now) + seconds * max(users, 1) / SHARE
+        self._paid_at = {u: at for u, at in self._paid_at.items() if at > now}
+        self._paid_at[user] = paid_at
+
 
 SLOW_AT, SLOW_S = 3.0, 0.001
 """A token is slow if it takes more than this many times the prediction, and more than this time.

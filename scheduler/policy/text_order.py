@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from ..owner import Owner, OwnerClock
-from ..priority import PRIORITY_MAX, Priority, Requester
+from ..owner import PRIORITY_MAX, Owner, OwnerClock, Priority, Requester
 
 T = TypeVar("T")
 

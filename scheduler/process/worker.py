@@ -1,7 +1,8 @@
 """A worker process: one model, and one engine, whose thread owns both.
 
 `python -m inferd.scheduler.process.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it. Other
-threads work on long texts, wait for chat templates, and read and write KV files.
+threads work on long texts, wait for chat templates, read and write KV files, and end a slice of the
+idle measurement as soon as the engine gets work. Commands and reports go through a socket pair.
 
 It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
 process that the kernel kills if memory runs out.
@@ -13,11 +14,14 @@ import contextlib
 import ctypes
 import gc
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -36,14 +40,159 @@ from ...backends import (
 from ...backends.errors import load_cancelled
 from ...backends.library.library_log import library_log
 from ...backends.memory.heap import return_large_blocks
+from ...wire.descriptors import read_with_descriptors
+from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from .. import messages as m
 from ..engine.engine import Engine
+from ..engine.reporter import set_library_level, write_library_line
 from ..kv.files import KvFiles
-from ..recording.reporter import set_library_level, write_library_line
 from ..settings import EngineSettings
 from .build import EXIT_OTHER_BUILD, build_id
-from .link import LinkClosed, SocketLink
-from .work_watch import WorkWatch
+
+_FDS_MAX = 4
+READS_MAX = 512
+"""Reads at a time, 8 MiB; a daemon that sends more than that waits until the engine has handled it.
+"""
+
+
+class LinkClosed(Exception):
+    """The daemon has closed its end, or has exited."""
+
+
+class SocketLink:
+    """Receives lists of commands, sends lists of reports. A slow daemon does not block it: data
+    that the socket does not accept waits in `_unsent`, bounded by the credit of the tasks.
+    """
+
+    def __init__(self, sock: socket.socket):
+        sock.setblocking(False)
+        self._sock = sock
+        self._poll = select.poll()  # `select` rejects descriptors from 1024 on
+        self._poll.register(sock, select.POLLIN)
+        self.filenos = [sock.fileno()]
+        """The descriptors at which `receive_commands` returns."""
+        self._decoder = msgspec.msgpack.Decoder(list[m.Command])
+        self._frames = FrameReader(ANY_LENGTH)
+        self._unsent = bytearray()
+        self.descriptors: list[int] = []
+
+    def receive_commands(self, timeout_s: float | None) -> list[m.Command]:
+        """Return the commands that have arrived; wait up to *timeout_s* for some, or without limit
+        if it is None.
+
+        :raises LinkClosed: the other end is closed.
+        """
+        if timeout_s != 0:
+            self._wait(timeout_s)
+        commands: list[m.Command] = []
+        for _ in range(READS_MAX):
+            if not self._read(commands):
+                break
+        self.flush()
+        return commands
+
+    def send_reports(self, reports: Sequence[m.Report]) -> None:
+        """Send one frame, or keep the rest that the socket does not accept for the next call."""
+        if reports:
+            self._unsent += pack_frame(reports)
+            self.flush()
+
+    def flush(self) -> None:
+        """Send as much as the socket accepts now."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError as exc:
+            raise LinkClosed from exc
+
+    def drain(self, timeout_s: float) -> None:
+        """Send everything; wait up to *timeout_s* for the daemon to read it."""
+        writable = select.poll()
+        writable.register(self._sock, select.POLLOUT)
+        while self._unsent and writable.poll(1000 * timeout_s):
+            self.flush()
+
+    def wake_on(self, fileno: int) -> None:
+        """Have `receive_commands` also return when the descriptor *fileno* is readable."""
+        self._poll.register(fileno, select.POLLIN)
+        self.filenos.append(fileno)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        timeout_ms = None if timeout_s is None else 1000 * timeout_s
+        while True:
+            wanted = select.POLLIN | select.POLLOUT if self._unsent else select.POLLIN
+            self._poll.modify(self._sock, wanted)
+            events = [event for _, event in self._poll.poll(timeout_ms)]
+            if timeout_s is not None or any(event != select.POLLOUT for event in events):
+                return
+            self.flush()
+
+    def _read(self, commands: list[m.Command]) -> bool:
+        """Read once and add the complete *commands*; return whether there may be more."""
+        try:
+            data, descriptors, _ = read_with_descriptors(self._sock, READ_BYTES, _FDS_MAX)
+        except BlockingIOError:
+            return False
+        except OSError as exc:
+            raise LinkClosed from exc
+        self.descriptors.extend(descriptors)
+        if not data:
+            raise LinkClosed
+        for frame in self._frames.read_frames(data):
+            commands.extend(self._decoder.decode(frame))
+        return len(data) == READ_BYTES
+
+
+_BEGIN, _END, _CLOSE = b"b", b"e", b"c"
+
+
+class WorkWatch:
+    """Watches descriptors that are readable once the engine has work. The engine's thread owns it,
+    and does not read them meanwhile. The thread runs from the first slice until `close`.
+    """
+
+    def __init__(self, filenos: list[int]):
+        self._filenos = filenos
+        self._orders, self._order = os.pipe()
+        self._thread: threading.Thread | None = None
+        self._on_work: Callable[[], None] = lambda: None
+        self._has_work = False
+
+    @contextmanager
+    def __call__(self, on_work: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+        """Call *on_work* once when a descriptor becomes readable; see `WorkWatch` in the engine."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="work-watch", daemon=True)
+            self._thread.start()
+        self._on_work, self._has_work = on_work, False
+        os.write(self._order, _BEGIN)
+        try:
+            yield lambda: self._has_work
+        finally:
+            os.write(self._order, _END)
+
+    def close(self) -> None:
+        """End the thread; a second call does nothing."""
+        if self._order < 0:
+            return
+        os.write(self._order, _CLOSE)
+        if self._thread is not None:
+            self._thread.join()
+        os.close(self._orders)
+        os.close(self._order)
+        self._order = -1
+
+    def _run(self) -> None:
+        watched = select.poll()  # `select` rejects descriptors from 1024 on
+        for fileno in (*self._filenos, self._orders):
+            watched.register(fileno, select.POLLIN)
+        while (order := os.read(self._orders, 1)) != _CLOSE:
+            if order == _BEGIN and all(fd != self._orders for fd, _ in watched.poll()):
+                self._has_work = True
+                self._on_work()
+
 
 OOM_SCORE_ADJ = 500
 LARGE_BLOCK_BYTES = 2 << 20

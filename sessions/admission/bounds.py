@@ -16,8 +16,7 @@ import msgspec
 
 from ...backends.errors import PermissionDenied, QuotaExceeded, Timeout
 from ...scheduler import PRIORITY_MAX
-from ...scheduler.owner import Owner
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Owner, Priority
 from ..table import SessionState
 
 

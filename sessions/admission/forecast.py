@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 
 from ...scheduler.messages import TurnStats
-from ...scheduler.owner import Owner, OwnerClock
-from ...scheduler.priority import PRIORITY_MAX, Priority
-from ...scheduler.recording.engine_metrics import Histogram
+from ...scheduler.owner import PRIORITY_MAX, Owner, OwnerClock, Priority
+from ...scheduler.record import Histogram
 from ...scheduler.settings import EngineSettings
-from ...scheduler.waiting.wait_estimate import (
+from ...scheduler.waiting import (
     QueuedTask,
     RemainingWork,
     RunningRatio,

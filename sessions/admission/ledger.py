@@ -8,10 +8,9 @@ from itertools import count
 
 from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler.messages import TurnStats
-from ...scheduler.owner import Owner
-from ...scheduler.priority import Priority, Requester
+from ...scheduler.owner import Owner, Priority, Requester
 from ...scheduler.settings import EngineSettings
-from ...scheduler.waiting.wait_estimate import RunningRatio
+from ...scheduler.waiting import RunningRatio
 from ..table import ACTIVE, SessionState
 from ..turn.turn import TurnListener
 from .bounds import (

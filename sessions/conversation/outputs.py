@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from ...backends.errors import ErrorFields
 from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...scheduler.logprobs import describe_logprobs, describe_prompt
 from ...scheduler.messages import Embedded, TurnStats
-from ...scheduler.output.logprobs import describe_logprobs, describe_prompt
 from ...wire.metadata import Metadata
 from ..answers.parser import ToolCallParser
 from ..answers.splitter import AnswerParts, AnswerSplitter, ReasoningSplitter, resume_splitting

@@ -29,8 +29,7 @@ from ...backends.params import BY_SPELLING, Options, nearest, read_options
 from ...backends.tool_formats import MARK_TOKENS
 from ...scheduler import messages as m
 from ...scheduler.messages import SharedKv
-from ...scheduler.owner import Owner
-from ...scheduler.priority import PRIORITIES, Requester
+from ...scheduler.owner import PRIORITIES, Owner, Requester
 from ...wire.metadata import Metadata
 from ..admission.bounds import Ticket
 from ..admission.ledger import Ledger

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...backends.errors import ErrorFields, PromptTooLong
 from ...scheduler.messages import SharedKv
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Priority
 from ..entries import TurnBegin, TurnEnd
 from ..history.history import History
 from ..history.state import HistoryState, HistoryVocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...backends import ModelInfo
 from ...backends.errors import InvalidArgument, WorkerCrashed
 from ...scheduler.messages import unpack_tokens
-from ...scheduler.priority import Requester
+from ...scheduler.owner import Requester
 from ..entries import Replay, StoredSession, TurnPiece, decode_history, encode, resumable_of
 from ..worker_client import ModelSource, TextClient, retry_query
 from .history import History, TurnOutput, packed_history

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
-from ...scheduler.owner import Owner
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Owner, Priority
 from ..admission.bounds import OwnerCounts, exceeds_share
 
 S = TypeVar("S")

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import anyio
 
 from ...backends.errors import Busy, InferdError, QuotaExceeded, Timeout
-from ...scheduler.owner import Owner
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Owner, Priority
 from ..admission.bounds import WaitLimit, check_priority
 from ..admission.ledger import Ledger
 from ..conversation.session import Session

@@ -34,7 +34,7 @@ from ...backends.tool_formats import ToolFormat
 from ...scheduler import PRIORITIES
 from ...scheduler import messages as m
 from ...scheduler.messages import AdapterReport, TaskSpec
-from ...scheduler.priority import Priority
+from ...scheduler.owner import Priority
 from ..answers.calls import ANSWER_CALLS_MAX, NO_TOOLS, ToolUse
 from ..answers.constraint import AUTO, NO_CALLS, constraint_of
 from ..entries import Replay

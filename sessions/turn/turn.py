@@ -23,8 +23,7 @@ from ...backends.errors import (
 from ...backends.params import GRAMMAR_FIELDS
 from ...scheduler import messages as m
 from ...scheduler.messages import SentenceCompared, SentenceEnded, TaskSpec
-from ...scheduler.output.stopping import cuts_text
-from ...scheduler.output.stopping.ending import CONTEXT_FULL
+from ...scheduler.stopping import CONTEXT_FULL, cuts_text
 from ...wire.frames import CREDIT_MAX
 from ..entries import Replay
 from ..memory import TOKEN_BYTES

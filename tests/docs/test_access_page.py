@@ -15,7 +15,7 @@ from inferd.daemon.config.sources import load_config
 from inferd.ipc.http.listen_address import LOOPBACK
 from inferd.ipc.messages import CALLS as ROWS
 from inferd.ipc.messages import Right
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Priority
 from tests.daemon.systemd_tools import SYSTEMD, directives
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

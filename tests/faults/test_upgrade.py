@@ -17,8 +17,8 @@ from tests.echo import echo_model
 
 CONFIG = echo_model("before") + echo_model("after")
 MODULES = (
-    "scheduler/messages/commands.py",
-    "scheduler/recording/recorder.py",
+    "scheduler/messages.py",
+    "scheduler/record.py",
     "backends/model_spec.py",
     "wire/frames.py",
 )

@@ -13,8 +13,7 @@ from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.tensors import NamedTensor
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.chat_text import appended_text
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Requester
+from inferd.scheduler.owner import Owner, Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn.turn import Comparer, Turn, compare_nothing
 from inferd.sessions.worker_client import (

@@ -183,7 +183,7 @@ def test_the_tests_above_cover_every_error_with_a_size() -> None:
     assert {path: number for path, number in found.items() if number} == {
         "daemon/residency/fit.py": 2,
         "gateways/http/turns/precheck.py": 1,
-        "scheduler/embeddings/inputs.py": 1,
+        "scheduler/embeddings.py": 1,
         "scheduler/engine/commands.py": 1,
         "scheduler/engine/tokenizing.py": 1,
         "sessions/conversation/state.py": 1,

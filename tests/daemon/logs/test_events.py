@@ -30,7 +30,7 @@ from inferd.daemon.core import Daemon
 from inferd.daemon.logs.setup import LibraryHandler, Logs
 from inferd.daemon.workers.worker_log import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
-from inferd.scheduler.recording.reporter import TEXT_CHARACTERS_MAX
+from inferd.scheduler.engine.reporter import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.daemon.log_events import JSON, Event, events, named

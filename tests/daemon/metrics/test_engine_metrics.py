@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from inferd.scheduler.kv.files import KvFiles
-from inferd.scheduler.priority import Priority
-from inferd.scheduler.recording.engine_metrics import (
-    PAGE_COUNTERS,
-    WRITTEN_S,
-    MetricsPage,
-    histograms_of,
-)
+from inferd.scheduler.owner import Priority
+from inferd.scheduler.record import PAGE_COUNTERS, WRITTEN_S, MetricsPage, histograms_of
 from inferd.scheduler.settings import EngineSettings
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import settle

@@ -6,17 +6,19 @@ import os
 
 import pytest
 
-from inferd.scheduler.recording.engine_metrics import (
+from inferd.scheduler.record import (
     PAGE_COUNTERS,
     PAGE_GAUGES,
     POWERS_OF_TWO,
     WRITTEN_S,
+    ActivityKind,
     Histogram,
     MetricsPage,
+    Recorder,
     StepKind,
+    create_record,
     histograms_of,
 )
-from inferd.scheduler.recording.recorder import ActivityKind, Recorder, create_record
 
 VALUES = {name: float(n) for n, name in enumerate((*PAGE_COUNTERS, *PAGE_GAUGES), start=1)}
 

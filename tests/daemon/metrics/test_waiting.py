@@ -11,7 +11,7 @@ import pytest
 
 from inferd.backends.errors import Cancelled
 from inferd.daemon.metrics.waiting import WAIT_REASONS, split_by_reason
-from inferd.scheduler.recording.engine_metrics import WaitReason
+from inferd.scheduler.record import WaitReason
 from inferd.testing import running_daemon
 from tests.daemon.metrics.scraping import ScrapedMetrics, scrape_metrics, until
 from tests.echo import echo_model

@@ -17,7 +17,7 @@ from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
 from inferd.scheduler.kv.eviction_order import EvictionOrder
 from inferd.scheduler.kv.file_format import KvFile, KvKey
 from inferd.scheduler.kv.files import FileWritten, KvFiles
-from inferd.scheduler.kv.origin import SCOPE_ALL, name_of_state
+from inferd.scheduler.kv.store import SCOPE_ALL, name_of_state
 from inferd.scheduler.messages import pack_tokens
 
 LARGE = 1 << 30

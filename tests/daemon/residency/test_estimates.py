@@ -22,7 +22,7 @@ from inferd.daemon.models.model_files import signature_of
 from inferd.daemon.models.registry import Registry
 from inferd.scheduler import messages as m
 from inferd.scheduler.process import worker
-from inferd.scheduler.process.link import SocketLink
+from inferd.scheduler.process.worker import SocketLink
 from inferd.testing import running_daemon
 from inferd.wire.frames import pack_frame
 from tests.raw import RawClient

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.daemon.residency.residency import AGEING_S_MIN, JUST_USED_S, Residency, ResidencyRequest
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Priority
 from tests.repetitions import repetitions
 
 TICK_S = 0.25

@@ -22,7 +22,7 @@ from inferd.daemon.service.notifier import (
 )
 from inferd.daemon.workers.process import HangDetector
 from inferd.daemon.workers.spawner import KILLED_S
-from inferd.scheduler.recording.recorder import ActivityKind, Recorder
+from inferd.scheduler.record import ActivityKind, Recorder
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, Message, manager_of, serving
 from tests.echo import echo_model

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from inferd.daemon.workers.deaths import VERDICTS, Cause, Death, DeathPhase, Verdict, cause_of
-from inferd.scheduler.recording.recorder import Activity, ActivityKind
+from inferd.scheduler.record import Activity, ActivityKind
 
 IDLE = Activity(ActivityKind.IDLE, (), 0.0)
 PHASES = {

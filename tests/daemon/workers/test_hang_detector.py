@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from inferd.daemon.workers.process import CHECKS, HangDetector, cpu_seconds, stands_still, usage_of
-from inferd.scheduler.recording.recorder import ActivityKind, Recorder
+from inferd.scheduler.record import ActivityKind, Recorder
 
 HANG_S = 0.04
 

@@ -15,8 +15,7 @@ from inferd.daemon.workers.quarantine import (
     Quarantine,
 )
 from inferd.scheduler import messages as m
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 
 GRAMMAR = SamplingParams(grammar='root ::= "x"')
 

@@ -36,9 +36,8 @@ from inferd.daemon.workers.recovery import (
 from inferd.daemon.workers.worker import Worker
 from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.scheduler import messages as m
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Requester
-from inferd.scheduler.recording.recorder import Activity, ActivityKind
+from inferd.scheduler.owner import Owner, Requester
+from inferd.scheduler.record import Activity, ActivityKind
 from inferd.sessions.turn.turn import Turn
 from inferd.sessions.worker_client import TaskReader
 from tests.sessions.doubles import InProcessClient

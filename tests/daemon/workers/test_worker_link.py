@@ -17,9 +17,8 @@ from inferd.daemon.workers.process_client import NO_USER
 from inferd.daemon.workers.worker import WorkerLink
 from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.scheduler import messages as m
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Requester
-from inferd.scheduler.process.link import SocketLink
+from inferd.scheduler.owner import Owner, Requester
+from inferd.scheduler.process.worker import SocketLink
 from tests.daemon.workers.test_recovery import client_of
 
 pytestmark = pytest.mark.asyncio

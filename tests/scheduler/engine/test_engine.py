@@ -11,8 +11,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority, Requester
+from inferd.scheduler.owner import Owner, Priority, Requester
 from tests.scheduler.doubles import Bench
 
 

@@ -16,7 +16,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.idle_measuring import SLICE_S, IdleMeasuring
 from inferd.scheduler.policy.tuning import SECONDS_MAX
-from inferd.scheduler.recording.engine_metrics import PAGE_COUNTERS
+from inferd.scheduler.record import PAGE_COUNTERS
 from tests.scheduler.doubles import Bench
 
 OFF, ON = Setting(False), Setting(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferd.backends import EmbedSpec
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Priority
 from tests.scheduler.doubles import Bench
 
 LONG, SHORT = "a long text " * 8, "short"

@@ -10,8 +10,7 @@ from inferd.backends.echo.model import DISTANCE, LOGITS_MAX
 from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from tests.scheduler.doubles import Bench
 
 TEXT = "the sea is blue, and so is the sky above it: " * 4

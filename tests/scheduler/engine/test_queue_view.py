@@ -6,8 +6,8 @@ import pytest
 
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.priority import Priority
-from inferd.scheduler.waiting.queue_view import POSITION_PAUSE_S, POSITIONS_AT_ONCE
+from inferd.scheduler.owner import Priority
+from inferd.scheduler.waiting import POSITION_PAUSE_S, POSITIONS_AT_ONCE
 from tests.scheduler.doubles import Bench
 from tests.scheduler.engine.test_reserved_quanta import LOWER, Endless
 

@@ -31,7 +31,7 @@ from inferd.backends.embedder import Pool
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Priority
 from inferd.sessions.turn.turn import Turn
 from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench, iterate_engine

@@ -18,10 +18,9 @@ from inferd.scheduler.engine.chat_text import appended_text
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.task_table import EngineClock
 from inferd.scheduler.engine.tokenizing import LONG_BYTES, PIECES, RENDER_CHARGED_S, TokenizeQueue
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.policy.thread_share import BURST_S, SHARE
-from inferd.scheduler.priority import Requester
-from inferd.scheduler.recording.recorder import Recorder
+from inferd.scheduler.owner import Owner, Requester
+from inferd.scheduler.policy.slow_sampling import BURST_S, SHARE
+from inferd.scheduler.record import Recorder
 from tests.scheduler.doubles import Bench
 
 

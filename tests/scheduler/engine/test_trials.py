@@ -8,7 +8,7 @@ from itertools import pairwise
 from inferd.backends import Chunk, EmbedSpec, Sampler, SamplingParams
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.recording.recorder import Activity, ActivityKind
+from inferd.scheduler.record import Activity, ActivityKind
 from tests.scheduler.doubles import Bench
 
 LONG = "a long prompt, in more than one step. " * 5

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.scheduler.task import Task, TaskState
 from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench

@@ -15,7 +15,7 @@ from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import IDLE_SAVE_S
 from inferd.scheduler.kv.files import KvFiles
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Priority
 from tests.scheduler.doubles import Bench
 
 PREFIX = "the beginning that all of these prompts have in common, and it is long: "

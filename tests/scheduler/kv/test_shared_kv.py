@@ -16,7 +16,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.kv.file_format import KvFile
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.kv.manager import PREFETCH_SHARE
-from inferd.scheduler.kv.origin import name_of_state
+from inferd.scheduler.kv.store import name_of_state
 from tests.scheduler.doubles import Bench
 
 TEXT = "the beginning with which the sessions of several users begin, and it is long: "

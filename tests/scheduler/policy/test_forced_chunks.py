@@ -11,12 +11,10 @@ import pytest
 
 from inferd.backends import SamplingParams
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.owner import Owner, OwnerClock
-from inferd.scheduler.policy.batch_plan import plan_tokens
+from inferd.scheduler.owner import Owner, OwnerClock, Priority
+from inferd.scheduler.policy.batch_plan import plan_forced, plan_tokens
 from inferd.scheduler.policy.cost import StepCost, StepLoad
-from inferd.scheduler.policy.forced_chunks import plan_forced
 from inferd.scheduler.policy.order import Order
-from inferd.scheduler.priority import Priority
 from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task
 

@@ -7,8 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from inferd.backends.probes import PROBES, Probe, Sample, Setting
-from inferd.scheduler.policy.measurement import SAMPLES_MAX, Measurement, Outcome, reason_text
-from inferd.scheduler.policy.tuning import SECONDS_MAX, Comparison
+from inferd.scheduler.policy.tuning import (
+    SAMPLES_MAX,
+    SECONDS_MAX,
+    Comparison,
+    Measurement,
+    Outcome,
+    reason_text,
+)
 
 OFF, ON = Setting(False), Setting(True)
 Cost = Callable[[Probe, Setting], float]

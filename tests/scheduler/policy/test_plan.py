@@ -9,12 +9,11 @@ import msgspec
 from inferd.backends import SamplingParams
 from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.owner import Owner, OwnerClock
+from inferd.scheduler.owner import Owner, OwnerClock, Priority
 from inferd.scheduler.policy.batch_plan import ScheduledTokens, plan_tokens
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.order import Order
 from inferd.scheduler.policy.slot_plan import plan_slots
-from inferd.scheduler.priority import Priority
 from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task, TaskState
 

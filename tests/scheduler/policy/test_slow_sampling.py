@@ -6,10 +6,9 @@ import pytest
 
 from inferd.backends import SamplingParams
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.owner import Owner, OwnerClock
+from inferd.scheduler.owner import Owner, OwnerClock, Priority
 from inferd.scheduler.policy.order import Order
 from inferd.scheduler.policy.slow_sampling import SLOW_S, TIMEOUT_AT, SlowSampling
-from inferd.scheduler.priority import Priority
 from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task
 

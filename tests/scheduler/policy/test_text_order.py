@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from inferd.scheduler.owner import Owner
+from inferd.scheduler.owner import Owner, Priority, Requester
 from inferd.scheduler.policy.text_order import AGEING_S, TextOrder
-from inferd.scheduler.priority import Priority, Requester
 
 ADA, BOB = Requester(Owner(1)), Requester(Owner(2))
 

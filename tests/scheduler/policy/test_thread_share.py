@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.scheduler.policy.thread_share import BURST_S, SHARE, ThreadShare
+from inferd.scheduler.policy.slow_sampling import BURST_S, SHARE, ThreadShare
 
 
 def worked_s(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd.scheduler.process.work_watch import WorkWatch
+from inferd.scheduler.process.worker import WorkWatch
 
 SECONDS_MAX = 20.0
 

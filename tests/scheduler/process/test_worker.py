@@ -17,9 +17,8 @@ from inferd.backends import Chunk, MemoryNeed, ModelSpec, Shape
 from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.process.build import EXIT_OTHER_BUILD, build_id
-from inferd.scheduler.process.link import SocketLink
-from inferd.scheduler.process.worker import run_worker
-from inferd.scheduler.recording.recorder import create_record
+from inferd.scheduler.process.worker import SocketLink, run_worker
+from inferd.scheduler.record import create_record
 from inferd.wire.frames import pack_frame
 
 SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, "token_bytes": 2})

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import Busy, QuotaExceeded
-from inferd.scheduler.owner import Owner, OwnerClock
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, OwnerClock, Priority
 from inferd.scheduler.settings import EngineSettings
 from inferd.sessions import AdmissionBounds, Ledger, Quota
 from inferd.sessions.admission.bounds import KeptBytes, OwnerCounts, Spending, Ticket, exceeds_share

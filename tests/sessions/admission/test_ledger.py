@@ -17,8 +17,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import Busy
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.messages import TurnStats
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions import (
     AdmissionBounds,
     Ledger,

@@ -9,8 +9,7 @@ import pytest
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
 from inferd.scheduler.messages import TurnStats
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions import (
     AdmissionBounds,
     DormantLimits,

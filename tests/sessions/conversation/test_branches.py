@@ -7,8 +7,7 @@ import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, SessionBusy
 from inferd.scheduler import messages as m
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.manager import BRANCHES_MAX
 from inferd.sessions.table import SessionState

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.worker_client import Comparison, Similarity
 from tests.sessions.conversation.test_sessions import HERE, opened

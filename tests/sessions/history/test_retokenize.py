@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferd.backends.errors import WorkerCrashed
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Requester
+from inferd.scheduler.owner import Owner, Requester
 from inferd.sessions.history.history import History
 from inferd.sessions.history.state import HistoryVocabulary
 from inferd.sessions.worker_client import Predecessor

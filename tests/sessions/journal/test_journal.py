@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from inferd.backends.errors import BackendError, InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.messages import pack_tokens
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions import DormantLimits, Journal, Session, TurnOptions
 from inferd.sessions.entries import (
     HistoryEntry,

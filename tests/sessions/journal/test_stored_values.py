@@ -12,8 +12,7 @@ import pytest
 from inferd.backends import Rendering
 from inferd.daemon.models.persisted_settings import PersistedSettings
 from inferd.scheduler.messages import SharedKv
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions import Parameters, Session, SessionSettings
 from inferd.sessions.conversation.state import Conversation
 from inferd.sessions.entries import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions.admission.bounds import OwnerCounts
 from inferd.sessions.lifetimes.place_grants import (
     IN_USE_S,

@@ -12,8 +12,7 @@ from inferd.backends.errors import (
     QuotaExceeded,
     SessionExpired,
 )
-from inferd.scheduler.owner import Owner
-from inferd.scheduler.priority import Priority
+from inferd.scheduler.owner import Owner, Priority
 from inferd.sessions import DormantLimits, PlaceWait, Quota, Session, TurnOptions
 from tests.sessions.conversation.test_sessions import HERE, answer, opened
 from tests.sessions.doubles import Harness

@@ -1,0 +1,166 @@
+"""Texts to embed: those that wait, and those with a slot of the model's embedding context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..backends import EmbedInfo, LanguageModel
+from ..backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
+from ..backends.errors import InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation
+from . import messages as m
+from .owner import Priority
+from .policy.batch_plan import LOW_STEP, ScheduledTokens, next_trial, undisturbed_step_s
+from .policy.cost import StepCost, StepLoad
+from .policy.embeddings_plan import plan_text_tokens, plan_texts
+from .policy.order import Order
+from .settings import EngineSettings
+from .task import Task, TaskState
+
+
+def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None) -> None:
+    """Check that a text of *tokens* tokens can be embedded.
+
+    :raises InvalidArgument: the text is empty.
+    :raises UnsupportedOperation: the model makes no embeddings, or none with this pooling.
+    :raises PromptTooLong: the text is longer than the model's embedding context.
+    :raises TooLarge: there is no pooling, and the vectors exceed the bound on an answer.
+    """
+    if info is None:
+        raise UnsupportedOperation("the model makes no embeddings", hint="use another model")
+    if not tokens:
+        raise InvalidArgument("the text has no tokens", hint="leave out empty texts")
+    pooling = check_pooling(info, pooling)
+    tokens_max = min(info.tokens_max, ctx_size or info.tokens_max)
+    if tokens > tokens_max:
+        which = "batch-size" if info.whole else "ctx-size"
+        raise PromptTooLong(
+            f"the text has {tokens} tokens; an embedding takes {tokens_max} at most",
+            hint=f"split the text, or raise the model's {which} in the configuration",
+            data={"prompt_tokens": tokens, "ctx_size": tokens_max},
+        )
+    size = 4 * info.size * tokens
+    if pooling == "none" and size > EMBEDDING_BYTES_MAX:
+        raise TooLarge(
+            f"{tokens} vectors of {info.size} numbers have {size} bytes; the limit is"
+            f" {EMBEDDING_BYTES_MAX}",
+            hint=f"send {EMBEDDING_BYTES_MAX // (4 * info.size)} tokens at most, or use a pooling",
+            data={"bytes": size, "embedding_bytes_max": EMBEDDING_BYTES_MAX},
+        )
+
+
+class EmbeddingQueue:
+    """Owned by the engine. A text that loses its slot to another text starts again later."""
+
+    def __init__(self, model: LanguageModel, settings: EngineSettings):
+        self.waiting: list[Task] = []
+        self.running: list[Task] = []
+        self.cost = StepCost()
+        self._model, self._settings = model, settings
+        self._context_used = False
+        """The embedding context was created, by its first use."""
+
+    def assign_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
+        """Drop and start texts as planned; return the reports of their new states."""
+        plan = plan_texts(self.waiting, self.running, order, self._info)
+        for task in plan.park:
+            self._drop(task, clock)
+        for task in plan.start:
+            self._start_text(task, clock, now)
+        return [m.StateChanged(t.spec.id, t.state.value) for t in (*plan.park, *plan.start)]
+
+    def _start_text(self, task: Task, clock: int, now: float) -> None:
+        self.waiting.remove(task)
+        taken = {t.slot for t in self.running}
+        task.slot = next(i for i in range(self._info.slots) if i not in taken)
+        task.age += clock - task.clock_waiting
+        task.state = TaskState.RUNNING
+        if task.started_at is None:
+            task.started_at = now
+        self.running.append(task)
+
+    def _drop(self, task: Task, clock: int) -> None:
+        self._empty(task)
+        task.computed, task.state, task.clock_waiting = 0, TaskState.PARKED, clock
+        task.parks += 1
+        self.waiting.append(task)
+
+    def _empty(self, task: Task) -> None:
+        self.running.remove(task)
+        if self._context_used:
+            self._model.embedder().clear_slot(task.slot)
+        task.slot = -1
+
+    def remove_text(self, task: Task) -> None:
+        """Remove a text that has ended."""
+        if task.slot >= 0:
+            self._empty(task)
+        else:
+            self.waiting.remove(task)
+
+    def plan_step(
+        self,
+        texts: Sequence[Task],
+        order: Order,
+        decoding: Sequence[Task],
+        generation: StepCost,
+        seconds_max: float = math.inf,
+    ) -> list[ScheduledTokens]:
+        """Return the tokens of the next step of *texts*, which have slots. If tasks of the same or
+        a higher class decode, or the texts are of the lowest class, this step and the decoding one
+        together keep to `step_s_target`. The step takes *seconds_max* at most.
+        """
+        trial = next_trial(texts, order, tried=False)
+        running = texts if trial is None else [trial]
+        highest = order.highest(running)
+        low = all(order.effective(t) == Priority.LOW for t in highest)
+        seconds = undisturbed_step_s(self.cost, self._settings)
+        below = all(any(order.is_above(text, t) for text in highest) for t in decoding)
+        if low or not below:
+            own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))
+            users = {t.spec.owner.user for t in (*running, *decoding)}
+            target = self._settings.step_s_target * (LOW_STEP if len(users) > 1 else 1.0)
+            seconds = max(target - own, own / 2)
+        seconds = min(seconds, seconds_max)
+        tokens_min = self._settings.prompt_tokens_min
+        return plan_text_tokens(running, order, self._info, self.cost, seconds, tokens_min)
+
+    def compute_step(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:
+        """Compute a step, and return the texts that it completes, with their vectors.
+
+        :raises InferdError: the model failed, and the step has no effect.
+        """
+        embedder = self._model.embedder()
+        self._context_used = True
+        for part in batch:
+            if not part.task.computed:
+                embedder.start_text(part.task.slot, self._spec(part.task).pooling)
+        embedder.step([part.chunk() for part in batch])
+        for part in batch:
+            part.task.computed += part.count
+        return [(part.task, self._embedded(part.task)) for part in batch if not part.task.pending]
+
+    def _embedded(self, task: Task) -> m.Embedded:
+        spec = self._spec(task)
+        vectors = self._model.embedder().take_embedding(task.slot, spec.normalize)
+        pooling = check_pooling(self._info, spec.pooling)
+        size = len(vectors) // 4 if pooling == "rank" else self._info.size
+        return m.Embedded(task.spec.id, size, pooling, vectors)
+
+    @property
+    def _info(self) -> EmbedInfo:
+        assert self._model.info.embedding is not None, "the text was checked"
+        return self._model.info.embedding
+
+    def _spec(self, task: Task) -> EmbedSpec:
+        assert task.spec.embed is not None
+        return task.spec.embed
+
+    def check_integrity(self) -> None:
+        """Assert that every text is in one place, and that the running ones fit."""
+        slots = [t.slot for t in self.running]
+        assert len(set(slots)) == len(slots) and all(s >= 0 for s in slots)
+        assert all(t.slot < 0 and not t.computed for t in self.waiting)
+        if self.running:
+            assert sum(t.prompt_size for t in self.running) <= self._info.tokens_max
+            assert len(slots) <= self._info.slots

@@ -1,1 +1,0 @@
-"""Texts that wait for their embeddings."""

@@ -1,0 +1,775 @@
+"""The messages between daemon and worker: commands down, reports up, a list of them in each frame.
+
+Both sides are of one build, so the structs are arrays without names. Here are the bases of all
+messages and the packing of their long fields, tasks as the daemon submits them, the commands, and
+the reports with the answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..backends import (
+    AdapterInfo,
+    AdapterSpec,
+    Device,
+    EmbedSpec,
+    MemoryNeed,
+    ModelInfo,
+    ModelSpec,
+    Rendering,
+    SamplingParams,
+    Shape,
+)
+from ..backends.errors import ErrorFields
+from ..backends.media import MediaItem
+from ..backends.params import StoppingParams
+from ..backends.tensors import NamedTensor
+from ..backends.tuning_choice import ModelTuning, TuningRecord
+from .owner import Owner, Priority, Requester
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """A struct that is sent as an array without field names, tagged with its class name."""
+
+
+class RequestMessage(Message):
+    """A command that is answered with `CommandResult` or `Refused`, or such an answer."""
+
+    id: int
+
+
+class TaskMessage(Message):
+    """A command or report about one task."""
+
+    task_id: int
+
+
+PACKED_TOKEN_BYTES = array("i").itemsize
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Return token ids as little-endian int32: 20 times faster to send than a list."""
+    return array("i", tokens).tobytes()
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    """Return the token ids that `pack_tokens` packed."""
+    tokens = array("i")
+    tokens.frombytes(data)
+    return tokens.tolist()
+
+
+def count_tokens(data: bytes) -> int:
+    """Return how many token ids `pack_tokens` packed."""
+    return len(data) // PACKED_TOKEN_BYTES
+
+
+def pack_floats(numbers: Sequence[float]) -> bytes:
+    """Return numbers as little-endian doubles."""
+    return array("d", numbers).tobytes()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    """Return the numbers that `pack_floats` packed."""
+    numbers = array("d")
+    numbers.frombytes(data)
+    return numbers.tolist()
+
+
+class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a turn in a worker that has exited, from which another worker continues.
+
+    The answer has *output_tokens* so far; context shifts took *dropped* tokens out of the task's.
+    The reader has received *text_bytes* and, if it pulls, waits for *tokens_requested* more.
+    At its first slot, *cached_tokens* of its prompt needed no computing. Seconds count from when
+    the turn was queued. *started_s* and *first_token_s* are None if these moments have not come.
+    """
+
+    output_tokens: int = 0
+    text_bytes: int = 0
+    answer: bytes = b""
+    """The answer's packed tokens, if a shift dropped some of the task's tokens."""
+    surprisals: bytes = b""
+    """The packed surprisals of the answer's tokens, if the turn needs them."""
+    tokens_requested: int = 0
+    prompt_logprobs: int = 0
+    """The number of the prompt's first tokens whose logprobs were reported."""
+    dropped: int = 0
+    shifts: int = 0
+    forced_tokens: int = 0
+    cached_tokens: int = 0
+    age_s: float = 0.0
+    started_s: float | None = None
+    first_token_s: float | None = None
+
+
+class SharedKv(msgspec.Struct, frozen=True):
+    """The KV state of another user's named state, which an access rule shares. It is that of the
+    first *size* tokens of a prompt, if these have its *digest*. *name* is the engine's name of the
+    state.
+    """
+
+    user: int
+    name: str
+    size: int
+    digest: bytes
+
+    @classmethod
+    def of_tokens(cls, user: int, name: str, packed: bytes) -> SharedKv:
+        """Return the KV state of the packed tokens of a named state."""
+        return cls(user, name, count_tokens(packed), _digest(packed))
+
+    def begins(self, packed: bytes) -> bool:
+        """Return whether packed tokens begin with those of the state. Other tokens must not be
+        looked up among the KV states of its user, because that would show what these contain.
+        """
+        size = self.size * PACKED_TOKEN_BYTES
+        return len(packed) >= size and _digest(packed[:size]) == self.digest
+
+
+def _digest(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn to compute.
+
+    `tokens` is the whole history, packed. `owner` is the unit of fairness, and its user scopes KV
+    reuse. A push task generates while it has `credit` (events that its reader can take; -1 means no
+    limit); a pull task generates one token per `PullToken`. An `n_predict` of -1 means the rest of
+    the context.
+    """
+
+    id: int
+    owner: Owner
+    account: int = -1
+    """The gateway's user, if the owner is one of the gateway's own users; they share a part of the
+    time. -1: the owner's user is a user of the system.
+    """
+    tokens: bytes
+    media: tuple[MediaItem, ...] = ()
+    """The images and sounds among the tokens, in their order."""
+    sampling: SamplingParams
+    priority: Priority = Priority.NORMAL
+    pull: bool = False
+    credit: int = -1
+    n_predict: int = -1
+    ctx_size: int = 0
+    """A context smaller than the worker's; 0 stands for the worker's."""
+    batch_size: int = 0
+    """The most prompt tokens that it computes in a step; 0 sets no bound of its own."""
+    stop: tuple[str, ...] = ()
+    reverse_prompt: tuple[str, ...] = ()
+    stopping: StoppingParams = StoppingParams()
+    """The other stop conditions; they hold for the whole turn."""
+    special: bool = False
+    """Show special tokens' names in the text, as WasmEdge does."""
+    shown_tokens: tuple[str, ...] = ()
+    """Names of special tokens that are shown in any case; these mark tool calls."""
+    queue_timeout_s: float = 0.0
+    total_timeout_s: float = 0.0
+    session: str = ""
+    """The session's name, unique for its owner, by which states of this session are found and
+    deleted.
+    """
+    persist: bool = False
+    """Its KV state may be written to disk."""
+    adapters: tuple[str, ...] = ()
+    """Sorted adapter keys. Tasks with different adapters share neither a batch nor KV state."""
+    ctx_shift: bool = False
+    n_keep: int = 0
+    n_discard: int = 0
+    cache_reuse: int = 0
+    shared_kv: SharedKv | None = None
+    """The KV state of another user with which the tokens begin."""
+    no_cache: bool = False
+    """Compute the whole prompt and use no KV state."""
+    prompt_logprobs: int | None = None
+    """Report the logprobs of the prompt's tokens, each with this many top tokens."""
+    embed: EmbedSpec | None = None
+    """Return an embedding of the tokens (`Embedded`) instead of generating text."""
+    watch: bool = False
+    """Report the place in the queue when it changes (`Position`)."""
+    watch_prompt: bool = False
+    """Report the progress of the prompt after each step (`PromptProgress`)."""
+    resume_point: ResumePoint | None = None
+    """The progress of a turn resumed from another worker."""
+    trial_tokens: int = 0
+    """This many of its tokens are computed in steps of their own, as a worker has died in a step
+    with it.
+    """
+    request: str = ""
+    """The log's name for the client's request."""
+
+
+NOBODY = Requester(Owner(-1))
+"""Stands for the daemon itself."""
+
+
+class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """Log settings from now on: the lowest level of each logger, and whether to log texts."""
+
+    levels: dict[str, str] = {}
+    texts: bool = False
+
+
+class LoadModel(Message):
+    """Load a model: the first command, sent once. Answered with `MemoryEstimate`; nothing is
+    allocated before `Proceed`. A descriptor is sent beside the frame. *settings* are fields of
+    `EngineSettings`. KV states are written below *kv_dir*, or to memory only if that is empty.
+    *known* are earlier estimates of the same file, which are not reported again.
+    """
+
+    spec: ModelSpec
+    settings: dict[str, Any]
+    kv_dir: str = ""
+    known: list[MemoryEstimate] = []
+    logging: Logging = Logging()
+
+
+class EstimateMemory(Message):
+    """Estimate again, in another shape. Answered with `MemoryEstimate`."""
+
+    shape: Shape
+
+
+class Proceed(Message):
+    """Load the model in the shape that was estimated last."""
+
+
+class Submit(Message):
+    """Queue a task."""
+
+    task: TaskSpec
+
+
+class Cancel(TaskMessage):
+    """Stop a task before the next step."""
+
+
+class Park(RequestMessage):
+    """Give a task's slot, or its place, to those that wait. Answered with whether it did so."""
+
+    task_id: int
+
+
+class Credit(TaskMessage):
+    """Allow a push task to send this many more *events*."""
+
+    events: int
+
+
+class PullToken(TaskMessage):
+    """Request the next token of a pull task."""
+
+
+class SentenceCompared(TaskMessage):
+    """The result of comparing the sentence that ends before the byte *end*. With a *detail*, the
+    task ends.
+    """
+
+    end: int
+    detail: str = ""
+
+
+class Adjust(TaskMessage):
+    """Set parameters of a task from its next token on."""
+
+    sampling: SamplingParams
+    n_predict: int
+    stop: tuple[str, ...]
+    reverse_prompt: tuple[str, ...]
+
+
+class Tokenize(RequestMessage):
+    """Tokenize a text. Answered with packed token ids. After one for a *turn*, `Submit` follows.
+
+    A text that is too long for any context is refused, or loses its middle, but not its first
+    *cut_behind* tokens, if that is not negative.
+    """
+
+    text: bytes
+    special: bool
+    bos: bool
+    turn: bool = False
+    requester: Requester = NOBODY
+    cut_behind: int = -1
+
+
+class Detokenize(RequestMessage):
+    """Return the bytes of packed token ids, which are in the vocabulary."""
+
+    tokens: bytes
+    requester: Requester = NOBODY
+
+
+class ChatPrompt(RequestMessage):
+    """Render and tokenize messages. Answered with `(text, tokens, appended, form)`.
+
+    If the rendered text begins with *history* (the text so far, which ends with its last *answer*),
+    only the rest is tokenized and *appended* is true, so that the history's tokens stay as they
+    are. White space around the answer may differ, because templates trim it. After a request for a
+    *turn*, `Submit` follows.
+
+    An answer with tool calls, the message number *answer_at*, has other *forms*, the last one of
+    which is its text. *form* is the number of the form that was rendered; 0 is that of `messages`.
+    *cut_behind* is as in `Tokenize`.
+    """
+
+    messages: list[dict[str, Any]]
+    history: str
+    answer: str = ""
+    rendering: Rendering = Rendering()
+    turn: bool = False
+    requester: Requester = NOBODY
+    answer_at: int = -1
+    forms: list[dict[str, Any]] = []
+    cut_behind: int = -1
+
+
+class ComputeTensors(RequestMessage):
+    """Compute the outputs of a tensor model: a list of `NamedTensor`. The computation must begin
+    within *wait_s* seconds, if that is not 0.
+    """
+
+    inputs: list[NamedTensor]
+    requester: Requester = NOBODY
+    wait_s: float = 0.0
+
+
+InputRequest = Tokenize | Detokenize | ChatPrompt | ComputeTensors
+"""A request with texts or tensors, which is answered between steps, in a fair order."""
+
+
+class DropInput(Message):
+    """Forget an `InputRequest` by its id, whose answer nobody awaits. Not answered. An input that a
+    thread works on is answered nevertheless.
+    """
+
+    request: int
+
+
+class DeleteSessionStates(RequestMessage):
+    """Delete the KV states of a session, in memory and on disk. Answered when that is done."""
+
+    user: int
+    session: str
+
+
+class _PrefixRequest(RequestMessage):
+    """A request about the KV state of packed *tokens*."""
+
+    user: int
+    session: str
+    adapters: tuple[str, ...]
+    tokens: bytes
+
+
+class Lookup(_PrefixRequest):
+    """Return the number of tokens that need not be computed, as of now."""
+
+
+class PersistState(_PrefixRequest):
+    """Write the tokens' state of a dormant session to disk. Answered with how many were kept."""
+
+
+class ExportState(_PrefixRequest):
+    """Write the tokens' state of a dormant session to disk, unless it is there. Answered, once it
+    is written, with the name of its file, or with an empty name if there is no state.
+    """
+
+
+class SaveNamedState(RequestMessage):
+    """Write the KV state of packed *tokens* to disk, under the engine's *name* of a named state. If
+    it is there already, read it into memory. Answered, once it is written, with the number of
+    tokens on disk.
+    """
+
+    user: int
+    name: str
+    adapters: tuple[str, ...]
+    tokens: bytes
+
+
+class ShareKv(Message):
+    """Bring the KV state of packed *tokens*, which a user's named state *name* has, into memory for
+    another user, *for_user*, if it is in memory or on disk. Not answered.
+    """
+
+    user: int
+    name: str
+    adapters: tuple[str, ...]
+    tokens: bytes
+    for_user: int
+
+
+class KvFileAdded(Message):
+    """The daemon has written a KV file of a user. Not answered."""
+
+    owner: int
+    name: str
+
+
+class KvFileEvicted(Message):
+    """The daemon has deleted a KV file. Not answered."""
+
+    name: str
+
+
+class AddAdapter(RequestMessage):
+    """Load an adapter. Answered with its `AdapterInfo`, as builtins."""
+
+    spec: AdapterSpec
+
+
+class RemoveAdapter(RequestMessage):
+    """Remove an adapter; with *force* the tasks that use it fail. Answered when that is done."""
+
+    adapter_id: str
+    force: bool
+
+
+class Queue(RequestMessage):
+    """Return the running and waiting tasks in order: a list of `QueueEntry`, as builtins."""
+
+
+class ExchangeServed(RequestMessage):
+    """Count tokens that other nodes of a fleet have computed, by user. Answered with the tokens
+    computed here since the load, for each user with tasks or with tokens since the last such
+    command.
+    """
+
+    elsewhere: dict[int, int]
+
+
+class SetThreads(Message):
+    """Use this many threads from the next step on."""
+
+    threads: int
+
+
+class SetMeasuring(Message):
+    """Measure the model's settings while it has no work, or stop and free the memory for that. The
+    result is reported once, with `Measured`.
+    """
+
+    on: bool
+
+
+class SetLowMemory(RequestMessage):
+    """While *on*, hold no KV states in memory except those of parked tasks; states that may be
+    persisted are written to disk. Answered with the number of bytes that are freed.
+    """
+
+    on: bool
+
+
+class Stats(RequestMessage):
+    """Return a dict of counters."""
+
+
+class Quit(Message):
+    """Free the model and exit."""
+
+
+Command = (
+    LoadModel
+    | EstimateMemory
+    | Proceed
+    | Submit
+    | Cancel
+    | Park
+    | Credit
+    | PullToken
+    | SentenceCompared
+    | Adjust
+    | Tokenize
+    | Detokenize
+    | ChatPrompt
+    | ComputeTensors
+    | DropInput
+    | Lookup
+    | PersistState
+    | ExportState
+    | SaveNamedState
+    | ShareKv
+    | DeleteSessionStates
+    | KvFileAdded
+    | KvFileEvicted
+    | AddAdapter
+    | RemoveAdapter
+    | Queue
+    | ExchangeServed
+    | Logging
+    | SetThreads
+    | SetMeasuring
+    | SetLowMemory
+    | Stats
+    | Quit
+)
+
+
+class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The statistics of a finished turn."""
+
+    stop_reason: str
+    stop_detail: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    queue_ms: float = 0.0
+    ttft_ms: float = 0.0
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+    parks: int = 0
+    shifts: int = 0
+    """Context shifts in this turn."""
+    shifted: bool = False
+    """The KV state was approximate after a shift in this turn or an earlier one."""
+    forced_tokens: int = 0
+    """Output tokens that the grammar forced."""
+
+
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One task in the answer to `Queue`. `position` is 0 in a slot, 1 for the next to get one."""
+
+    task_id: int
+    state: str
+    position: int
+    effective_priority: Priority
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    waited_s: float
+    starts_in_s: float | None
+    """Estimated seconds until it gets a slot; None if that cannot be estimated."""
+
+
+class MemoryEstimate(Message):
+    """The memory that the model needs in this shape; the worker waits for the daemon's answer."""
+
+    shape: Shape
+    need: MemoryNeed
+    devices: list[Device] = []
+
+
+class Progress(Message):
+    """The fraction of the model that is loaded, 0 … 1."""
+
+    fraction: float
+
+
+class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter of a model, or the *error* that prevented loading it."""
+
+    spec: AdapterSpec
+    info: AdapterInfo | None = None
+    error: ErrorFields | None = None
+
+
+class Loaded(Message):
+    """The model is ready, with the adapters that its spec names."""
+
+    info: ModelInfo
+    adapters: list[AdapterReport] = []
+    tuning: ModelTuning | None = None
+
+
+class Measured(Message):
+    """The settings have been measured in *slices* that took *seconds* in all. Without a *record*,
+    the *cause* prevented it.
+    """
+
+    slices: int
+    seconds: float
+    record: TuningRecord | None = None
+    cause: str = ""
+
+
+class ModelNotLoaded(Message):
+    """The model could not be loaded."""
+
+    error: ErrorFields
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token with its text and logprob (`backends.TokenProbs`). Tokens that were sampled or are in
+    a prompt have top tokens. The first token of a prompt has neither a rank nor a logprob.
+    """
+
+    token: int
+    piece: bytes
+    value: float
+    top: list[TokenLogprob] = []
+    rank: int = 0
+
+
+class Tokens(TaskMessage):
+    """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs. The
+    last *forced* tokens were not sampled.
+    """
+
+    tokens: list[int]
+    text: bytes
+    surprisal: float | None = None
+    """−ln of the probability that the model gave the last token, if the turn needs it."""
+    logprobs: list[TokenLogprob] = []
+    forced: int = 0
+
+
+class PromptLogprobs(TaskMessage):
+    """The logprobs of a prompt's tokens, from number *offset* on. It uses a credit."""
+
+    offset: int
+    logprobs: list[TokenLogprob]
+
+
+class SentenceEnded(TaskMessage):
+    """A sentence, up to the byte *end*, whose task waits for `SentenceCompared`. A resumed task may
+    send it again.
+    """
+
+    end: int
+    text: str
+
+
+class ConstraintsDropped(TaskMessage):
+    """The *paths* of constraints in a task's JSON schema that its grammar does not enforce."""
+
+    paths: list[str]
+
+
+class LogEvent(Message):
+    """An event for the log; *fields* name the task and its request."""
+
+    level: str
+    logger: str
+    event: str
+    fields: dict[str, Any]
+
+
+class StateChanged(TaskMessage):
+    """A task has changed its state to waiting, running or parked. At its first slot,
+    at *started_at* in monotonic seconds, *cached_tokens* of its prompt needed no computing; both
+    then stay.
+    """
+
+    state: str
+    cached_tokens: int = 0
+    started_at: float = 0.0
+
+
+class Position(TaskMessage):
+    """A task's place among the *waiting* tasks, of which 1 is the next to get a slot. *starts_in_s*
+    is about the time until then, or None if nothing bounds it.
+    """
+
+    position: int
+    waiting: int
+    starts_in_s: float | None
+
+
+class PromptProgress(TaskMessage):
+    """The progress of a task's prompt of *total* tokens, *ms* after its first slot: *processed*
+    tokens are in the KV state, of which *cached* were not computed.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    ms: float
+
+
+class Shifted(TaskMessage):
+    """A full context dropped *discard* tokens after the first *keep*, and so must the history."""
+
+    keep: int
+    discard: int
+
+
+class KvFileWritten(Message):
+    """A KV state was written to disk as the file *name* of *size* bytes, or was read from it."""
+
+    name: str
+    owner: int
+    session: str
+    size: int
+    seconds: float
+
+
+class KvFileLost(Message):
+    """The KV file *name* no longer exists or, if there is a *cause*, could not be written."""
+
+    name: str
+    cause: str = ""
+
+
+class Embedded(TaskMessage):
+    """A text's vectors, each of *size* little-endian float32. There is one vector, or one a token
+    if *pooling* is `none`.
+    """
+
+    size: int
+    pooling: str
+    vectors: bytes
+
+
+class Finished(TaskMessage):
+    """A task has ended. *text* was withheld until now. *end* is the name of the token that ended
+    the task; WasmEdge shows this name at the end of the output. *logprobs* are those of that token,
+    which is not in the answer.
+    """
+
+    text: bytes
+    end: bytes
+    stats: TurnStats
+    logprobs: list[TokenLogprob] = []
+
+
+class Failed(TaskMessage):
+    """A task has failed."""
+
+    error: ErrorFields
+
+
+class CommandResult(RequestMessage):
+    """The answer to a command that has an id."""
+
+    value: Any
+
+
+class Refused(RequestMessage):
+    """The refusal of a command that has an id."""
+
+    error: ErrorFields
+
+
+Report = (
+    MemoryEstimate
+    | Progress
+    | Loaded
+    | Measured
+    | ModelNotLoaded
+    | Tokens
+    | PromptLogprobs
+    | SentenceEnded
+    | ConstraintsDropped
+    | StateChanged
+    | Position
+    | PromptProgress
+    | LogEvent
+    | Shifted
+    | KvFileWritten
+    | KvFileLost
+    | Embedded
+    | Finished
+    | Failed
+    | CommandResult
+    | Refused
+)

@@ -1,1 +1,0 @@
-"""Sampling, text and endings of turns."""

@@ -1,1 +1,0 @@
-"""The counters, log events and shared record that the daemon reads."""

@@ -1,1 +1,0 @@
-"""Waiting tasks as clients see them: positions, reasons and estimated starts."""
