@@ -1,6 +1,4 @@
-"""The page docs/protocol.md, whose tables of fields come from their structs; its tables and
-sections.
-"""
+"""The page docs/protocol.md, whose tables of fields come from their structs, and its tables."""
 
 from __future__ import annotations
 
@@ -11,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inferd.ipc import messages as w
-from tools.documented_fields import STRUCTS, fields_of
-from tools.documented_fields import Field as StructField
+from tools.documented_fields import STRUCTS, Field, fields_of
 
-__all__ = ("PAGE", "Field", "Table", "page", "sections", "tables")
+__all__ = ("PAGE", "Table", "page", "tables")
 
 PAGE = Path(__file__).parent.parent / "docs" / "protocol.md"
 _MARK = "<!-- `make docs` writes this table -->\n"
@@ -57,7 +54,7 @@ def _message(heading: str, column: str) -> type:
             return w.QueueEvent
 
 
-def _row(field: StructField) -> tuple[str, str, str, str]:
+def _row(field: Field) -> tuple[str, str, str, str]:
     default = field.default or ""
     shown = default if default == "required" else f"`{default}`"
     return f"`{field.name}`", field.type, shown, _cell(field.doc)
@@ -70,28 +67,12 @@ def _cell(doc: str) -> str:
     return text if is_name else text[0].lower() + text[1:]
 
 
-class Field(NamedTuple):
-    """A row of a table: a field of a map."""
-
-    name: str
-    type: str
-    default: str
-    meaning: str
-
-
 class Table(NamedTuple):
     """A table of the page with the heading above it."""
 
     heading: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
-
-    def fields(self) -> list[Field]:
-        """Return the rows as fields; those without a default are required."""
-        return [
-            Field(row[0], row[1], row[2] if len(row) == 4 else "required", row[-1])
-            for row in self.rows
-        ]
 
 
 def tables(page: str) -> Iterator[Table]:
@@ -113,13 +94,3 @@ def _cells(line: str) -> tuple[str, ...]:
     """Return a row's cells. Code in cells before the last one loses its backquotes."""
     *cells, last = (cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")))
     return *(cell.strip("`") for cell in cells), last
-
-
-def sections(page: str) -> dict[str, str]:
-    """Return the text of each call's section, by the call's name."""
-    parts = re.split(r"^#### (.*)\n", page, flags=re.MULTILINE)
-    return {
-        name: re.split(r"^##", text, flags=re.MULTILINE)[0]
-        for heading, text in zip(parts[1::2], parts[2::2], strict=True)
-        for name in re.findall(r"`(\w+)`", heading)
-    }

@@ -1,5 +1,5 @@
-"""Generator of the TypeScript client's types, from the tables of docs/protocol.md and the schema of
-the parameters.
+"""Generator of the TypeScript client's types: messages from their structs, limits and errors from
+their tables in docs/protocol.md, and parameters from their schema.
 
 The generated reader of a result adds the fields that the daemon omits, and makes handles of
 numbers.
@@ -12,12 +12,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tools.protocol_page import PAGE, Field, Table, sections, tables
+from inferd.ipc import messages as w
+from tools.documented_fields import STRUCTS, Field, fields_of
+from tools.protocol_page import PAGE, tables
 
 __all__ = ("sources",)
 
 HEADER = "// `make docs` writes this file from {}; do not edit it.\n"
-STRUCTS = {"tensor": "Tensor", "limits": "Limits", "tool call": "ToolCallPart"}
+NAMES = {"tensor": "Tensor", "limits": "Limits", "tool call": "ToolCallPart"}
 MAPS = {
     "metadata": "Metadata", "model": "ModelInfo", "shown": "ShownModel", "file_info": "FileInfo",
     "session": "SessionInfo", "task": "TaskInfo", "stats": "Stats", "error": "ErrorFields",
@@ -36,7 +38,6 @@ SCALARS = {
     "int": "number", "float": "number", "bool": "boolean", "str": "string", "nil": "null",
     "bin": "Uint8Array", "map": "Fields",
 }  # fmt: skip
-KINDS = ("params", "result", "event", "queue event")
 
 
 def sources(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -50,17 +51,28 @@ def sources(parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Writer:
-    """Writes the types and readers of one page, each once."""
+    """Writes the types and readers of structs, each once."""
 
-    def __init__(self, page: str):
-        self.tables = list(tables(page))
+    def __init__(self) -> None:
         self.lines: list[str] = []
         self._interfaces: set[str] = set()
+        self._messages: dict[type, str] = {}
 
-    def only(self, column: str) -> Table:
-        """Return the one table whose first column is called *column*."""
-        [table] = [t for t in self.tables if t.columns[0] == column]
-        return table
+    def message(self, name: str, struct: type, *, given: bool = False) -> str:
+        """Write the type of a call's message, or its other *name* if another call has the same.
+        Return the name under which it was written, which is empty if the message has no fields.
+        """
+        if struct is w.Empty:
+            return ""
+        if struct not in self._messages:
+            self._messages[struct] = name
+            fields = fields_of(struct)
+            self.interface(name, fields, given=given)
+            if not given:
+                self.reader(name, fields)
+        elif self._messages[struct] != name:
+            self.lines.append(f"\nexport type {name} = {self._messages[struct]};")
+        return self._messages[struct]
 
     def interface(
         self, name: str, fields: list[Field], *, given: bool = False, base: str = ""
@@ -71,10 +83,8 @@ class _Writer:
         self._interfaces.add(name)
         self.lines.append(f"\nexport interface {name}{base and f' extends {base}'} {{")
         for field in fields:
-            optional = (
-                given and field.default != "required"
-            ) or "otherwise absent" in field.meaning
-            self.lines += _comment(field.meaning, "  ")
+            optional = given if _is_sent_as_default(field) else field.optional
+            self.lines += _comment(field.doc, "  ")
             kind = type_of(field, given=given) + (" | undefined" if optional else "")
             self.lines.append(f"  {field.name}{'?' if optional else ''}: {kind};")
         self.lines.append("}")
@@ -88,15 +98,20 @@ class _Writer:
         defaults = [
             f"{f.name}: {_default(f)}"
             for f in fields
-            if f.default != "required" and f.name not in converted
+            if _is_sent_as_default(f) and f.name not in converted
         ]
         parts = ", ".join([*defaults, "...fields", *converted.values()])
         self.lines.append(f"\nexport function read{name}(fields: Fields): {name} {{")
         self.lines.append(f"  return {{ {parts} }} as unknown as {name};\n}}")
 
 
-def _comment(meaning: str, indent: str) -> list[str]:
-    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", meaning).replace("\\|", "|").replace("*/", "* /")
+def _is_sent_as_default(field: Field) -> bool:
+    """Return whether a field may be omitted, because it then has its default."""
+    return field.default not in (None, "required")
+
+
+def _comment(doc: str, indent: str) -> list[str]:
+    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", doc).replace("\\|", "|").replace("*/", "* /")
     return [f"{indent}/** {text} */"] if text else []
 
 
@@ -117,11 +132,12 @@ def _plain_type(text: str) -> str:
         return f"{_plain_type(text.removeprefix('array of '))}[]"
     if text.startswith("("):
         return f"[{', '.join(_plain_type(p) for p in text.strip('()').split(', '))}]"
-    return STRUCTS.get(text) or SCALARS[text]
+    return NAMES.get(text) or SCALARS[text]
 
 
 def _default(field: Field) -> str:
-    return {"empty": "new Uint8Array()", "nil": "null"}.get(field.default, field.default)
+    default = field.default or "nil"
+    return {"empty": "new Uint8Array()", "nil": "null"}.get(default, default)
 
 
 def _conversion(field: Field) -> str:
@@ -140,10 +156,11 @@ def _conversion(field: Field) -> str:
 
 
 def _protocol(page: str) -> str:
-    writer = _Writer(page)
+    writer = _Writer()
     version = re.search(r"Version (\d+)\.(\d+)", page)
     assert version, "the page states the protocol's version"
-    limits = [f"  {name}: {value}," for name, value, _ in writer.only("limit").rows]
+    [table] = [t for t in tables(page) if t.columns[0] == "limit"]
+    limits = [f"  {name}: {value}," for name, value, _ in table.rows]
     writer.lines += [
         'import { list, toHandle } from "../types.js";',
         'import type { AnswerFields, Context, Fields } from "../types.js";',
@@ -154,36 +171,36 @@ def _protocol(page: str) -> str:
         *limits,
         "} as const;",
     ]
-    writer.interface("ClientHello", writer.only("client hello").fields(), given=True)
-    writer.interface("Tensor", writer.only("tensor").fields(), given=True)
-    for column, name in ({"daemon hello": "ServerHello"} | STRUCTS).items():
-        writer.interface(name, writer.only(column).fields())
+    writer.interface("ClientHello", fields_of(STRUCTS["client hello"]), given=True)
+    writer.interface("Tensor", fields_of(STRUCTS["tensor"]), given=True)
+    for column, name in ({"daemon hello": "ServerHello"} | NAMES).items():
+        writer.interface(name, fields_of(STRUCTS[column]))
     for column, name in (("tool call", "ToolCallPart"), ("daemon hello", "ServerHello")):
-        writer.reader(name, writer.only(column).fields())
+        writer.reader(name, fields_of(STRUCTS[column]))
     for column, name in MAPS.items():
         base = "ModelInfo" if name == "ShownModel" else ""
-        fields = writer.only(column).fields()
+        fields = fields_of(STRUCTS[column])
         if name == "Metadata":  # some keys are absent, and before a turn's end all
             fields = [f._replace(default="nil") for f in fields]
         writer.interface(name, fields, given=name == "Metadata", base=base)
         if any(_conversion(field) for field in fields):
             writer.reader(name, fields)
-    _write_calls(writer, page)
-    return HEADER.format("the tables of docs/protocol.md") + "\n".join(writer.lines) + "\n"
+    _write_calls(writer)
+    return HEADER.format("the structs of the protocol's messages") + "\n".join(writer.lines) + "\n"
 
 
-def _write_calls(writer: _Writer, page: str) -> None:
+def _write_calls(writer: _Writer) -> None:
     """Write the messages of all calls, and the table of calls."""
-    texts = sections(page)
     rows, readers = [], []
-    for call, text in texts.items():
-        names = {kind: _message_name(writer, texts, call, kind) for kind in KINDS}
-        if "events are those of the queue" in " ".join(text.split()):
-            names["queue event"] = "QueueEvent"
-        events = [name for kind in KINDS[2:] if (name := names[kind])]
-        event = " | ".join(events) or "never"
-        params, result = names["params"] or "Empty", names["result"] or "Empty"
-        result_reader = f"read{result}" if names["result"] else "() => ({})"
+    for call, row in w.CALLS.items():
+        name = "".join(word.capitalize() for word in call.split("_"))
+        params = writer.message(f"{name}Params", row.params, given=True) or "Empty"
+        result = writer.message("ModelsResult" if call == "show" else f"{name}Result", row.result)
+        events = [
+            writer.message("QueueEvent" if event is w.QueueEvent else f"{name}Event", event)
+            for event in row.events
+        ]
+        result_reader = f"read{result}" if result else "() => ({})"
         if call == "show":
             result, result_reader = (
                 "ShowResult",
@@ -192,7 +209,10 @@ def _write_calls(writer: _Writer, page: str) -> None:
         event_reader = f"read{events[0]}" if events else "null"
         if len(events) > 1:
             event_reader = "readTurnEvent"
-        rows.append(f"  {call}: {{ params: {params}; result: {result}; event: {event} }};")
+        event = " | ".join(events) or "never"
+        rows.append(
+            f"  {call}: {{ params: {params}; result: {result or 'Empty'}; event: {event} }};"
+        )
         readers.append(f"  {call}: {{ result: {result_reader}, event: {event_reader} }},")
     writer.lines += [
         "\n/** Events of the queue have the field `waiting`. */",
@@ -213,24 +233,6 @@ def _write_calls(writer: _Writer, page: str) -> None:
         *readers,
         "};",
     ]
-
-
-def _message_name(writer: _Writer, texts: Mapping[str, str], call: str, kind: str) -> str | None:
-    """Return the type of a call's message, or None if it has none; write it if it is new."""
-    for table in writer.tables:
-        calls = re.findall(r"`(\w+)`", table.heading)
-        if call in calls and table.columns[0] == kind:
-            suffix = {"queue event": "event"}.get(kind, kind).capitalize()
-            owner = "queue" if kind == "queue event" else calls[0]
-            name = "".join(word.capitalize() for word in owner.split("_")) + suffix
-            writer.interface(name, table.fields(), given=kind == "params")
-            if kind != "params":
-                writer.reader(name, table.fields())
-            return name
-    shared = re.search(r"^((?:Params|Result)[\w ,]*) as `(\w+)`", texts[call], re.MULTILINE)
-    if shared and kind.split()[-1] in shared[1].lower():
-        return _message_name(writer, texts, shared[2], kind)
-    return None
 
 
 def _errors(page: str) -> str:

@@ -2,7 +2,7 @@
 
 import { Bounds } from "./bounds.js";
 import { InferdError, isLoss, raisedAgain } from "./errors.js";
-import { readTurnEvent, readStreamResult } from "./generated/protocol.js";
+import { readTurnEvent, readRunInferenceResult } from "./generated/protocol.js";
 import type { Client } from "./client.js";
 import type { Metadata, QueueEvent, StreamEvent, StreamResult, ToolCallPart } from "./generated/protocol.js";
 import type { SoFar, Turn, TurnOptions } from "./turn.js";
@@ -119,7 +119,7 @@ export class Stream implements AsyncIterable<Piece> {
             const piece = this.#readEvent(readTurnEvent(event));
             if (piece) yield piece;
           }
-          const last = this.#add({ tokens: [], ...readStreamResult(request.result) }, true);
+          const last = this.#add({ tokens: [], ...readRunInferenceResult(request.result) }, true);
           if (last) yield last;
           return;
         } catch (error) {

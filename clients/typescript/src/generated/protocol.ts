@@ -1,4 +1,4 @@
-// `make docs` writes this file from the tables of docs/protocol.md; do not edit it.
+// `make docs` writes this file from the structs of the protocol's messages; do not edit it.
 import { list, toHandle } from "../types.js";
 import type { AnswerFields, Context, Fields } from "../types.js";
 import type { Graph, Message, Priority } from "../types.js";
@@ -84,75 +84,75 @@ export const LIMITS = {
 } as const;
 
 export interface ClientHello {
-  /** major and minor version */
+  /** Major and minor version. */
   protocol: [number, number];
-  /** free text for the daemon's log, cut to 200 characters */
+  /** Free text for the daemon's log, cut to 200 characters. */
   software?: string | undefined;
-  /** the label of this program among those of its user */
+  /** The label of this program among those of its user. */
   label?: string | undefined;
-  /** the user on behalf of whom a gateway acts */
+  /** The user on behalf of whom a gateway acts. */
   on_behalf_of?: string | undefined;
-  /** whether the client gets the changes of its sessions */
+  /** Whether the client gets the changes of its sessions. */
   copies?: boolean | undefined;
 }
 
 export interface Tensor {
-  /** the bytes */
+  /** The bytes. */
   data?: Uint8Array | undefined;
-  /** not checked: of a text only the bytes count */
+  /** Not checked: of a text only the bytes count. */
   dimensions?: number[] | undefined;
-  /** name or number of a tensor type; any number is accepted */
+  /** Name or number of a tensor type; any number is accepted. */
   type?: number | string | undefined;
-  /** 0 or more: the bytes are in a descriptor, and `data` is empty */
+  /** 0 or more: the bytes are in a descriptor, and `data` is empty. */
   fd?: number | undefined;
 }
 
 export interface ServerHello {
-  /** major and minor version */
+  /** Major and minor version. */
   protocol: [number, number];
-  /** `inferd/` and its version */
+  /** `inferd/` and its version. */
   software: string;
-  /** number of daemon starts on this state */
+  /** Number of daemon starts on this state. */
   instance: number;
-  /** the limits in force */
+  /** The limits in force. */
   limits: Limits;
-  /** llama.cpp's build; 0: unknown */
+  /** llama.cpp's build; 0: unknown. */
   llama_build_number: number;
-  /** the commit of llama.cpp that the engine is built from */
+  /** The commit of llama.cpp that the engine is built from. */
   llama_commit: string;
 }
 
 export interface Limits {
-  /** bytes of the body of a frame to the daemon */
+  /** Bytes of the body of a frame to the daemon. */
   frame_bytes_max: number;
-  /** bytes of the body of a frame to the client */
+  /** Bytes of the body of a frame to the client. */
   reply_bytes_max: number;
-  /** levels of a frame's arrays and maps */
+  /** Levels of a frame's arrays and maps. */
   nesting_max: number;
-  /** running requests of one connection */
+  /** Running requests of one connection. */
   requests_max: number;
-  /** credit of a stream whose request sets none */
+  /** Credit of a stream whose request sets none. */
   credit_default: number;
-  /** credit that a request or one credit frame may give */
+  /** Credit that a request or one credit frame may give. */
   credit_max: number;
-  /** bytes of a prompt or tensor in a descriptor */
+  /** Bytes of a prompt or tensor in a descriptor. */
   tensor_bytes_max: number;
-  /** sessions open at once, of all users */
+  /** Sessions open at once, of all users. */
   sessions_max: number;
-  /** the idle time after which a context expires; 0: unknown */
+  /** The idle time after which a context expires; 0: unknown. */
   idle_timeout_ms: number;
 }
 
 export interface ToolCallPart {
-  /** the number of the call in the answer */
+  /** The number of the call in the answer. */
   index: number;
-  /** nine letters and digits, in the first part of a call */
+  /** Nine letters and digits, in the first part of a call. */
   id: string;
-  /** the function, in the first part of a call */
+  /** The function, in the first part of a call. */
   name: string;
-  /** the next part of the JSON text of its arguments, an object */
+  /** The next part of the JSON text of its arguments, an object. */
   arguments: string;
-  /** the call of this number is not one after all; its source follows as text */
+  /** The call of this number is not one after all; its source follows as text. */
   dropped: boolean;
 }
 
@@ -165,207 +165,207 @@ export function readServerHello(fields: Fields): ServerHello {
 }
 
 export interface Metadata {
-  /** tokens of the prompt, including the history; known as soon as the input is set */
+  /** Tokens of the prompt, including the history; known as soon as the input is set. */
   input_tokens?: number | undefined;
-  /** tokens of the answer, sampled or forced, including the one that ended the turn */
+  /** Tokens of the answer, sampled or forced, including the one that ended the turn. */
   output_tokens?: number | undefined;
-  /** 0: unknown. It counts the commits of llama.cpp's repository, and the source package that the engine is built from has no repository. `llama_commit` identifies the build */
+  /** 0: unknown. It counts the commits of llama.cpp's repository, and the source package that the engine is built from has no repository. `llama_commit` identifies the build. */
   llama_build_number?: number | undefined;
-  /** the commit of llama.cpp that the daemon's engine is built from, also before any input, and for `echo` */
+  /** The commit of llama.cpp that the daemon's engine is built from, also before any input, and for `echo`. */
   llama_commit?: string | undefined;
-  /** tokens of the prompt that were not computed again */
+  /** Tokens of the prompt that were not computed again. */
   cached_tokens?: number | undefined;
-  /** time from queueing to the first slot, or to the end of a turn that got none */
+  /** Time from queueing to the first slot, or to the end of a turn that got none. */
   queue_ms?: number | undefined;
-  /** time from queueing to the first token; 0 before it, and in a turn without one */
+  /** Time from queueing to the first token; 0 before it, and in a turn without one. */
   ttft_ms?: number | undefined;
-  /** time from the first slot to the end of the prompt; in a turn that was cancelled or has failed, to its first token, or without one to its end */
+  /** Time from the first slot to the end of the prompt; in a turn that was cancelled or has failed, to its first token, or without one to its end. */
   prompt_ms?: number | undefined;
-  /** time from the end of the prompt to the end of the turn; 0 if the prompt did not end */
+  /** Time from the end of the prompt to the end of the turn; 0 if the prompt did not end. */
   predicted_ms?: number | undefined;
-  /** nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it, or that refused it if there is no other turn; `detached` in a reopened session whose last turn was interrupted. A reopened session has the metadata of its last turn's end, for `resume` */
+  /** Nil before the end; `eos`, `token`, `stop`, `pattern`, `complete`, `indent`, `similarity`, `repetition`, `surprisal`, `grammar`, `time`, `length`, `context_full`, `embedded` (meanings); the name of the error that ended it, or that refused it if there is no other turn; `detached` in a reopened session whose last turn was interrupted. A reopened session has the metadata of its last turn's end, for `resume`. */
   stop_reason?: string | null | undefined;
-  /** the token, text, pattern or limit that ended it, or the measured value; the pooling of an embedding; the message of the error that ended it; `operator` if an operator cancelled it */
+  /** The token, text, pattern or limit that ended it, or the measured value; the pooling of an embedding; the message of the error that ended it; `operator` if an operator cancelled it. */
   stop_detail?: string | undefined;
-  /** the error that ended the turn, or with which the last `compute`, `compute_single`, `prompt_compute`, `run_inference`, or `stream` or `chat` without input failed: `name`, `number`, `message`, `hint`, `retryable` and `data` as in an error. Absent without an error, and after `EndOfSequence` or `SessionBusy`; input, turns and `fini_single` remove it */
+  /** The error that ended the turn, or with which the last `compute`, `compute_single`, `prompt_compute`, `run_inference`, or `stream` or `chat` without input failed: `name`, `number`, `message`, `hint`, `retryable` and `data` as in an error. Absent without an error, and after `EndOfSequence` or `SessionBusy`; input, turns and `fini_single` remove it. */
   error?: Fields | undefined;
-  /** context shifts in this turn */
+  /** Context shifts in this turn. */
   shifts?: number | undefined;
-  /** whether the KV state was approximate because of a shift in this turn or earlier */
+  /** Whether the KV state was approximate because of a shift in this turn or earlier. */
   shifted?: boolean | undefined;
-  /** the form of tool calls that the answer may have */
+  /** The form of tool calls that the answer may have. */
   tool_format?: string | undefined;
-  /** tokens of the history before this turn's messages that were no longer valid and were computed again */
+  /** Tokens of the history before this turn's messages that were no longer valid and were computed again. */
   recomputed_tokens?: number | undefined;
-  /** the reason, for people; empty: nothing was recomputed */
+  /** The reason, for people; empty: nothing was recomputed. */
   recomputed_reason?: string | undefined;
-  /** tokens of the history and the prompt that this turn has dropped because the context was full, before its answer or in context shifts */
+  /** Tokens of the history and the prompt that this turn has dropped because the context was full, before its answer or in context shifts. */
   dropped_tokens?: number | undefined;
-  /** turns that were dropped before this turn's answer */
+  /** Turns that were dropped before this turn's answer. */
   dropped_turns?: number | undefined;
-  /** number of times that the turn yielded its slot; present after the turn's end */
+  /** Number of times that the turn yielded its slot; present after the turn's end. */
   parks?: number | undefined;
-  /** tokens of the output that the grammar forced (jump-forward) */
+  /** Tokens of the output that the grammar forced (jump-forward). */
   forced_tokens?: number | undefined;
-  /** the seed of the turn's generator; random if none was given */
+  /** The seed of the turn's generator; random if none was given. */
   seed?: number | undefined;
-  /** the turn's adapters and their scales, a map */
+  /** The turn's adapters and their scales, a map. */
   lora?: Fields | undefined;
-  /** the model's name */
+  /** The model's name. */
   model?: string | undefined;
-  /** the model's fingerprint */
+  /** The model's fingerprint. */
   fingerprint?: string | undefined;
-  /** the session's id, or nil */
+  /** The session's id, or nil. */
   session_id?: string | null | undefined;
-  /** whether everything replied so far is written to disk; false if the daemon cannot write; nil without an id, or without `persist` */
+  /** Whether everything replied so far is written to disk; false if the daemon cannot write; nil without an id, or without `persist`. */
   durable?: boolean | null | undefined;
-  /** requested parameters of the model that are not in force, with the values in force */
+  /** Requested parameters of the model that are not in force, with the values in force. */
   not_applied?: Fields | undefined;
-  /** parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the vocabulary, which are left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it */
+  /** Parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the vocabulary, which are left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it. */
   adjusted?: Fields | undefined;
-  /** unknown keys */
+  /** Unknown keys. */
   ignored?: string[] | undefined;
-  /** with `n-probs`, except for a stream, whose events have it: for each token a map as llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with `post-sampling-probs` `prob`, `top_probs`. It covers the first tokens, up to 20 000 such entries, and no tokens sampled before an interruption; otherwise the key is absent */
+  /** With `n-probs`, except for a stream, whose events have it: for each token a map as llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with `post-sampling-probs` `prob`, `top_probs`. It covers the first tokens, up to 20 000 such entries, and no tokens sampled before an interruption; otherwise the key is absent. */
   completion_probabilities?: Fields[] | undefined;
-  /** with `n-probs`, if a token ended the answer that is not part of it: such a map of this token; otherwise the key is absent */
+  /** With `n-probs`, if a token ended the answer that is not part of it: such a map of this token; otherwise the key is absent. */
   end_token?: Fields | undefined;
-  /** with `prompt-logprobs`, except for a stream, whose events have it: for each token of the prompt a map of `id`, `token`, `bytes`, `logprob`, `rank` (1 for the most probable token) and `top_logprobs`, with the model's logprobs. The `logprob` of the first token is nil, as nothing precedes it. Of the answers of `answers`, only the first one has it. Otherwise the key is absent */
+  /** With `prompt-logprobs`, except for a stream, whose events have it: for each token of the prompt a map of `id`, `token`, `bytes`, `logprob`, `rank` (1 for the most probable token) and `top_logprobs`, with the model's logprobs. The `logprob` of the first token is nil, as nothing precedes it. Of the answers of `answers`, only the first one has it. Otherwise the key is absent. */
   prompt_logprobs?: Fields[] | undefined;
 }
 
 export interface ModelInfo {
-  /** the name by which clients load it */
+  /** The name by which clients load it. */
   name: string;
-  /** `cold`, `loading`, `ready`, `unloading` or `failed` */
+  /** `cold`, `loading`, `ready`, `unloading` or `failed`. */
   state: string;
-  /** `llama` or `echo` */
+  /** `llama` or `echo`. */
   backend: string;
-  /** its path; empty for `echo` and for models from descriptors */
+  /** Its path; empty for `echo` and for models from descriptors. */
   file: string;
-  /** the name or file that a `swap` has put behind the name; empty: none */
+  /** The name or file that a `swap` has put behind the name; empty: none. */
   swapped_to: string;
-  /** size of its files */
+  /** Size of its files. */
   size_bytes: number;
-  /** Unix time of the last change of its files; nil: it has none */
+  /** Unix time of the last change of its files; nil: it has none. */
   modified_at: number | null;
-  /** graphs that hold it */
+  /** Graphs that hold it. */
   leases: number;
-  /** its waiting and running turns */
+  /** Its waiting and running turns. */
   tasks: number;
-  /** its worker process; 0: none */
+  /** Its worker process; 0: none. */
   pid: number;
-  /** slots of the loaded model, or those with which it is to be loaded */
+  /** Slots of the loaded model, or those with which it is to be loaded. */
   slots: number;
-  /** progress of its load, 0 … 1 */
+  /** Progress of its load, 0 … 1. */
   progress: number;
-  /** time that its last load took; 0: there was none */
+  /** Time that its last load took; 0: there was none. */
   load_s: number;
-  /** time without a lease */
+  /** Time without a lease. */
   idle_s: number;
-  /** seconds until it is unloaded if it stays unused; nil: it is in use, or does not expire by time */
+  /** Seconds until it is unloaded if it stays unused; nil: it is in use, or does not expire by time. */
   expires_s: number | null;
-  /** time for which it stays loaded when unused; negative: until memory is short */
+  /** Time for which it stays loaded when unused; negative: until memory is short. */
   keep_alive_s: number;
-  /** whether it stays loaded even when memory is short */
+  /** Whether it stays loaded even when memory is short. */
   pinned: boolean;
-  /** memory that its worker process occupies on the host now, mapped weights included (RSS); 0: no process */
+  /** Memory that its worker process occupies on the host now, mapped weights included (RSS); 0: no process. */
   resident_bytes: number;
-  /** nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`, `process` and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save */
+  /** Nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`, `process` and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save. */
   memory: Fields | null;
-  /** array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter fail with it */
+  /** Array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter fail with it. */
   adapters: Fields[];
-  /** nil, or the error of its last load */
+  /** Nil, or the error of its last load. */
   error: Fields | null;
-  /** nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`, `special_tokens`, … */
+  /** Nil, or properties of the loaded model: `ctx_size`, `vocab_size`, `parameters`, `special_tokens`, …. */
   info: Fields | null;
-  /** nil, or the setting with which the loaded model computes on the CPU: `flash_attn`, `threads` and `threads_batch` (0: as configured), `ubatch` (tokens of a micro-batch; 0: the default), `source` (`configured`, `measured` on this machine, `like` a model of similar shape, by a `rule` for the CPU's family, or `default`) and `reason`; `next_load` is the one that its next load will have */
+  /** Nil, or the setting with which the loaded model computes on the CPU: `flash_attn`, `threads` and `threads_batch` (0: as configured), `ubatch` (tokens of a micro-batch; 0: the default), `source` (`configured`, `measured` on this machine, `like` a model of similar shape, by a `rule` for the CPU's family, or `default`) and `reason`; `next_load` is the one that its next load will have. */
   setting: Fields | null;
-  /** the memory of the host, in bytes, that its next load needs with all slots and full contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it, it is known from the file's header, and only where no GPU may hold a part */
+  /** The memory of the host, in bytes, that its next load needs with all slots and full contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it, it is known from the file's header, and only where no GPU may hold a part. */
   need_bytes: number | null;
-  /** in a fleet, its node; otherwise absent */
+  /** In a fleet, its node; otherwise absent. */
   node?: string | undefined;
-  /** in a fleet, the model as each node describes it; otherwise absent */
+  /** In a fleet, the model as each node describes it; otherwise absent. */
   nodes?: Fields[] | undefined;
 }
 
 export interface ShownModel extends ModelInfo {
-  /** its configured parameters */
+  /** Its configured parameters. */
   options: ModelParameters;
-  /** nil, or a map of facts that the header of its file states; nil for `echo` and for models from descriptors */
+  /** Nil, or a map of facts that the header of its file states; nil for `echo` and for models from descriptors. */
   file_info: FileInfo | null;
-  /** nil, or the reason why the header cannot be read, such as no answer from a file server within 5 s */
+  /** Nil, or the reason why the header cannot be read, such as no answer from a file server within 5 s. */
   file_error: string | null;
-  /** nil if nothing is known, or the memory that its next load needs: `slots`, `ctx_size` (of each slot), and the keys of `memory` in bytes. Once the model has been loaded, llama.cpp has estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is not known), and the others are nil */
+  /** Nil if nothing is known, or the memory that its next load needs: `slots`, `ctx_size` (of each slot), and the keys of `memory` in bytes. Once the model has been loaded, llama.cpp has estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is not known), and the others are nil. */
   estimate: Fields | null;
 }
 
 export interface FileInfo {
-  /** its name as its author gives it */
+  /** Its name as its author gives it. */
   title: string | null;
-  /** such as `llama` */
+  /** Such as `llama`. */
   architecture: string | null;
-  /** such as `Q4_K_M` */
+  /** Such as `Q4_K_M`. */
   quantization: string | null;
-  /** number of its weights */
+  /** Number of its weights. */
   parameters: number;
-  /** the context with which it was trained, in tokens */
+  /** The context with which it was trained, in tokens. */
   ctx_size_trained: number | null;
-  /** numbers in the embedding of a token */
+  /** Numbers in the embedding of a token. */
   embedding_size: number | null;
-  /** number of its layers */
+  /** Number of its layers. */
   layers: number | null;
-  /** its license */
+  /** Its license. */
   license: string | null;
-  /** the address of the license's text */
+  /** The address of the license's text. */
   license_link: string | null;
-  /** its own chat template, which the parameters `chat-template` and `chat-template-file` replace; nil above 262144 characters */
+  /** Its own chat template, which the parameters `chat-template` and `chat-template-file` replace; nil above 262144 characters. */
   chat_template: string | null;
-  /** whether that template uses tools */
+  /** Whether that template uses tools. */
   supports_tools: boolean;
-  /** KV state of a token; layers that attend to a window take less */
+  /** KV state of a token; layers that attend to a window take less. */
   kv_token_bytes_max: number | null;
 }
 
 export interface SessionInfo {
-  /** the handle; nil for a dormant session */
+  /** The handle; nil for a dormant session. */
   context: Context | null;
-  /** the user to whom it belongs */
+  /** The user to whom it belongs. */
   uid: number;
-  /** the name of a gateway's own user, as far as the daemon knows it, or empty */
+  /** The name of a gateway's own user, as far as the daemon knows it, or empty. */
   user: string;
-  /** the label of the program to which it belongs, or empty */
+  /** The label of the program to which it belongs, or empty. */
   label: string;
-  /** its id, or nil */
+  /** Its id, or nil. */
   session_id: string | null;
-  /** the model's name */
+  /** The model's name. */
   model: string;
-  /** `empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or `dormant`; with `all` and `dormant` also `arriving`, `departed` (moving sessions) or `copy` (copies) */
+  /** `empty`, `ready`, `waiting`, `running`, `parked`, `done`, `failed`, `unloaded` or `dormant`; with `all` and `dormant` also `arriving`, `departed` (moving sessions) or `copy` (copies). */
   state: string;
-  /** priority of its turns */
+  /** Priority of its turns. */
   priority: Priority;
-  /** tokens of its history */
+  /** Tokens of its history. */
   tokens: number;
-  /** whether it is written to the journal; false if the daemon cannot write; nil without an id, or without `persist` */
+  /** Whether it is written to the journal; false if the daemon cannot write; nil without an id, or without `persist`. */
   persisted: boolean | null;
-  /** turns begun so far; a resumed turn keeps its number */
+  /** Turns begun so far; a resumed turn keeps its number. */
   turns: number;
-  /** its title: the one that `update_session` has set, or else the first words of its first message; empty for other users' sessions */
+  /** Its title: the one that `update_session` has set, or else the first words of its first message; empty for other users' sessions. */
   title: string;
-  /** whether it is kept */
+  /** Whether it is kept. */
   kept: boolean;
-  /** of a dormant session: seconds until it is deleted because of its age; nil if it is open or kept */
+  /** Of a dormant session: seconds until it is deleted because of its age; nil if it is open or kept. */
   expires_s: number | null;
-  /** whether its last turn was interrupted and can be resumed; false during a turn */
+  /** Whether its last turn was interrupted and can be resumed; false during a turn. */
   interrupted: boolean;
-  /** time since its last use; 0 during a turn */
+  /** Time since its last use; 0 during a turn. */
   idle_s: number;
-  /** whether it counts in the maximum of sessions; false if it is dormant or has yielded its place */
+  /** Whether it counts in the maximum of sessions; false if it is dormant or has yielded its place. */
   has_place: boolean;
-  /** the user for whom a gateway has opened it last, or empty */
+  /** The user for whom a gateway has opened it last, or empty. */
   on_behalf_of: string;
-  /** nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the transfer gave them; of a copy the stream as `id`, and the `peer` that has the session */
+  /** Nil, or of a session that arrives or has departed: `id` and `peer` as the caller of the transfer gave them; of a copy the stream as `id`, and the `peer` that has the session. */
   transfer: Fields | null;
-  /** in a fleet, its node; otherwise absent */
+  /** In a fleet, its node; otherwise absent. */
   node?: string | undefined;
 }
 
@@ -374,39 +374,39 @@ export function readSessionInfo(fields: Fields): SessionInfo {
 }
 
 export interface TaskInfo {
-  /** its number; nil while the turn waits for its model to be loaded */
+  /** Its number; nil while the turn waits for its model to be loaded. */
   task: number | null;
-  /** the user to whom it belongs */
+  /** The user to whom it belongs. */
   uid: number;
-  /** the name of a gateway's own user, as far as the daemon knows it, or empty */
+  /** The name of a gateway's own user, as far as the daemon knows it, or empty. */
   user: string;
-  /** the label of the program to which it belongs, or empty */
+  /** The label of the program to which it belongs, or empty. */
   label: string;
-  /** the context's handle */
+  /** The context's handle. */
   context: Context;
-  /** the session's id, or nil */
+  /** The session's id, or nil. */
   session_id: string | null;
-  /** the model's name */
+  /** The model's name. */
   model: string;
-  /** `waiting`, `running` or `parked` */
+  /** `waiting`, `running` or `parked`. */
   state: string;
-  /** the turn's priority class */
+  /** The turn's priority class. */
   priority: Priority;
-  /** the class to which waiting has raised it */
+  /** The class to which waiting has raised it. */
   effective_priority: Priority | null;
-  /** 0 in a slot, 1 for the next turn to get one; turns of other users count */
+  /** 0 in a slot, 1 for the next turn to get one; turns of other users count. */
   position: number | null;
-  /** seconds until it is expected to get a slot; nil if that cannot be estimated: it was parked by hand, or waits for its reader or for KV space */
+  /** Seconds until it is expected to get a slot; nil if that cannot be estimated: it was parked by hand, or waits for its reader or for KV space. */
   starts_in_s: number | null;
-  /** tokens of the prompt, including the history */
+  /** Tokens of the prompt, including the history. */
   prompt_tokens: number;
-  /** tokens of prompt and answer that the engine has computed */
+  /** Tokens of prompt and answer that the engine has computed. */
   computed_tokens: number | null;
-  /** tokens sent so far */
+  /** Tokens sent so far. */
   output_tokens: number;
-  /** time since it was queued */
+  /** Time since it was queued. */
   age_s: number;
-  /** in a fleet, its node; otherwise absent */
+  /** In a fleet, its node; otherwise absent. */
   node?: string | undefined;
 }
 
@@ -415,114 +415,114 @@ export function readTaskInfo(fields: Fields): TaskInfo {
 }
 
 export interface Stats {
-  /** time since the start */
+  /** Time since the start. */
   uptime_s: number;
-  /** the daemon's process */
+  /** The daemon's process. */
   pid: number;
-  /** its start count */
+  /** Its start count. */
   instance: number;
-  /** whether it refuses new work */
+  /** Whether it refuses new work. */
   draining: boolean;
-  /** whether systemd listens: connections wait there while the daemon restarts */
+  /** Whether systemd listens: connections wait there while the daemon restarts. */
   socket_activated: boolean;
-  /** open connections */
+  /** Open connections. */
   connections: number;
-  /** open sessions with a place */
+  /** Open sessions with a place. */
   sessions: number;
-  /** open sessions that have yielded their place */
+  /** Open sessions that have yielded their place. */
   sessions_yielded: number;
-  /** the maximum of open sessions */
+  /** The maximum of open sessions. */
   sessions_max: number;
-  /** requests that wait for the place of an open session */
+  /** Requests that wait for the place of an open session. */
   sessions_waiting: number;
-  /** dormant sessions */
+  /** Dormant sessions. */
   sessions_dormant: number;
-  /** sessions expired since the start */
+  /** Sessions expired since the start. */
   sessions_expired: number;
-  /** state of the journal of sessions with an id, a map of `state` (`written`; `failing`: it cannot be written; `refused`: it is a newer version's), `cause` (of the last failure, or nil), `sessions` (their number) and `moved_to` (the path to which a damaged journal, or one of an older version, was moved at the start, or nil) */
+  /** State of the journal of sessions with an id, a map of `state` (`written`; `failing`: it cannot be written; `refused`: it is a newer version's), `cause` (of the last failure, or nil), `sessions` (their number) and `moved_to` (the path to which a damaged journal, or one of an older version, was moved at the start, or nil). */
   journal: Fields;
-  /** the optional components and their health: `config`, `state`, `journal`, `kv-store`, `models`, `models-dir`, `model-files`, `memory`, `cores`, `notify`, `metrics`, `traces`, `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`, `effect`, `remedy` and `failing_s` (the seconds since then) */
+  /** The optional components and their health: `config`, `state`, `journal`, `kv-store`, `models`, `models-dir`, `model-files`, `memory`, `cores`, `notify`, `metrics`, `traces`, `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`, `effect`, `remedy` and `failing_s` (the seconds since then). */
   components: Fields[];
-  /** where Prometheus can scrape the metrics: HOST:PORT or a path; nil: they are not served */
+  /** Where Prometheus can scrape the metrics: HOST:PORT or a path; nil: they are not served. */
   metrics_address: string | null;
-  /** a map of `file` (the setting `log-file`, or nil), `journal` (nil unless the log goes to systemd's journal; else a map of its `unit`, or nil, and whether it is a `user`'s), `levels` by logger, and `texts` (whether prompts and answers are logged) */
+  /** A map of `file` (the setting `log-file`, or nil), `journal` (nil unless the log goes to systemd's journal; else a map of its `unit`, or nil, and whether it is a `user`'s), `levels` by logger, and `texts` (whether prompts and answers are logged). */
   log: Fields;
-  /** settings whose new values in the configuration file take effect after a restart */
+  /** Settings whose new values in the configuration file take effect after a restart. */
   pending_restart: string[];
-  /** waiting turns */
+  /** Waiting turns. */
   waiting: number;
-  /** running turns */
+  /** Running turns. */
   running: number;
-  /** parked turns */
+  /** Parked turns. */
   parked: number;
-  /** turns refused with `Busy` since the start */
+  /** Turns refused with `Busy` since the start. */
   refused: number;
-  /** times since the start that a turn continued in another worker, because its own had died or was swapped */
+  /** Times since the start that a turn continued in another worker, because its own had died or was swapped. */
   recovered: number;
-  /** a histogram of `retry_after_s` divided by the actual time until a retry would have been admitted: a map of the buckets' upper bounds (0.25, 0.5, 0.8, 1.25, 2.0, 4.0, inf) to counts */
+  /** A histogram of `retry_after_s` divided by the actual time until a retry would have been admitted: a map of the buckets' upper bounds (0.25, 0.5, 0.8, 1.25, 2.0, 4.0, inf) to counts. */
   retry_after_ratio: Fields;
-  /** CPU cores that the models share */
+  /** CPU cores that the models share. */
   cores: number;
-  /** a map of `low` (whether memory is low now), `free_bytes` (the machine's free memory, less the headroom and, without `memory_bytes`, less the memory reserved for models; negative: missing), `pressure_known` (whether the kernel has pressure stall information), `load_free_bytes` (memory that a load may take now), `load_evictable_bytes` (memory beside it of models without tasks, which a load may have unloaded), and since the start: `low_events` (times that memory became low), `kv_bytes_freed`, `models_unloaded` and `model_bytes_freed` */
+  /** A map of `low` (whether memory is low now), `free_bytes` (the machine's free memory, less the headroom and, without `memory_bytes`, less the memory reserved for models; negative: missing), `pressure_known` (whether the kernel has pressure stall information), `load_free_bytes` (memory that a load may take now), `load_evictable_bytes` (memory beside it of models without tasks, which a load may have unloaded), and since the start: `low_events` (times that memory became low), `kv_bytes_freed`, `models_unloaded` and `model_bytes_freed`. */
   memory: Fields;
-  /** a map of the names of loaded models to their engines' counters */
+  /** A map of the names of loaded models to their engines' counters. */
   models: Fields;
-  /** the metrics in metrics.md, except the histograms and `process_…`: a map of the names, without `inferd_` and `_total`, to an array of maps of the labels and `value`; the models' values come from the daemon's memory, without a query to the engines */
+  /** The metrics in metrics.md, except the histograms and `process_…`: a map of the names, without `inferd_` and `_total`, to an array of maps of the labels and `value`; the models' values come from the daemon's memory, without a query to the engines. */
   metrics: Fields;
-  /** in a fleet, those of each node; otherwise absent */
+  /** In a fleet, those of each node; otherwise absent. */
   nodes?: Fields | undefined;
-  /** in a fleet, the nodes that do not answer; otherwise absent */
+  /** In a fleet, the nodes that do not answer; otherwise absent. */
   unreachable?: string[] | undefined;
 }
 
 export interface ErrorFields {
-  /** its name; never changes once released */
+  /** Its name; never changes once released. */
   name: string;
-  /** the name as a number: 0–8 and 100–103 are WasmEdge's, inferd's own begin at 200 */
+  /** The name as a number: 0–8 and 100–103 are WasmEdge's, inferd's own begin at 200. */
   number: number;
-  /** a description with the values, for people */
+  /** A description with the values, for people. */
   message: string;
-  /** a remedy, for people */
+  /** A remedy, for people. */
   hint: string;
-  /** whether the same request may succeed later */
+  /** Whether the same request may succeed later. */
   retryable: boolean;
-  /** values for programs, as described below */
+  /** Values for programs, as described below. */
   data: Fields;
 }
 
 export interface LoadParams {
-  /** first: the model's name, or `preload:` and its name; absent or empty with `fd`. Second: parameters as JSON */
+  /** first: the model's name, or `preload:` and its name; absent or empty with `fd`. Second: parameters as JSON. */
   builders?: Uint8Array[] | undefined;
-  /** a graph encoding: ggml or autodetect; others are `InvalidEncoding` */
+  /** A graph encoding: ggml or autodetect; others are `InvalidEncoding`. */
   encoding?: number | string | undefined;
-  /** an execution target: cpu puts no layers on the GPU, gpu all that the configuration allows; tpu and npu are `UnsupportedOperation` */
+  /** An execution target: cpu puts no layers on the GPU, gpu all that the configuration allows; tpu and npu are `UnsupportedOperation`. */
   target?: number | string | undefined;
-  /** 0 or more: the model's file in a descriptor */
+  /** 0 or more: the model's file in a descriptor. */
   fd?: number | undefined;
-  /** send events while it loads */
+  /** Send events while it loads. */
   progress?: boolean | undefined;
 }
 
 export interface LoadResult {
-  /** the handle */
+  /** The handle. */
   graph: Graph;
-  /** the model's name */
+  /** The model's name. */
   model: string;
-  /** identifies the computation: file, slots, llama.cpp's build */
+  /** Identifies the computation: file, slots, llama.cpp's build. */
   fingerprint: string;
-  /** context size of this graph, in tokens */
+  /** Context size of this graph, in tokens. */
   ctx_size: number;
-  /** turns that the model's engine computes at the same time */
+  /** Turns that the model's engine computes at the same time. */
   slots: number;
-  /** the special tokens that the vocabulary has: by name (`bos`, `eos`, `eot`, `sep`, `nl`, `pad`, `mask`, and to fill in the middle `fim-pre`, `fim-suf`, `fim-mid`, `fim-pad`, `fim-rep`, `fim-sep`) a map with `id` and `text` */
+  /** The special tokens that the vocabulary has: by name (`bos`, `eos`, `eot`, `sep`, `nl`, `pad`, `mask`, and to fill in the middle `fim-pre`, `fim-suf`, `fim-mid`, `fim-pad`, `fim-rep`, `fim-sep`) a map with `id` and `text`. */
   special_tokens: Fields;
-  /** requested parameters that are not in force, with the values in force */
+  /** Requested parameters that are not in force, with the values in force. */
   not_applied: Fields;
-  /** unknown keys */
+  /** Unknown keys. */
   ignored: string[];
-  /** parameters out of their range, with the values used instead */
+  /** Parameters out of their range, with the values used instead. */
   adjusted: Fields;
-  /** whether the model computes tensors; see `compute` */
+  /** Whether the model computes tensors; see `compute`. */
   tensors: boolean;
 }
 
@@ -531,7 +531,7 @@ export function readLoadResult(fields: Fields): LoadResult {
 }
 
 export interface LoadEvent {
-  /** progress of the load, or the copied fraction of the file, 0 … 1 */
+  /** Progress of the load, or the copied fraction of the file, 0 … 1. */
   progress: number;
 }
 
@@ -540,57 +540,44 @@ export function readLoadEvent(fields: Fields): LoadEvent {
 }
 
 export interface LoadByNameParams {
-  /** the model's name, as `models` lists it, or another form of it */
+  /** The model's name, as `models` lists it, or another form of it. */
   name: string;
-  /** send events while it loads */
+  /** Send events while it loads. */
   progress?: boolean | undefined;
 }
+
+export type LoadByNameResult = LoadResult;
+
+export type LoadByNameEvent = LoadEvent;
 
 export interface LoadByNameWithConfigParams {
-  /** the model's name */
+  /** The model's name. */
   name: string;
-  /** parameters as JSON; they hold for this graph only */
+  /** Parameters as JSON; they hold for this graph only. */
   config?: string | undefined;
-  /** send events while it loads */
+  /** Send events while it loads. */
   progress?: boolean | undefined;
 }
 
-export interface UnloadParams {
-  /** the graph's handle */
-  graph: Graph;
-  /** keep the model loaded for as long as the daemon keeps an idle model */
-  keep?: boolean | undefined;
-}
+export type LoadByNameWithConfigResult = LoadResult;
 
-export interface InitBackendParams {
-  /** JSON */
-  config?: string | undefined;
-}
-
-export interface InitBackendResult {
-  /** the ignored keys */
-  ignored: string[];
-}
-
-export function readInitBackendResult(fields: Fields): InitBackendResult {
-  return { ignored: [], ...fields } as unknown as InitBackendResult;
-}
+export type LoadByNameWithConfigEvent = LoadEvent;
 
 export interface InitExecutionContextParams {
-  /** the graph's handle */
+  /** The graph's handle. */
   graph: Graph;
-  /** the class of the context's turns, and of the wait; empty: `normal` */
+  /** The class of the context's turns, and of the wait; empty: `normal`. */
   priority?: Priority | "" | undefined;
-  /** the longest wait for a place; 0: fail at once */
+  /** The longest wait for a place; 0: fail at once. */
   queue_timeout_s?: number | undefined;
-  /** the name of the state with which the context begins, or of a shared one; empty: no history */
+  /** The name of the state with which the context begins, or of a shared one; empty: no history. */
   from_state?: string | undefined;
 }
 
 export interface InitExecutionContextResult {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** the session existed before and has its history */
+  /** The session existed before and has its history. */
   attached: boolean;
 }
 
@@ -598,49 +585,34 @@ export function readInitExecutionContextResult(fields: Fields): InitExecutionCon
   return { attached: false, ...fields, context: toHandle<Context>(fields.context) } as unknown as InitExecutionContextResult;
 }
 
-export interface InitExecutionContextWithSessionIdParams {
-  /** a graph of the model that the session began with */
-  graph: Graph;
-  /** 1 to 128 characters */
-  session_id: string;
-  /** the session and its KV state may be written to disk; false is permanent for a session */
-  persist?: boolean | undefined;
-  /** the class of the session's turns, and of the wait; empty: the session's, or `normal` */
-  priority?: Priority | "" | undefined;
-  /** the longest wait for a place; 0: fail at once */
-  queue_timeout_s?: number | undefined;
-  /** the name of the state with which a new session begins, or of a shared one; an existing session keeps its history */
-  from_state?: string | undefined;
-}
-
 export interface SetInputParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** 1: parameters; any other: the prompt */
+  /** 1: parameters; any other: the prompt. */
   index: number;
-  /** the bytes */
+  /** The bytes. */
   tensor: Tensor;
 }
 
 export interface ComputeParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** named tensors; nil: use the inputs from `set_input` */
+  /** Named tensors; nil: use the inputs from `set_input`. */
   inputs?: [string, Tensor][] | null | undefined;
-  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
   priority?: Priority | "" | undefined;
-  /** each turn that the call begins must begin within this; 0: no bound */
+  /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
+  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
   timeout_s?: number | undefined;
-  /** the caller's span; see traces */
+  /** The caller's span; see traces. */
   traceparent?: string | undefined;
 }
 
 export interface ComputeResult {
-  /** with `inputs`: those of the tensor model; or, with a prompt, one tensor named `output`. It has the prompt's type and shape if it has the prompt's length, else type u8 */
+  /** With `inputs`: those of the tensor model; or, with a prompt, one tensor named `output`. It has the prompt's type and shape if it has the prompt's length, else type u8. */
   outputs: [string, Tensor][];
-  /** with `inputs`: the metadata */
+  /** With `inputs`: the metadata. */
   metadata: Metadata;
 }
 
@@ -649,20 +621,20 @@ export function readComputeResult(fields: Fields): ComputeResult {
 }
 
 export interface ComputeSingleParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
   priority?: Priority | "" | undefined;
-  /** each turn that the call begins must begin within this; 0: no bound */
+  /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
+  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
   timeout_s?: number | undefined;
-  /** the caller's span; see traces */
+  /** The caller's span; see traces. */
   traceparent?: string | undefined;
 }
 
 export interface ComputeSingleResult {
-  /** the bytes that `get_output_single` would return, which saves that call. Empty while a character or a possible stop text is incomplete */
+  /** The bytes that `get_output_single` would return, which saves that call. Empty while a character or a possible stop text is incomplete. */
   piece: Uint8Array;
 }
 
@@ -671,16 +643,16 @@ export function readComputeSingleResult(fields: Fields): ComputeSingleResult {
 }
 
 export interface GetOutputParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** 0 or 1, else `NotFound` */
+  /** 0 or 1, else `NotFound`. */
   index?: number | undefined;
-  /** size of the caller's buffer in bytes; a longer output is `TooLarge` with `data.needed`, and nothing is lost. −1: unlimited */
+  /** Size of the caller's buffer in bytes; a longer output is `TooLarge` with `data.needed`, and nothing is lost. −1: unlimited. */
   size_max?: number | undefined;
 }
 
 export interface GetOutputResult {
-  /** the bytes */
+  /** The bytes. */
   data: Uint8Array;
 }
 
@@ -688,33 +660,48 @@ export function readGetOutputResult(fields: Fields): GetOutputResult {
   return { ...fields } as unknown as GetOutputResult;
 }
 
+export type GetOutputSingleParams = GetOutputParams;
+
+export type GetOutputSingleResult = GetOutputResult;
+
 export interface FiniSingleParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
 }
 
 export interface FinalizeExecutionContextParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** make a session with an id dormant until it is opened again */
+  /** Make a session with an id dormant until it is opened again. */
   keep?: boolean | undefined;
 }
 
+export interface UnloadParams {
+  /** The graph's handle. */
+  graph: Graph;
+  /** Keep the model loaded for as long as the daemon keeps an idle model. */
+  keep?: boolean | undefined;
+}
+
+export type PromptInitParams = InitExecutionContextParams;
+
+export type PromptInitResult = InitExecutionContextResult;
+
 export interface PromptComputeParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** the text */
+  /** The text. */
   prompt: string;
-  /** for this turn */
+  /** For this turn. */
   priority?: Priority | "" | undefined;
-  /** the turn must end within this; 0: no bound */
+  /** The turn must end within this; 0: no bound. */
   timeout_s?: number | undefined;
-  /** the caller's span; see traces */
+  /** The caller's span; see traces. */
   traceparent?: string | undefined;
 }
 
 export interface PromptComputeResult {
-  /** the answer */
+  /** The answer. */
   text: string;
 }
 
@@ -722,33 +709,66 @@ export function readPromptComputeResult(fields: Fields): PromptComputeResult {
   return { ...fields } as unknown as PromptComputeResult;
 }
 
-export interface RunInferenceParams {
-  /** the handle */
-  context: Context;
-  /** the text, as for `set_input`; zero bytes at its end are removed */
-  tensor: Tensor;
-  /** ignored */
-  index?: number | undefined;
-  /** parameters for this turn as JSON */
+export interface InitBackendParams {
+  /** JSON. */
   config?: string | undefined;
-  /** as in `get_output` */
-  size_max?: number | undefined;
-  /** for this turn */
+}
+
+export interface InitBackendResult {
+  /** The ignored keys. */
+  ignored: string[];
+}
+
+export function readInitBackendResult(fields: Fields): InitBackendResult {
+  return { ignored: [], ...fields } as unknown as InitBackendResult;
+}
+
+export interface InitExecutionContextWithSessionIdParams {
+  /** A graph of the model that the session began with. */
+  graph: Graph;
+  /** 1 to 128 characters. */
+  session_id: string;
+  /** The session and its KV state may be written to disk; false is permanent for a session. */
+  persist?: boolean | undefined;
+  /** The class of the session's turns, and of the wait; empty: the session's, or `normal`. */
   priority?: Priority | "" | undefined;
-  /** the turn must end within this; 0: no bound */
+  /** The longest wait for a place; 0: fail at once. */
+  queue_timeout_s?: number | undefined;
+  /** The name of the state with which a new session begins, or of a shared one; an existing session keeps its history. */
+  from_state?: string | undefined;
+}
+
+export type InitExecutionContextWithSessionIdResult = InitExecutionContextResult;
+
+export type CloseExecutionContextParams = FinalizeExecutionContextParams;
+
+export interface RunInferenceParams {
+  /** The handle. */
+  context: Context;
+  /** The text, as for `set_input`; zero bytes at its end are removed. */
+  tensor: Tensor;
+  /** Ignored. */
+  index?: number | undefined;
+  /** Parameters for this turn as JSON. */
+  config?: string | undefined;
+  /** As in `get_output`. */
+  size_max?: number | undefined;
+  /** For this turn. */
+  priority?: Priority | "" | undefined;
+  /** The turn must end within this; 0: no bound. */
   timeout_s?: number | undefined;
-  /** the caller's span; see traces */
+  /** The caller's span; see traces. */
   traceparent?: string | undefined;
 }
 
 export interface RunInferenceResult {
-  /** the answer; of a stream the rest of it, which was withheld until the end */
+  /** The answer; of a stream the rest of it, which was withheld until the end. */
   text: Uint8Array;
-  /** the reasoning before the answer, with `reasoning-format`; of a stream the rest of it */
+  /** The reasoning before the answer, with `reasoning-format`; of a stream the rest of it. */
   reasoning: Uint8Array;
-  /** the answer's tool calls; of a stream the last parts of them */
+  /** The answer's tool calls; of a stream the last parts of them. */
   tool_calls: ToolCallPart[];
-  /** the metadata */
+  /** The metadata. */
   metadata: Metadata;
 }
 
@@ -757,71 +777,58 @@ export function readRunInferenceResult(fields: Fields): RunInferenceResult {
 }
 
 export interface StreamParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** the user's next message */
+  /** The user's next message. */
   prompt?: string | null | undefined;
-  /** token ids of the model, added to the history unchanged; with them, `prompt` and `raw` are ignored */
+  /** Token ids of the model, added to the history unchanged; with them, `prompt` and `raw` are ignored. */
   prompt_tokens?: number[] | null | undefined;
-  /** 1 to 1000 messages; with them, `prompt`, `prompt_tokens` and `raw` are ignored */
+  /** 1 to 1000 messages; with them, `prompt`, `prompt_tokens` and `raw` are ignored. */
   messages?: Message[] | null | undefined;
-  /** add `prompt` unchanged */
+  /** Add `prompt` unchanged. */
   raw?: boolean | undefined;
-  /** parameters for this turn; unknown keys are `InvalidArgument` */
+  /** parameters for this turn; unknown keys are `InvalidArgument`. */
   options?: ModelParameters | undefined;
-  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
   priority?: Priority | "" | undefined;
-  /** each turn that the call begins must begin within this; 0: no bound */
+  /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
+  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
   timeout_s?: number | undefined;
-  /** the caller's span; see traces */
+  /** The caller's span; see traces. */
   traceparent?: string | undefined;
-  /** events that may be sent at first, 1 … 1024; of `resume` a first event with the daemon's output so far is not counted */
+  /** events that may be sent at first, 1 … 1024; of `resume` a first event with the daemon's output so far is not counted. */
   credit?: number | undefined;
-  /** send the turn's position in the queue */
+  /** Send the turn's position in the queue. */
   queue_events?: boolean | undefined;
-  /** send the progress of the prompt; ignored by `chat` */
+  /** Send the progress of the prompt; ignored by `chat`. */
   prompt_progress?: boolean | undefined;
-  /** send an event when the turn gets its slot */
+  /** Send an event when the turn gets its slot. */
   start_event?: boolean | undefined;
 }
 
-export interface StreamResult {
-  /** the answer; of a stream the rest of it, which was withheld until the end */
-  text: Uint8Array;
-  /** the reasoning before the answer, with `reasoning-format`; of a stream the rest of it */
-  reasoning: Uint8Array;
-  /** the answer's tool calls; of a stream the last parts of them */
-  tool_calls: ToolCallPart[];
-  /** the metadata */
-  metadata: Metadata;
-}
-
-export function readStreamResult(fields: Fields): StreamResult {
-  return { text: new Uint8Array(), reasoning: new Uint8Array(), metadata: {}, ...fields, tool_calls: list(fields.tool_calls).map((item) => readToolCallPart(item as Fields)) } as unknown as StreamResult;
-}
+export type StreamResult = RunInferenceResult;
 
 export interface StreamEvent {
-  /** ids of the new tokens */
+  /** Ids of the new tokens. */
   tokens: number[];
-  /** the text that they release: whole UTF-8 characters, and nothing that a stop text may still cut */
+  /** The text that they release: whole UTF-8 characters, and nothing that a stop text may still cut. */
   text: Uint8Array;
-  /** the reasoning that they release instead of text, with the parameter `reasoning-format` */
+  /** The reasoning that they release instead of text, with the parameter `reasoning-format`. */
   reasoning: Uint8Array;
-  /** the parts of tool calls that they release */
+  /** The parts of tool calls that they release. */
   tool_calls: ToolCallPart[];
-  /** in a turn that may have tool calls: the text with reasoning and calls as the model wrote them, where it differs from `text` */
+  /** In a turn that may have tool calls: the text with reasoning and calls as the model wrote them, where it differs from `text`. */
   raw_text: Uint8Array;
-  /** number of the answer's tokens before these */
+  /** Number of the answer's tokens before these. */
   offset: number;
-  /** with `n-probs`: the tokens' logprobs, see metadata */
+  /** With `n-probs`: the tokens' logprobs, see metadata. */
   completion_probabilities: Fields[];
-  /** with `prompt-logprobs`, in the events before the first token: the next of the prompt's logprobs, see metadata */
+  /** With `prompt-logprobs`, in the events before the first token: the next of the prompt's logprobs, see metadata. */
   prompt_logprobs: Fields[];
-  /** number of the prompt's tokens before these; a turn that another worker repeats may begin at 0 again */
+  /** Number of the prompt's tokens before these; a turn that another worker repeats may begin at 0 again. */
   prompt_offset: number;
-  /** with the param `prompt_progress`, in events of their own: `total`, `cache` (not computed), and `processed` tokens of the prompt, and `time_ms` since the first slot */
+  /** With the param `prompt_progress`, in events of their own: `total`, `cache` (not computed), and `processed` tokens of the prompt, and `time_ms` since the first slot. */
   prompt_progress: Fields;
 }
 
@@ -830,11 +837,11 @@ export function readStreamEvent(fields: Fields): StreamEvent {
 }
 
 export interface QueueEvent {
-  /** 1: the next turn to get a slot; 0: it has one */
+  /** 1: the next turn to get a slot; 0: it has one. */
   position: number;
-  /** turns of all users that wait for the model; with position 0 it is 0 */
+  /** Turns of all users that wait for the model; with position 0 it is 0. */
   waiting: number;
-  /** seconds until the turn is expected to get a slot; nil: it cannot be estimated */
+  /** Seconds until the turn is expected to get a slot; nil: it cannot be estimated. */
   starts_in_s: number | null;
 }
 
@@ -842,100 +849,37 @@ export function readQueueEvent(fields: Fields): QueueEvent {
   return { ...fields } as unknown as QueueEvent;
 }
 
-export interface EmbedParams {
-  /** the handle */
-  graph: Graph;
-  /** 1 to 256 */
-  texts: string[];
-  /** `none`, `mean`, `cls`, `last`, `rank`; empty: the model's own, else `mean` */
-  pooling?: string | undefined;
-  /** -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors of `none` and `rank` are not normalized */
-  normalize?: number | undefined;
-  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
-  priority?: Priority | "" | undefined;
-  /** each turn that the call begins must begin within this; 0: no bound */
-  queue_timeout_s?: number | undefined;
-  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
-  timeout_s?: number | undefined;
-  /** the caller's span; see traces */
-  traceparent?: string | undefined;
-}
+export type ChatParams = StreamParams;
 
-export interface EmbedResult {
-  /** one for each text, in their order: a vector of `size` float32, little-endian; with `none` one vector for each token */
-  embeddings: Uint8Array[];
-  /** length of a vector */
-  size: number;
-  /** the pooling that was used */
-  pooling: string;
-  /** number of tokens of each text */
-  tokens: number[];
-  /** the model's name */
-  model: string;
-  /** the model's fingerprint */
-  fingerprint: string;
-}
-
-export function readEmbedResult(fields: Fields): EmbedResult {
-  return { tokens: [], model: "", fingerprint: "", ...fields } as unknown as EmbedResult;
-}
-
-export interface ResumeParams {
-  /** the handle */
-  context: Context;
-  /** the answer's tokens that the client has, from the first one on */
-  tokens?: number[] | undefined;
-  /** the answer's text that the client has, from the same events */
-  text?: Uint8Array | undefined;
-  /** the answer's reasoning that the client has, likewise */
-  reasoning?: Uint8Array | undefined;
-  /** of a turn that may have tool calls, instead of both: the `raw_text` of its events, or their `text` where they have none */
-  raw_text?: Uint8Array | undefined;
-  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
-  priority?: Priority | "" | undefined;
-  /** each turn that the call begins must begin within this; 0: no bound */
-  queue_timeout_s?: number | undefined;
-  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
-  timeout_s?: number | undefined;
-  /** the caller's span; see traces */
-  traceparent?: string | undefined;
-  /** events that may be sent at first, 1 … 1024; of `resume` a first event with the daemon's output so far is not counted */
-  credit?: number | undefined;
-  /** send the turn's position in the queue */
-  queue_events?: boolean | undefined;
-  /** send the progress of the prompt; ignored by `chat` */
-  prompt_progress?: boolean | undefined;
-  /** send an event when the turn gets its slot */
-  start_event?: boolean | undefined;
-}
+export type ChatResult = RunInferenceResult;
 
 export interface AnswersParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** number of answers, 1 … 16 */
+  /** Number of answers, 1 … 16. */
   n?: number | undefined;
-  /** as in `stream`; without `prompt` and `messages`, the turns compute the input that `set_input` left */
+  /** As in `stream`; without `prompt` and `messages`, the turns compute the input that `set_input` left. */
   prompt?: string | null | undefined;
-  /** as in `stream` */
+  /** As in `stream`. */
   prompt_tokens?: number[] | null | undefined;
-  /** as in `stream` */
+  /** As in `stream`. */
   messages?: Message[] | null | undefined;
-  /** add `prompt` unchanged */
+  /** Add `prompt` unchanged. */
   raw?: boolean | undefined;
-  /** parameters for these turns */
+  /** parameters for these turns. */
   options?: ModelParameters | undefined;
-  /** of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
   priority?: Priority | "" | undefined;
-  /** each turn that the call begins must begin within this; 0: no bound */
+  /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** each turn that the call begins must end within this, for `embed` all of them; 0: no bound */
+  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
   timeout_s?: number | undefined;
-  /** the caller's span; see traces */
+  /** The caller's span; see traces. */
   traceparent?: string | undefined;
 }
 
 export interface AnswersResult {
-  /** in their order: `text`, `reasoning` and `tool_calls` as in `chat`, `metadata` (its metadata), and `error`, nil or the error with which it failed; `text` is then its output until the error */
+  /** In their order: `text`, `reasoning` and `tool_calls` as in `chat`, `metadata` (its metadata), and `error`, nil or the error with which it failed; `text` is then its output until the error. */
   answers: AnswerFields[];
 }
 
@@ -944,7 +888,7 @@ export function readAnswersResult(fields: Fields): AnswersResult {
 }
 
 export interface AnswersEvent {
-  /** the contexts of the answers, sent once the first answer has begun: `cancel` ends a running one */
+  /** The contexts of the answers, sent once the first answer has begun: `cancel` ends a running one. */
   contexts: Context[];
 }
 
@@ -952,15 +896,86 @@ export function readAnswersEvent(fields: Fields): AnswersEvent {
   return { ...fields, contexts: list(fields.contexts).map((item) => toHandle<Context>(item)) } as unknown as AnswersEvent;
 }
 
+export interface ResumeParams {
+  /** The handle. */
+  context: Context;
+  /** The answer's tokens that the client has, from the first one on. */
+  tokens?: number[] | undefined;
+  /** The answer's text that the client has, from the same events. */
+  text?: Uint8Array | undefined;
+  /** The answer's reasoning that the client has, likewise. */
+  reasoning?: Uint8Array | undefined;
+  /** Of a turn that may have tool calls, instead of both: the `raw_text` of its events, or their `text` where they have none. */
+  raw_text?: Uint8Array | undefined;
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  priority?: Priority | "" | undefined;
+  /** Each turn that the call begins must begin within this; 0: no bound. */
+  queue_timeout_s?: number | undefined;
+  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  timeout_s?: number | undefined;
+  /** The caller's span; see traces. */
+  traceparent?: string | undefined;
+  /** events that may be sent at first, 1 … 1024; of `resume` a first event with the daemon's output so far is not counted. */
+  credit?: number | undefined;
+  /** Send the turn's position in the queue. */
+  queue_events?: boolean | undefined;
+  /** Send the progress of the prompt; ignored by `chat`. */
+  prompt_progress?: boolean | undefined;
+  /** Send an event when the turn gets its slot. */
+  start_event?: boolean | undefined;
+}
+
+export type ResumeResult = RunInferenceResult;
+
+export type ResumeEvent = StreamEvent;
+
+export interface EmbedParams {
+  /** The handle. */
+  graph: Graph;
+  /** 1 to 256. */
+  texts: string[];
+  /** `none`, `mean`, `cls`, `last`, `rank`; empty: the model's own, else `mean`. */
+  pooling?: string | undefined;
+  /** -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors of `none` and `rank` are not normalized. */
+  normalize?: number | undefined;
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  priority?: Priority | "" | undefined;
+  /** Each turn that the call begins must begin within this; 0: no bound. */
+  queue_timeout_s?: number | undefined;
+  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  timeout_s?: number | undefined;
+  /** The caller's span; see traces. */
+  traceparent?: string | undefined;
+}
+
+export interface EmbedResult {
+  /** One for each text, in their order: a vector of `size` float32, little-endian; with `none` one vector for each token. */
+  embeddings: Uint8Array[];
+  /** Length of a vector. */
+  size: number;
+  /** The pooling that was used. */
+  pooling: string;
+  /** Number of tokens of each text. */
+  tokens: number[];
+  /** The model's name. */
+  model: string;
+  /** The model's fingerprint. */
+  fingerprint: string;
+}
+
+export function readEmbedResult(fields: Fields): EmbedResult {
+  return { tokens: [], model: "", fingerprint: "", ...fields } as unknown as EmbedResult;
+}
+
 export interface CancelParams {
-  /** a request's id on this connection */
+  /** A request's id on this connection. */
   request?: number | null | undefined;
-  /** a context of this user, or for an operator of any user; give either `request` or `context` */
+  /** A context of this user, or for an operator of any user; give either `request` or `context`. */
   context?: Context | null | undefined;
 }
 
 export interface CancelResult {
-  /** whether a turn or request was cancelled */
+  /** Whether a turn or request was cancelled. */
   cancelled: boolean;
 }
 
@@ -968,13 +983,10 @@ export function readCancelResult(fields: Fields): CancelResult {
   return { ...fields } as unknown as CancelResult;
 }
 
-export interface ParkParams {
-  /** the handle */
-  context: Context;
-}
+export type ParkParams = FiniSingleParams;
 
 export interface ParkResult {
-  /** whether the turn yields; false also if there is no turn, or no memory for its state */
+  /** Whether the turn yields; false also if there is no turn, or no memory for its state. */
   parked: boolean;
 }
 
@@ -983,29 +995,29 @@ export function readParkResult(fields: Fields): ParkResult {
 }
 
 export interface ResetParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** the first message of the new history, by the chat template */
+  /** The first message of the new history, by the chat template. */
   system?: string | null | undefined;
 }
 
 export interface RewindParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** go back this many turns, 1 or more; the last 1000 are remembered */
+  /** Go back this many turns, 1 or more; the last 1000 are remembered. */
   turns?: number | null | undefined;
-  /** keep this many tokens, 0 or more */
+  /** Keep this many tokens, 0 or more. */
   tokens?: number | null | undefined;
 }
 
 export interface RewindResult {
-  /** tokens left in the history */
+  /** Tokens left in the history. */
   tokens: number;
-  /** turns that can still be removed */
+  /** Turns that can still be removed. */
   turns: number;
-  /** tokens of the history that currently need not be computed again */
+  /** Tokens of the history that currently need not be computed again. */
   cached_tokens: number;
-  /** `cached`, or `recomputed`: the next turn computes more than the last token of the history again */
+  /** `cached`, or `recomputed`: the next turn computes more than the last token of the history again. */
   kv: string;
 }
 
@@ -1014,26 +1026,26 @@ export function readRewindResult(fields: Fields): RewindResult {
 }
 
 export interface ForkSessionParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** number of branches, 1 … 16 */
+  /** Number of branches, 1 … 16. */
   n?: number | undefined;
-  /** an id for each branch, all different and not in use; empty: the branches have no id */
+  /** An id for each branch, all different and not in use; empty: the branches have no id. */
   session_ids?: string[] | undefined;
-  /** the class of the wait for places; empty: the context's */
+  /** The class of the wait for places; empty: the context's. */
   priority?: Priority | "" | undefined;
-  /** the longest wait for places; 0: fail at once */
+  /** The longest wait for places; 0: fail at once. */
   queue_timeout_s?: number | undefined;
 }
 
 export interface ForkSessionResult {
-  /** the branches' handles */
+  /** The branches' handles. */
   contexts: Context[];
-  /** tokens of the history */
+  /** Tokens of the history. */
   tokens: number;
-  /** tokens of the history that a branch currently need not compute again */
+  /** Tokens of the history that a branch currently need not compute again. */
   cached_tokens: number;
-  /** as in `rewind` */
+  /** As in `rewind`. */
   kv: string;
 }
 
@@ -1042,22 +1054,22 @@ export function readForkSessionResult(fields: Fields): ForkSessionResult {
 }
 
 export interface HistoryParams {
-  /** a context of this connection */
+  /** A context of this connection. */
   context?: Context | null | undefined;
-  /** a session by its id */
+  /** A session by its id. */
   session_id?: string | null | undefined;
 }
 
 export interface HistoryResult {
-  /** the messages, with the answer of a turn under way so far; empty if the history is raw text. A message that the model no longer reads, because the context was full, has `dropped: true` */
+  /** The messages, with the answer of a turn under way so far; empty if the history is raw text. A message that the model no longer reads, because the context was full, has `dropped: true`. */
   messages: Message[];
-  /** for each turn that `rewind` can remove, the number of messages before it, the latest turn last */
+  /** For each turn that `rewind` can remove, the number of messages before it, the latest turn last. */
   turns: number[];
-  /** the session, as `sessions` describes it */
+  /** The session, as `sessions` describes it. */
   session: Fields;
-  /** the note that `set_options` has stored */
+  /** The note that `set_options` has stored. */
   note: Uint8Array;
-  /** the session's own parameters, as `set_options` and `update_session` have set them */
+  /** The session's own parameters, as `set_options` and `update_session` have set them. */
   options: ModelParameters;
 }
 
@@ -1066,16 +1078,16 @@ export function readHistoryResult(fields: Fields): HistoryResult {
 }
 
 export interface DeleteSessionParams {
-  /** a context of this connection */
+  /** A context of this connection. */
   context?: Context | null | undefined;
-  /** a session of this user and label */
+  /** A session of this user and label. */
   session_id?: string | null | undefined;
-  /** with a `session_id`: seconds in which `restore_session` restores it, up to 3600 */
+  /** With a `session_id`: seconds in which `restore_session` restores it, up to 3600. */
   undo_s?: number | undefined;
 }
 
 export interface DeleteSessionResult {
-  /** whether there was such a session */
+  /** Whether there was such a session. */
   deleted: boolean;
 }
 
@@ -1083,37 +1095,23 @@ export function readDeleteSessionResult(fields: Fields): DeleteSessionResult {
   return { ...fields } as unknown as DeleteSessionResult;
 }
 
-export interface RestoreSessionParams {
-  /** the session */
-  session_id: string;
-}
-
-export interface RestoreSessionResult {
-  /** the session, as `sessions` describes it */
-  session: Fields;
-}
-
-export function readRestoreSessionResult(fields: Fields): RestoreSessionResult {
-  return { ...fields } as unknown as RestoreSessionResult;
-}
-
 export interface UpdateSessionParams {
-  /** the session */
+  /** The session. */
   session_id: string;
-  /** its title, up to 200 characters; empty: the first words of its first message; nil: unchanged */
+  /** Its title, up to 200 characters; empty: the first words of its first message; nil: unchanged. */
   title?: string | null | undefined;
-  /** whether it is kept: it is then not deleted while it is dormant; nil: unchanged */
+  /** Whether it is kept: it is then not deleted while it is dormant; nil: unchanged. */
   kept?: boolean | null | undefined;
-  /** of its turns from now on; empty: unchanged */
+  /** Of its turns from now on; empty: unchanged. */
   priority?: Priority | "" | undefined;
-  /** parameters, as in `set_options` */
+  /** parameters, as in `set_options`. */
   options?: ModelParameters | undefined;
-  /** parameters that lose the session's own value */
+  /** Parameters that lose the session's own value. */
   unset?: string[] | undefined;
 }
 
 export interface UpdateSessionResult {
-  /** the session, as `sessions` describes it */
+  /** The session, as `sessions` describes it. */
   session: Fields;
 }
 
@@ -1121,13 +1119,20 @@ export function readUpdateSessionResult(fields: Fields): UpdateSessionResult {
   return { ...fields } as unknown as UpdateSessionResult;
 }
 
+export interface RestoreSessionParams {
+  /** The session. */
+  session_id: string;
+}
+
+export type RestoreSessionResult = UpdateSessionResult;
+
 export interface ListDeletionsParams {
-  /** delete the notes that are returned */
+  /** Delete the notes that are returned. */
   clear?: boolean | undefined;
 }
 
 export interface ListDeletionsResult {
-  /** one note each */
+  /** One note each. */
   deletions: Fields[];
 }
 
@@ -1136,18 +1141,18 @@ export function readListDeletionsResult(fields: Fields): ListDeletionsResult {
 }
 
 export interface SaveStateParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** 1 to 128 characters; of this user and label */
+  /** 1 to 128 characters; of this user and label. */
   name: string;
-  /** the state replaces one that has the name */
+  /** The state replaces one that has the name. */
   replace?: boolean | undefined;
 }
 
 export interface SaveStateResult {
-  /** tokens of the history */
+  /** Tokens of the history. */
   tokens: number;
-  /** tokens whose KV state is on disk; 0: they are computed again when they are needed */
+  /** Tokens whose KV state is on disk; 0: they are computed again when they are needed. */
   stored_tokens: number;
 }
 
@@ -1156,7 +1161,7 @@ export function readSaveStateResult(fields: Fields): SaveStateResult {
 }
 
 export interface ListStatesResult {
-  /** one state each: the caller's by their names, then those that access rules share with the caller */
+  /** One state each: the caller's by their names, then those that access rules share with the caller. */
   states: Fields[];
 }
 
@@ -1165,12 +1170,12 @@ export function readListStatesResult(fields: Fields): ListStatesResult {
 }
 
 export interface DeleteStateParams {
-  /** a state of this user and label */
+  /** A state of this user and label. */
   name: string;
 }
 
 export interface DeleteStateResult {
-  /** whether there was such a state */
+  /** Whether there was such a state. */
   deleted: boolean;
 }
 
@@ -1179,26 +1184,26 @@ export function readDeleteStateResult(fields: Fields): DeleteStateResult {
 }
 
 export interface ExportSessionParams {
-  /** the session */
+  /** The session. */
   session_id: string;
-  /** the transfer's id, of 1 to 64 characters; it must be a new one for each transfer */
+  /** The transfer's id, of 1 to 64 characters; it must be a new one for each transfer. */
   transfer: string;
-  /** the session's user, who may be another one for an operator; nil: the caller's */
+  /** The session's user, who may be another one for an operator; nil: the caller's. */
   uid?: number | null | undefined;
-  /** the session's label */
+  /** The session's label. */
   label?: string | undefined;
-  /** the caller's name of the other daemon, for `sessions` */
+  /** The caller's name of the other daemon, for `sessions`. */
   peer?: string | undefined;
-  /** the first byte of the part; 0 begins the transfer */
+  /** The first byte of the part; 0 begins the transfer. */
   offset?: number | undefined;
 }
 
 export interface ExportSessionResult {
-  /** the part */
+  /** The part. */
   data: Uint8Array;
-  /** the size of all parts */
+  /** The size of all parts. */
   size: number;
-  /** the session's user as a gateway has named it; empty: the caller's user */
+  /** The session's user as a gateway has named it; empty: the caller's user. */
   on_behalf_of: string;
 }
 
@@ -1207,26 +1212,26 @@ export function readExportSessionResult(fields: Fields): ExportSessionResult {
 }
 
 export interface ImportSessionParams {
-  /** the session */
+  /** The session. */
   session_id: string;
-  /** the transfer's id */
+  /** The transfer's id. */
   transfer: string;
-  /** the part */
+  /** The part. */
   data: Uint8Array;
-  /** the size of all parts */
+  /** The size of all parts. */
   size: number;
-  /** the session's user; empty: the caller's */
+  /** The session's user; empty: the caller's. */
   on_behalf_of?: string | undefined;
-  /** the session's label */
+  /** The session's label. */
   label?: string | undefined;
-  /** the caller's name of the other daemon, for `sessions` */
+  /** The caller's name of the other daemon, for `sessions`. */
   peer?: string | undefined;
-  /** the first byte of the part; 0 begins again */
+  /** The first byte of the part; 0 begins again. */
   offset?: number | undefined;
 }
 
 export interface ImportSessionResult {
-  /** the number of bytes after which the session has arrived */
+  /** The number of bytes after which the session has arrived. */
   size: number;
 }
 
@@ -1235,29 +1240,29 @@ export function readImportSessionResult(fields: Fields): ImportSessionResult {
 }
 
 export interface EndTransferParams {
-  /** the transfer's id */
+  /** The transfer's id. */
   transfer: string;
-  /** of a held session, on the connection that exports it: `keep` or `release`; of an arriving one, or of a copy: `keep` or `drop`; of the record of a departed one: `drop` */
+  /** Of a held session, on the connection that exports it: `keep` or `release`; of an arriving one, or of a copy: `keep` or `drop`; of the record of a departed one: `drop`. */
   outcome: string;
 }
 
 export interface ReadCopyParams {
-  /** the session */
+  /** The session. */
   session_id: string;
-  /** the session's user; empty: the caller's */
+  /** The session's user; empty: the caller's. */
   on_behalf_of?: string | undefined;
-  /** the session's label */
+  /** The session's label. */
   label?: string | undefined;
 }
 
 export interface ReadCopyResult {
-  /** the stream; if the session is open and its changes are sent, they continue this stream */
+  /** The stream; if the session is open and its changes are sent, they continue this stream. */
   stream: string;
-  /** the number of this change in it */
+  /** The number of this change in it. */
   number: number;
-  /** the whole session as a change */
+  /** The whole session as a change. */
   data: Uint8Array;
-  /** the session's model */
+  /** The session's model. */
   model: string;
 }
 
@@ -1266,44 +1271,41 @@ export function readReadCopyResult(fields: Fields): ReadCopyResult {
 }
 
 export interface StoreCopyParams {
-  /** the session */
+  /** The session. */
   session_id: string;
-  /** the stream of the change, of 1 to 64 characters */
+  /** The stream of the change, of 1 to 64 characters. */
   stream: string;
-  /** its number */
+  /** Its number. */
   number: number;
-  /** the change, or a part of it */
+  /** The change, or a part of it. */
   data: Uint8Array;
-  /** the size of all parts */
+  /** The size of all parts. */
   size: number;
-  /** the session's user; empty: the caller's */
+  /** The session's user; empty: the caller's. */
   on_behalf_of?: string | undefined;
-  /** the session's label */
+  /** The session's label. */
   label?: string | undefined;
-  /** the caller's name of the daemon that has the session, for `sessions` */
+  /** The caller's name of the daemon that has the session, for `sessions`. */
   peer?: string | undefined;
-  /** the first byte of the part; 0 begins again */
+  /** The first byte of the part; 0 begins again. */
   offset?: number | undefined;
 }
 
 export interface SetOptionsParams {
-  /** the handle */
+  /** The handle. */
   context: Context;
-  /** parameters; unknown keys are `InvalidArgument` */
+  /** parameters; unknown keys are `InvalidArgument`. */
   options?: ModelParameters | undefined;
-  /** of the context's turns from now on; empty: unchanged */
+  /** Of the context's turns from now on; empty: unchanged. */
   priority?: Priority | "" | undefined;
-  /** bytes of the client's own, up to 256 KiB, which stay with the session as long as it exists; `history` returns them. Branches and named states have none. Empty: none; nil: unchanged */
+  /** Bytes of the client's own, up to 256 KiB, which stay with the session as long as it exists; `history` returns them. Branches and named states have none. Empty: none; nil: unchanged. */
   note?: Uint8Array | null | undefined;
 }
 
-export interface ParametersParams {
-  /** the handle */
-  context: Context;
-}
+export type ParametersParams = FiniSingleParams;
 
 export interface ParametersResult {
-  /** one parameter each */
+  /** One parameter each. */
   parameters: Fields[];
 }
 
@@ -1311,238 +1313,15 @@ export function readParametersResult(fields: Fields): ParametersResult {
   return { ...fields } as unknown as ParametersResult;
 }
 
-export interface UnloadModelParams {
-  /** the model's name */
-  name: string;
-  /** also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator`; no effect on `show` */
-  force?: boolean | undefined;
-}
-
-export interface PinParams {
-  /** the model's name */
-  name: string;
-}
-
-export interface SwapParams {
-  /** the name that gets another model */
-  name: string;
-  /** another model's name, the name of a file in the models directory, or `name` itself */
-  to: string;
-  /** `migrate`: load it beside the old one, if memory holds both; `drain`: in its place */
-  mode?: string | undefined;
-  /** swap even if the new model only makes embeddings and sessions of the name generate text */
-  force?: boolean | undefined;
-}
-
-export interface SwapResult {
-  /** fingerprint of the model that now has the name */
-  fingerprint: string;
-  /** fingerprint of the model that had the name; empty: it was not loaded */
-  previous_fingerprint: string;
-  /** the mode that was used: `migrate` or `drain` */
-  mode: string;
-  /** only from a fleet: the nodes that have swapped */
-  nodes: string[];
-  /** only from a fleet: nodes that cannot be reached, which keep the old model if they have it */
-  unreachable: string[];
-}
-
-export function readSwapResult(fields: Fields): SwapResult {
-  return { previous_fingerprint: "", mode: "migrate", nodes: [], unreachable: [], ...fields } as unknown as SwapResult;
-}
-
-export interface AddModelParams {
-  /** the name that the model gets */
-  name: string;
-  /** the index of the file's descriptor; -1: none */
-  fd?: number | undefined;
-  /** the SHA-256 that the file must have, or empty */
-  sha256?: string | undefined;
-  /** at most 8 texts by name, to keep beside the file: licences, notices, terms */
-  notes?: Fields | undefined;
-  /** without a descriptor: also return the hash of the file that is there */
-  with_hash?: boolean | undefined;
-  /** send progress events */
-  progress?: boolean | undefined;
-}
-
-export interface AddModelResult {
-  /** the path of the file */
-  file: string;
-  /** its size; 0 if it does not exist */
-  size_bytes: number;
-  /** its SHA-256, if it was copied, compared or requested */
-  sha256: string;
-  /** whether it was copied; false if it was there, with the same contents */
-  added: boolean;
-}
-
-export function readAddModelResult(fields: Fields): AddModelResult {
-  return { size_bytes: 0, sha256: "", added: false, ...fields } as unknown as AddModelResult;
-}
-
-export interface AddModelEvent {
-  /** progress of the load, or the copied fraction of the file, 0 … 1 */
-  progress: number;
-}
-
-export function readAddModelEvent(fields: Fields): AddModelEvent {
-  return { ...fields } as unknown as AddModelEvent;
-}
-
-export interface ExportModelParams {
-  /** the model's name; a swap does not change the file */
-  name: string;
-  /** the transfer's id, of 1 to 64 characters; it must be a new one for each transfer */
-  transfer: string;
-  /** the first byte of the part; 0 begins the transfer */
-  offset?: number | undefined;
-}
-
-export interface ExportModelResult {
-  /** the part */
-  data: Uint8Array;
-  /** the size of the file */
-  size: number;
-  /** with the last part: the SHA-256 of all parts, in hexadecimal digits */
-  sha256: string;
-}
-
-export function readExportModelResult(fields: Fields): ExportModelResult {
-  return { sha256: "", ...fields } as unknown as ExportModelResult;
-}
-
-export interface ImportModelParams {
-  /** the name that the model gets */
-  name: string;
-  /** the transfer's id */
-  transfer: string;
-  /** the part */
-  data: Uint8Array;
-  /** the size of the file */
-  size: number;
-  /** the first byte of the part; 0 begins the transfer */
-  offset?: number | undefined;
-  /** the SHA-256 that the file must have; required with the last part */
-  sha256?: string | undefined;
-}
-
-export interface ImportModelResult {
-  /** whether this was the last part: the model can be loaded */
-  arrived: boolean;
-}
-
-export function readImportModelResult(fields: Fields): ImportModelResult {
-  return { arrived: false, ...fields } as unknown as ImportModelResult;
-}
-
-export interface EndModelTransferParams {
-  /** the transfer's id */
-  transfer: string;
-}
-
-export interface CopyModelParams {
-  /** the model's name */
-  name: string;
-  /** the node that gets the file */
-  to: string;
-  /** the SHA-256 that the file must have; empty: that of the node that has it */
-  sha256?: string | undefined;
-}
-
-export interface CopyModelResult {
-  /** the node that had the file */
-  source: string;
-  /** its size */
-  size_bytes: number;
-  /** its SHA-256; empty if nothing was copied */
-  sha256: string;
-  /** whether nothing was copied, because the node had a file of this name and size */
-  up_to_date: boolean;
-}
-
-export function readCopyModelResult(fields: Fields): CopyModelResult {
-  return { sha256: "", up_to_date: false, ...fields } as unknown as CopyModelResult;
-}
-
-export interface AddAdapterParams {
-  /** the model's name */
-  name: string;
-  /** the adapter's name */
-  adapter: string;
-  /** its file, in the models directory; links cannot lead out of it */
-  file: string;
-  /** used by turns that select no adapters; 0: they do not use it */
-  scale?: number | undefined;
-}
-
-export interface AddAdapterResult {
-  /** whether it is in memory, and therefore checked */
-  loaded: boolean;
-  /** a hash of the file */
-  id: string;
-  /** its memory */
-  size_bytes: number;
-}
-
-export function readAddAdapterResult(fields: Fields): AddAdapterResult {
-  return { loaded: false, id: "", size_bytes: 0, ...fields } as unknown as AddAdapterResult;
-}
-
-export interface RemoveAdapterParams {
-  /** the model's name */
-  name: string;
-  /** the adapter's name; an unknown one is `NotFound` */
-  adapter: string;
-  /** turns that use it fail with `Cancelled` */
-  force?: boolean | undefined;
-}
-
-export interface DrainParams {
-  /** reply at once, and exit when the turns have ended; else reply when they have ended */
-  stop?: boolean | undefined;
-  /** only in a fleet: give this node no new contexts, and move its sessions to other nodes; a daemon refuses it with `InvalidArgument` */
-  node?: string | undefined;
-  /** use the `node` again */
-  undo?: boolean | undefined;
-  /** with `node`: how long to wait for turns under way there */
-  wait_s?: number | undefined;
-}
-
-export interface DrainResult {
-  /** with `node`: sessions that have moved */
-  moved: number;
-  /** with `node`: the first 1000 sessions that stay there, each with `session_id`, `user`, `label`, `model` and `error` */
-  staying: Fields[];
-}
-
-export function readDrainResult(fields: Fields): DrainResult {
-  return { moved: 0, staying: [], ...fields } as unknown as DrainResult;
-}
-
-export interface ExchangeServedParams {
-  /** the tokens that other daemons have computed since the last call: for each model a map of users to tokens, of at most `SERVED_TOKENS_MAX` each */
-  elsewhere?: Fields | undefined;
-}
-
-export interface ExchangeServedResult {
-  /** the tokens that this daemon has computed so far, in the same form: those of users who have turns, or for whom tokens were computed since the last call */
-  served: Fields;
-}
-
-export function readExchangeServedResult(fields: Fields): ExchangeServedResult {
-  return { ...fields } as unknown as ExchangeServedResult;
-}
-
 export interface ModelsParams {
-  /** also return the files of the models directory that are not offered as models */
+  /** Also return the files of the models directory that are not offered as models. */
   all_files?: boolean | undefined;
 }
 
 export interface ModelsResult {
-  /** one model each */
+  /** One model each. */
   models: ModelInfo[];
-  /** with `all_files`: the `file`, a path below the models directory, and the `reason`; of a fleet also the `node` */
+  /** With `all_files`: the `file`, a path below the models directory, and the `reason`; of a fleet also the `node`. */
   not_offered: Fields[];
 }
 
@@ -1551,31 +1330,208 @@ export function readModelsResult(fields: Fields): ModelsResult {
 }
 
 export interface ShowParams {
-  /** the model's name */
+  /** The model's name. */
   name: string;
-  /** also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator`; no effect on `show` */
+  /** Also unload a model in use: its turns end with `Cancelled`, and `data.by` is `operator`; no effect on `show`. */
   force?: boolean | undefined;
 }
 
+export type UnloadModelParams = ShowParams;
+
+export interface PinParams {
+  /** The model's name. */
+  name: string;
+}
+
+export interface SwapParams {
+  /** The name that gets another model. */
+  name: string;
+  /** Another model's name, the name of a file in the models directory, or `name` itself. */
+  to: string;
+  /** `migrate`: load it beside the old one, if memory holds both; `drain`: in its place. */
+  mode?: string | undefined;
+  /** Swap even if the new model only makes embeddings and sessions of the name generate text. */
+  force?: boolean | undefined;
+}
+
+export interface SwapResult {
+  /** Fingerprint of the model that now has the name. */
+  fingerprint: string;
+  /** Fingerprint of the model that had the name; empty: it was not loaded. */
+  previous_fingerprint: string;
+  /** The mode that was used: `migrate` or `drain`. */
+  mode: string;
+  /** Only from a fleet: the nodes that have swapped. */
+  nodes: string[];
+  /** Only from a fleet: nodes that cannot be reached, which keep the old model if they have it. */
+  unreachable: string[];
+}
+
+export function readSwapResult(fields: Fields): SwapResult {
+  return { previous_fingerprint: "", mode: "migrate", nodes: [], unreachable: [], ...fields } as unknown as SwapResult;
+}
+
+export type UnpinParams = PinParams;
+
+export interface AddAdapterParams {
+  /** The model's name. */
+  name: string;
+  /** The adapter's name. */
+  adapter: string;
+  /** Its file, in the models directory; links cannot lead out of it. */
+  file: string;
+  /** Used by turns that select no adapters; 0: they do not use it. */
+  scale?: number | undefined;
+}
+
+export interface AddAdapterResult {
+  /** Whether it is in memory, and therefore checked. */
+  loaded: boolean;
+  /** A hash of the file. */
+  id: string;
+  /** Its memory. */
+  size_bytes: number;
+}
+
+export function readAddAdapterResult(fields: Fields): AddAdapterResult {
+  return { loaded: false, id: "", size_bytes: 0, ...fields } as unknown as AddAdapterResult;
+}
+
+export interface RemoveAdapterParams {
+  /** The model's name. */
+  name: string;
+  /** The adapter's name; an unknown one is `NotFound`. */
+  adapter: string;
+  /** Turns that use it fail with `Cancelled`. */
+  force?: boolean | undefined;
+}
+
+export interface ExportModelParams {
+  /** The model's name; a swap does not change the file. */
+  name: string;
+  /** The transfer's id, of 1 to 64 characters; it must be a new one for each transfer. */
+  transfer: string;
+  /** The first byte of the part; 0 begins the transfer. */
+  offset?: number | undefined;
+}
+
+export interface ExportModelResult {
+  /** The part. */
+  data: Uint8Array;
+  /** The size of the file. */
+  size: number;
+  /** With the last part: the SHA-256 of all parts, in hexadecimal digits. */
+  sha256: string;
+}
+
+export function readExportModelResult(fields: Fields): ExportModelResult {
+  return { sha256: "", ...fields } as unknown as ExportModelResult;
+}
+
+export interface ImportModelParams {
+  /** The name that the model gets. */
+  name: string;
+  /** The transfer's id. */
+  transfer: string;
+  /** The part. */
+  data: Uint8Array;
+  /** The size of the file. */
+  size: number;
+  /** The first byte of the part; 0 begins the transfer. */
+  offset?: number | undefined;
+  /** The SHA-256 that the file must have; required with the last part. */
+  sha256?: string | undefined;
+}
+
+export interface ImportModelResult {
+  /** Whether this was the last part: the model can be loaded. */
+  arrived: boolean;
+}
+
+export function readImportModelResult(fields: Fields): ImportModelResult {
+  return { arrived: false, ...fields } as unknown as ImportModelResult;
+}
+
+export interface EndModelTransferParams {
+  /** The transfer's id. */
+  transfer: string;
+}
+
+export interface AddModelParams {
+  /** The name that the model gets. */
+  name: string;
+  /** The index of the file's descriptor; -1: none. */
+  fd?: number | undefined;
+  /** The SHA-256 that the file must have, or empty. */
+  sha256?: string | undefined;
+  /** At most 8 texts by name, to keep beside the file: licences, notices, terms. */
+  notes?: Fields | undefined;
+  /** Without a descriptor: also return the hash of the file that is there. */
+  with_hash?: boolean | undefined;
+  /** Send progress events. */
+  progress?: boolean | undefined;
+}
+
+export interface AddModelResult {
+  /** The path of the file. */
+  file: string;
+  /** Its size; 0 if it does not exist. */
+  size_bytes: number;
+  /** Its SHA-256, if it was copied, compared or requested. */
+  sha256: string;
+  /** Whether it was copied; false if it was there, with the same contents. */
+  added: boolean;
+}
+
+export function readAddModelResult(fields: Fields): AddModelResult {
+  return { size_bytes: 0, sha256: "", added: false, ...fields } as unknown as AddModelResult;
+}
+
+export type AddModelEvent = LoadEvent;
+
+export interface CopyModelParams {
+  /** The model's name. */
+  name: string;
+  /** The node that gets the file. */
+  to: string;
+  /** The SHA-256 that the file must have; empty: that of the node that has it. */
+  sha256?: string | undefined;
+}
+
+export interface CopyModelResult {
+  /** The node that had the file. */
+  source: string;
+  /** Its size. */
+  size_bytes: number;
+  /** Its SHA-256; empty if nothing was copied. */
+  sha256: string;
+  /** Whether nothing was copied, because the node had a file of this name and size. */
+  up_to_date: boolean;
+}
+
+export function readCopyModelResult(fields: Fields): CopyModelResult {
+  return { sha256: "", up_to_date: false, ...fields } as unknown as CopyModelResult;
+}
+
 export interface SessionsParams {
-  /** include dormant sessions: after the others, the longest dormant first */
+  /** Include dormant sessions: after the others, the longest dormant first. */
   dormant?: boolean | undefined;
-  /** the sessions of all users: requires the right *see-all*, else `PermissionDenied` */
+  /** The sessions of all users: requires the right *see-all*, else `PermissionDenied`. */
   all?: boolean | undefined;
-  /** only the sessions with this id */
+  /** Only the sessions with this id. */
   session_id?: string | null | undefined;
-  /** only the sessions whose title or first message has this text, in any case; up to 200 characters. Of a first message, the first 300 characters count. Other users' sessions are not searched */
+  /** Only the sessions whose title or first message has this text, in any case; up to 200 characters. Of a first message, the first 300 characters count. Other users' sessions are not searched. */
   search?: string | undefined;
 }
 
 export interface SessionsResult {
-  /** one session each */
+  /** One session each. */
   sessions: SessionInfo[];
-  /** the number of all users' dormant sessions that are not kept, and of open ones without a place */
+  /** The number of all users' dormant sessions that are not kept, and of open ones without a place. */
   dormant_sessions: number;
-  /** the number past which the longest dormant sessions are deleted */
+  /** The number past which the longest dormant sessions are deleted. */
   dormant_sessions_max: number;
-  /** the age past which they are deleted */
+  /** The age past which they are deleted. */
   dormant_s_max: number;
 }
 
@@ -1584,12 +1540,12 @@ export function readSessionsResult(fields: Fields): SessionsResult {
 }
 
 export interface QueueParams {
-  /** the turns of all users: requires the right *see-all*, else `PermissionDenied` */
+  /** The turns of all users: requires the right *see-all*, else `PermissionDenied`. */
   all?: boolean | undefined;
 }
 
 export interface QueueResult {
-  /** one turn each */
+  /** One turn each. */
   tasks: TaskInfo[];
 }
 
@@ -1598,7 +1554,7 @@ export function readQueueResult(fields: Fields): QueueResult {
 }
 
 export interface StatsResult {
-  /** the daemon's statistics */
+  /** The daemon's statistics. */
   stats: Stats;
 }
 
@@ -1607,7 +1563,7 @@ export function readStatsResult(fields: Fields): StatsResult {
 }
 
 export interface MetricsResult {
-  /** all metrics in Prometheus's text format */
+  /** All metrics in Prometheus's text format. */
   text: string;
 }
 
@@ -1615,33 +1571,33 @@ export function readMetricsResult(fields: Fields): MetricsResult {
   return { ...fields } as unknown as MetricsResult;
 }
 
-export interface LogLevelParams {
-  /** the lowest level that is logged, by logger; other loggers keep theirs */
-  levels?: Fields | undefined;
+export interface ExchangeServedParams {
+  /** The tokens that other daemons have computed since the last call: for each model a map of users to tokens, of at most `SERVED_TOKENS_MAX` each. */
+  elsewhere?: Fields | undefined;
 }
 
-export interface LogLevelResult {
-  /** the levels of all loggers now in force */
-  levels: Fields;
+export interface ExchangeServedResult {
+  /** The tokens that this daemon has computed so far, in the same form: those of users who have turns, or for whom tokens were computed since the last call. */
+  served: Fields;
 }
 
-export function readLogLevelResult(fields: Fields): LogLevelResult {
-  return { ...fields } as unknown as LogLevelResult;
+export function readExchangeServedResult(fields: Fields): ExchangeServedResult {
+  return { ...fields } as unknown as ExchangeServedResult;
 }
 
 export interface TokenizeParams {
-  /** the graph's handle */
+  /** The graph's handle. */
   graph: Graph;
-  /** the text */
+  /** The text. */
   text: string;
-  /** convert names of special tokens to these tokens */
+  /** Convert names of special tokens to these tokens. */
   special?: boolean | undefined;
-  /** add the tokens that the model expects at the start of a prompt */
+  /** Add the tokens that the model expects at the start of a prompt. */
   bos?: boolean | undefined;
 }
 
 export interface TokenizeResult {
-  /** the ids */
+  /** The ids. */
   tokens: number[];
 }
 
@@ -1650,14 +1606,14 @@ export function readTokenizeResult(fields: Fields): TokenizeResult {
 }
 
 export interface DetokenizeParams {
-  /** the graph's handle */
+  /** The graph's handle. */
   graph: Graph;
-  /** the ids, at most `DETOKENIZE_TOKENS_MAX`: the text of a list is that of its parts, joined */
+  /** The ids, at most `DETOKENIZE_TOKENS_MAX`: the text of a list is that of its parts, joined. */
   tokens: number[];
 }
 
 export interface DetokenizeResult {
-  /** the bytes; those of a single token may be incomplete characters */
+  /** The bytes; those of a single token may be incomplete characters. */
   text: Uint8Array;
 }
 
@@ -1666,27 +1622,63 @@ export function readDetokenizeResult(fields: Fields): DetokenizeResult {
 }
 
 export interface ApplyTemplateParams {
-  /** the graph's handle */
+  /** The graph's handle. */
   graph: Graph;
-  /** as in `stream` */
+  /** As in `stream`. */
   messages: Message[];
-  /** as the parameter; empty: the graph's */
+  /** As the parameter; empty: the graph's. */
   tools?: Fields[] | undefined;
-  /** the template's own arguments, as `chat-template-kwargs`; empty: the graph's */
+  /** The template's own arguments, as `chat-template-kwargs`; empty: the graph's. */
   arguments?: Fields | undefined;
-  /** end the prompt where an answer begins */
+  /** End the prompt where an answer begins. */
   add_generation_prompt?: boolean | undefined;
 }
 
 export interface ApplyTemplateResult {
-  /** the prompt rendered by the model's chat template */
+  /** The prompt rendered by the model's chat template. */
   text: Uint8Array;
-  /** the prompt's number of tokens */
+  /** The prompt's number of tokens. */
   tokens: number;
 }
 
 export function readApplyTemplateResult(fields: Fields): ApplyTemplateResult {
   return { tokens: 0, ...fields } as unknown as ApplyTemplateResult;
+}
+
+export interface LogLevelParams {
+  /** The lowest level that is logged, by logger; other loggers keep theirs. */
+  levels?: Fields | undefined;
+}
+
+export interface LogLevelResult {
+  /** The levels of all loggers now in force. */
+  levels: Fields;
+}
+
+export function readLogLevelResult(fields: Fields): LogLevelResult {
+  return { ...fields } as unknown as LogLevelResult;
+}
+
+export interface DrainParams {
+  /** Reply at once, and exit when the turns have ended; else reply when they have ended. */
+  stop?: boolean | undefined;
+  /** Only in a fleet: give this node no new contexts, and move its sessions to other nodes; a daemon refuses it with `InvalidArgument`. */
+  node?: string | undefined;
+  /** Use the `node` again. */
+  undo?: boolean | undefined;
+  /** With `node`: how long to wait for turns under way there. */
+  wait_s?: number | undefined;
+}
+
+export interface DrainResult {
+  /** With `node`: sessions that have moved. */
+  moved: number;
+  /** With `node`: the first 1000 sessions that stay there, each with `session_id`, `user`, `label`, `model` and `error`. */
+  staying: Fields[];
+}
+
+export function readDrainResult(fields: Fields): DrainResult {
+  return { moved: 0, staying: [], ...fields } as unknown as DrainResult;
 }
 
 /** Events of the queue have the field `waiting`. */
@@ -1705,12 +1697,7 @@ export interface Calls {
   load: { params: LoadParams; result: LoadResult; event: LoadEvent };
   load_by_name: { params: LoadByNameParams; result: LoadResult; event: LoadEvent };
   load_by_name_with_config: { params: LoadByNameWithConfigParams; result: LoadResult; event: LoadEvent };
-  unload: { params: UnloadParams; result: Empty; event: never };
-  init_backend: { params: InitBackendParams; result: InitBackendResult; event: never };
-  deinit_backend: { params: Empty; result: Empty; event: never };
   init_execution_context: { params: InitExecutionContextParams; result: InitExecutionContextResult; event: never };
-  prompt_init: { params: InitExecutionContextParams; result: InitExecutionContextResult; event: never };
-  init_execution_context_with_session_id: { params: InitExecutionContextWithSessionIdParams; result: InitExecutionContextResult; event: never };
   set_input: { params: SetInputParams; result: Empty; event: never };
   compute: { params: ComputeParams; result: ComputeResult; event: never };
   compute_single: { params: ComputeSingleParams; result: ComputeSingleResult; event: never };
@@ -1718,23 +1705,28 @@ export interface Calls {
   get_output_single: { params: GetOutputParams; result: GetOutputResult; event: never };
   fini_single: { params: FiniSingleParams; result: Empty; event: never };
   finalize_execution_context: { params: FinalizeExecutionContextParams; result: Empty; event: never };
-  close_execution_context: { params: FinalizeExecutionContextParams; result: Empty; event: never };
+  unload: { params: UnloadParams; result: Empty; event: never };
+  prompt_init: { params: InitExecutionContextParams; result: InitExecutionContextResult; event: never };
   prompt_compute: { params: PromptComputeParams; result: PromptComputeResult; event: never };
+  init_backend: { params: InitBackendParams; result: InitBackendResult; event: never };
+  deinit_backend: { params: Empty; result: Empty; event: never };
+  init_execution_context_with_session_id: { params: InitExecutionContextWithSessionIdParams; result: InitExecutionContextResult; event: never };
+  close_execution_context: { params: FinalizeExecutionContextParams; result: Empty; event: never };
   run_inference: { params: RunInferenceParams; result: RunInferenceResult; event: never };
-  stream: { params: StreamParams; result: StreamResult; event: StreamEvent | QueueEvent };
-  chat: { params: StreamParams; result: StreamResult; event: QueueEvent };
-  embed: { params: EmbedParams; result: EmbedResult; event: never };
-  resume: { params: ResumeParams; result: StreamResult; event: StreamEvent | QueueEvent };
+  stream: { params: StreamParams; result: RunInferenceResult; event: StreamEvent | QueueEvent };
+  chat: { params: StreamParams; result: RunInferenceResult; event: QueueEvent };
   answers: { params: AnswersParams; result: AnswersResult; event: AnswersEvent };
+  resume: { params: ResumeParams; result: RunInferenceResult; event: StreamEvent | QueueEvent };
+  embed: { params: EmbedParams; result: EmbedResult; event: never };
   cancel: { params: CancelParams; result: CancelResult; event: never };
-  park: { params: ParkParams; result: ParkResult; event: never };
+  park: { params: FiniSingleParams; result: ParkResult; event: never };
   reset: { params: ResetParams; result: Empty; event: never };
   rewind: { params: RewindParams; result: RewindResult; event: never };
   fork_session: { params: ForkSessionParams; result: ForkSessionResult; event: never };
   history: { params: HistoryParams; result: HistoryResult; event: never };
   delete_session: { params: DeleteSessionParams; result: DeleteSessionResult; event: never };
-  restore_session: { params: RestoreSessionParams; result: RestoreSessionResult; event: never };
   update_session: { params: UpdateSessionParams; result: UpdateSessionResult; event: never };
+  restore_session: { params: RestoreSessionParams; result: UpdateSessionResult; event: never };
   list_deletions: { params: ListDeletionsParams; result: ListDeletionsResult; event: never };
   save_state: { params: SaveStateParams; result: SaveStateResult; event: never };
   list_states: { params: Empty; result: ListStatesResult; event: never };
@@ -1745,30 +1737,30 @@ export interface Calls {
   read_copy: { params: ReadCopyParams; result: ReadCopyResult; event: never };
   store_copy: { params: StoreCopyParams; result: Empty; event: never };
   set_options: { params: SetOptionsParams; result: Empty; event: never };
-  parameters: { params: ParametersParams; result: ParametersResult; event: never };
-  unload_model: { params: UnloadModelParams; result: Empty; event: never };
+  parameters: { params: FiniSingleParams; result: ParametersResult; event: never };
+  models: { params: ModelsParams; result: ModelsResult; event: never };
+  show: { params: ShowParams; result: ShowResult; event: never };
+  unload_model: { params: ShowParams; result: Empty; event: never };
   pin: { params: PinParams; result: Empty; event: never };
-  unpin: { params: PinParams; result: Empty; event: never };
   swap: { params: SwapParams; result: SwapResult; event: never };
-  add_model: { params: AddModelParams; result: AddModelResult; event: AddModelEvent };
+  unpin: { params: PinParams; result: Empty; event: never };
+  add_adapter: { params: AddAdapterParams; result: AddAdapterResult; event: never };
+  remove_adapter: { params: RemoveAdapterParams; result: Empty; event: never };
   export_model: { params: ExportModelParams; result: ExportModelResult; event: never };
   import_model: { params: ImportModelParams; result: ImportModelResult; event: never };
   end_model_transfer: { params: EndModelTransferParams; result: Empty; event: never };
+  add_model: { params: AddModelParams; result: AddModelResult; event: LoadEvent };
   copy_model: { params: CopyModelParams; result: CopyModelResult; event: never };
-  add_adapter: { params: AddAdapterParams; result: AddAdapterResult; event: never };
-  remove_adapter: { params: RemoveAdapterParams; result: Empty; event: never };
-  drain: { params: DrainParams; result: DrainResult; event: never };
-  exchange_served: { params: ExchangeServedParams; result: ExchangeServedResult; event: never };
-  models: { params: ModelsParams; result: ModelsResult; event: never };
-  show: { params: ShowParams; result: ShowResult; event: never };
   sessions: { params: SessionsParams; result: SessionsResult; event: never };
   queue: { params: QueueParams; result: QueueResult; event: never };
   stats: { params: Empty; result: StatsResult; event: never };
   metrics: { params: Empty; result: MetricsResult; event: never };
-  log_level: { params: LogLevelParams; result: LogLevelResult; event: never };
+  exchange_served: { params: ExchangeServedParams; result: ExchangeServedResult; event: never };
   tokenize: { params: TokenizeParams; result: TokenizeResult; event: never };
   detokenize: { params: DetokenizeParams; result: DetokenizeResult; event: never };
   apply_template: { params: ApplyTemplateParams; result: ApplyTemplateResult; event: never };
+  log_level: { params: LogLevelParams; result: LogLevelResult; event: never };
+  drain: { params: DrainParams; result: DrainResult; event: never };
 }
 
 export type CallName = keyof Calls;
@@ -1785,12 +1777,7 @@ export const READERS: Readers = {
   load: { result: readLoadResult, event: readLoadEvent },
   load_by_name: { result: readLoadResult, event: readLoadEvent },
   load_by_name_with_config: { result: readLoadResult, event: readLoadEvent },
-  unload: { result: () => ({}), event: null },
-  init_backend: { result: readInitBackendResult, event: null },
-  deinit_backend: { result: () => ({}), event: null },
   init_execution_context: { result: readInitExecutionContextResult, event: null },
-  prompt_init: { result: readInitExecutionContextResult, event: null },
-  init_execution_context_with_session_id: { result: readInitExecutionContextResult, event: null },
   set_input: { result: () => ({}), event: null },
   compute: { result: readComputeResult, event: null },
   compute_single: { result: readComputeSingleResult, event: null },
@@ -1798,14 +1785,19 @@ export const READERS: Readers = {
   get_output_single: { result: readGetOutputResult, event: null },
   fini_single: { result: () => ({}), event: null },
   finalize_execution_context: { result: () => ({}), event: null },
-  close_execution_context: { result: () => ({}), event: null },
+  unload: { result: () => ({}), event: null },
+  prompt_init: { result: readInitExecutionContextResult, event: null },
   prompt_compute: { result: readPromptComputeResult, event: null },
+  init_backend: { result: readInitBackendResult, event: null },
+  deinit_backend: { result: () => ({}), event: null },
+  init_execution_context_with_session_id: { result: readInitExecutionContextResult, event: null },
+  close_execution_context: { result: () => ({}), event: null },
   run_inference: { result: readRunInferenceResult, event: null },
-  stream: { result: readStreamResult, event: readTurnEvent },
-  chat: { result: readStreamResult, event: readQueueEvent },
-  embed: { result: readEmbedResult, event: null },
-  resume: { result: readStreamResult, event: readTurnEvent },
+  stream: { result: readRunInferenceResult, event: readTurnEvent },
+  chat: { result: readRunInferenceResult, event: readQueueEvent },
   answers: { result: readAnswersResult, event: readAnswersEvent },
+  resume: { result: readRunInferenceResult, event: readTurnEvent },
+  embed: { result: readEmbedResult, event: null },
   cancel: { result: readCancelResult, event: null },
   park: { result: readParkResult, event: null },
   reset: { result: () => ({}), event: null },
@@ -1813,8 +1805,8 @@ export const READERS: Readers = {
   fork_session: { result: readForkSessionResult, event: null },
   history: { result: readHistoryResult, event: null },
   delete_session: { result: readDeleteSessionResult, event: null },
-  restore_session: { result: readRestoreSessionResult, event: null },
   update_session: { result: readUpdateSessionResult, event: null },
+  restore_session: { result: readUpdateSessionResult, event: null },
   list_deletions: { result: readListDeletionsResult, event: null },
   save_state: { result: readSaveStateResult, event: null },
   list_states: { result: readListStatesResult, event: null },
@@ -1826,27 +1818,27 @@ export const READERS: Readers = {
   store_copy: { result: () => ({}), event: null },
   set_options: { result: () => ({}), event: null },
   parameters: { result: readParametersResult, event: null },
+  models: { result: readModelsResult, event: null },
+  show: { result: readModelsResult as unknown as (fields: Fields) => ShowResult, event: null },
   unload_model: { result: () => ({}), event: null },
   pin: { result: () => ({}), event: null },
-  unpin: { result: () => ({}), event: null },
   swap: { result: readSwapResult, event: null },
-  add_model: { result: readAddModelResult, event: readAddModelEvent },
+  unpin: { result: () => ({}), event: null },
+  add_adapter: { result: readAddAdapterResult, event: null },
+  remove_adapter: { result: () => ({}), event: null },
   export_model: { result: readExportModelResult, event: null },
   import_model: { result: readImportModelResult, event: null },
   end_model_transfer: { result: () => ({}), event: null },
+  add_model: { result: readAddModelResult, event: readLoadEvent },
   copy_model: { result: readCopyModelResult, event: null },
-  add_adapter: { result: readAddAdapterResult, event: null },
-  remove_adapter: { result: () => ({}), event: null },
-  drain: { result: readDrainResult, event: null },
-  exchange_served: { result: readExchangeServedResult, event: null },
-  models: { result: readModelsResult, event: null },
-  show: { result: readModelsResult as unknown as (fields: Fields) => ShowResult, event: null },
   sessions: { result: readSessionsResult, event: null },
   queue: { result: readQueueResult, event: null },
   stats: { result: readStatsResult, event: null },
   metrics: { result: readMetricsResult, event: null },
-  log_level: { result: readLogLevelResult, event: null },
+  exchange_served: { result: readExchangeServedResult, event: null },
   tokenize: { result: readTokenizeResult, event: null },
   detokenize: { result: readDetokenizeResult, event: null },
   apply_template: { result: readApplyTemplateResult, event: null },
+  log_level: { result: readLogLevelResult, event: null },
+  drain: { result: readDrainResult, event: null },
 };
