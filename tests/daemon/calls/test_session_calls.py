@@ -28,7 +28,7 @@ from inferd.backends.errors import (
 )
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
-from inferd.ipc.messages import CREDIT_MAX, QueueParams
+from inferd.ipc.messages import CALLS, CREDIT_MAX, QueueParams
 from inferd.ipc.server.decoding import pack_error
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import REPLY_BYTES_MAX, pack_frame
@@ -380,7 +380,11 @@ async def test_other_users_see_only_their_tasks(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
-            call="queue", number=1, params=QueueParams(all=True), connection=stranger
+            row=CALLS["queue"],
+            call="queue",
+            number=1,
+            params=QueueParams(all=True),
+            connection=stranger,
         )
         with pytest.raises(PermissionDenied):
             await daemon.run_call(request)
