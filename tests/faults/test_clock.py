@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("backends", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
+PACKAGES = ("backends", "cli", "daemon", "gateways", "ipc", "scheduler", "sessions", "wire")
 
 SITECUSTOMIZE = """
 import time
