@@ -15,18 +15,13 @@ Params, results and events are maps. Each side ignores fields that it does not k
 """
 
 from .base import *
+from .between_daemons import *
 from .calls import *
 from .contexts import *
-from .fair_share import *
 from .graphs import *
-from .hello import *
 from .models import *
 from .monitoring import *
 from .results import *
 from .session_operations import *
-from .states import *
 from .texts import *
-from .transfers.copies import *
-from .transfers.model_transfers import *
-from .transfers.moving import *
 from .turns import *

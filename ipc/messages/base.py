@@ -1,10 +1,13 @@
-"""Base types of all messages, and tensors with wasi-nn's types."""
+"""Base types of all messages, the first frames of each side, and tensors with wasi-nn's types."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated
 
 import msgspec
+
+from ...wire.frames import CREDIT_MAX as CREDIT_MAX
 
 TENSOR_BYTES_MAX = 8 << 20
 """Maximum size of a prompt or tensor in a descriptor: 2 million tokens of a usual text."""
@@ -59,3 +62,84 @@ class Tensor(Map):
     """Name or number of a [tensor type](#wasi-nn-numbers); any number is accepted."""
     fd: int = -1
     """0 or more: the bytes are in a [descriptor](#descriptors), and `data` is empty."""
+
+
+PROTOCOL_VERSION = (1, 1)
+"""Major, minor. A peer with another major version is refused."""
+CREDIT_DEFAULT = 64
+REQUESTS_MAX = 256
+
+
+class Kind(IntEnum):
+    """The first item of a frame."""
+
+    HELLO = 0
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    EVENT = 4
+    CREDIT = 5
+    GOODBYE = 6
+    COPY = 7
+
+
+class Limits(Map):
+    """The bounds that the daemon announces in its hello. `frame_bytes_max` is that of frames to the
+    daemon, `reply_bytes_max` that of frames from it.
+    """
+
+    frame_bytes_max: int
+    """Bytes of the body of a frame to the daemon."""
+    reply_bytes_max: int
+    """Bytes of the body of a frame to the client."""
+    nesting_max: int
+    """Levels of a frame's arrays and maps."""
+    requests_max: int
+    """Running requests of one connection."""
+    credit_default: int
+    """Credit of a stream whose request sets none."""
+    credit_max: int
+    """Credit that a request or one credit frame may give."""
+    tensor_bytes_max: int
+    """Bytes of a prompt or tensor in a descriptor."""
+    sessions_max: int
+    """Sessions open at once, of all users."""
+    idle_timeout_ms: int = 0
+    """The idle time after which a context expires; 0: unknown."""
+
+
+class ClientHello(Map):
+    """The client's first frame; `software` is free text for the daemon's log. `label` names a
+    guest, an agent or a tenant among the user's programs. A gateway acts `on_behalf_of` a user.
+    With `copies` the daemon sends the changes of the connection's sessions with an id.
+    """
+
+    protocol: tuple[int, int]
+    """Major and minor version."""
+    software: str = ""
+    """Free text for the daemon's log, cut to 200 characters."""
+    label: str = ""
+    """The [label](#labels) of this program among those of its user."""
+    on_behalf_of: str = ""
+    """The user on behalf of whom a [gateway](#gateways) acts."""
+    copies: bool = False
+    """Whether the client gets the [changes of its sessions](#copies-of-sessions)."""
+
+
+class ServerHello(Map):
+    """The daemon's first frame. `instance` counts the daemon's starts; it is the upper half of its
+    handles.
+    """
+
+    protocol: tuple[int, int]
+    """Major and minor version."""
+    software: str
+    """`inferd/` and its version."""
+    instance: int
+    """Number of daemon starts on this state."""
+    limits: Limits
+    """The limits in force."""
+    llama_build_number: int = 0
+    """llama.cpp's build; 0: unknown."""
+    llama_commit: str = ""
+    """The commit of llama.cpp that the engine is built from."""

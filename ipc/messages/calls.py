@@ -12,18 +12,16 @@ from enum import Enum, StrEnum, auto
 import msgspec
 
 from . import (
+    between_daemons,
     contexts,
-    fair_share,
     graphs,
     models,
     monitoring,
     session_operations,
-    states,
     texts,
     turns,
 )
 from .base import Empty, Map
-from .transfers import copies, model_transfers, moving
 
 HANDLES = frozenset(("graph", "context", "contexts"))
 """The fields with handles, in params, results and events alike."""
@@ -409,33 +407,46 @@ CALLS: dict[str, Call] = {
         merge=Merge.LISTS,
     ),
     "save_state": Call(
-        states.SaveStateParams,
-        states.SaveStateResult,
+        session_operations.SaveStateParams,
+        session_operations.SaveStateResult,
         right=Right.USE,
         context=ContextUse.WORK,
         model=ModelUse.QUEUED,
     ),
     "list_states": Call(
-        Empty, states.ListStatesResult, right=None, route=Route.ALL, merge=Merge.LISTS
+        Empty, session_operations.ListStatesResult, right=None, route=Route.ALL, merge=Merge.LISTS
     ),
     "delete_state": Call(
-        states.DeleteStateParams,
-        states.DeleteStateResult,
+        session_operations.DeleteStateParams,
+        session_operations.DeleteStateResult,
         right=None,
         route=Route.ALL,
         merge=Merge.ANY,
     ),
     "export_session": Call(
-        moving.ExportParams, moving.ExportResult, right=Right.MANAGE, route=Route.NONE
+        between_daemons.ExportParams,
+        between_daemons.ExportResult,
+        right=Right.MANAGE,
+        route=Route.NONE,
     ),
     "import_session": Call(
-        moving.ImportParams, moving.ImportResult, right=Right.MANAGE, route=Route.NONE
+        between_daemons.ImportParams,
+        between_daemons.ImportResult,
+        right=Right.MANAGE,
+        route=Route.NONE,
     ),
-    "end_transfer": Call(moving.EndTransferParams, Empty, right=Right.MANAGE, route=Route.NONE),
+    "end_transfer": Call(
+        between_daemons.EndTransferParams, Empty, right=Right.MANAGE, route=Route.NONE
+    ),
     "read_copy": Call(
-        copies.ReadCopyParams, copies.ReadCopyResult, right=Right.MANAGE, route=Route.NONE
+        between_daemons.ReadCopyParams,
+        between_daemons.ReadCopyResult,
+        right=Right.MANAGE,
+        route=Route.NONE,
     ),
-    "store_copy": Call(copies.StoreCopyParams, Empty, right=Right.MANAGE, route=Route.NONE),
+    "store_copy": Call(
+        between_daemons.StoreCopyParams, Empty, right=Right.MANAGE, route=Route.NONE
+    ),
     "set_options": Call(
         session_operations.OptionsParams, Empty, right=Right.USE, context=ContextUse.WORK
     ),
@@ -462,30 +473,30 @@ CALLS: dict[str, Call] = {
         models.RemoveAdapterParams, Empty, right=Right.MANAGE, route=Route.MODEL
     ),
     "export_model": Call(
-        model_transfers.ExportModelParams,
-        model_transfers.ExportModelResult,
+        between_daemons.ExportModelParams,
+        between_daemons.ExportModelResult,
         right=Right.MANAGE,
         route=Route.NONE,
     ),
     "import_model": Call(
-        model_transfers.ImportModelParams,
-        model_transfers.ImportModelResult,
+        between_daemons.ImportModelParams,
+        between_daemons.ImportModelResult,
         right=Right.MANAGE,
         route=Route.NONE,
     ),
     "end_model_transfer": Call(
-        model_transfers.EndModelTransferParams, Empty, right=Right.MANAGE, route=Route.NONE
+        between_daemons.EndModelTransferParams, Empty, right=Right.MANAGE, route=Route.NONE
     ),
     "add_model": Call(
-        model_transfers.AddModelParams,
-        model_transfers.AddModelResult,
+        between_daemons.AddModelParams,
+        between_daemons.AddModelResult,
         (graphs.ProgressEvent,),
         right=Right.MANAGE,
         route=Route.NONE,
     ),
     "copy_model": Call(
-        model_transfers.CopyModelParams,
-        model_transfers.CopyModelResult,
+        between_daemons.CopyModelParams,
+        between_daemons.CopyModelResult,
         right=Right.MANAGE,
         route=Route.COPY,
     ),
@@ -516,8 +527,8 @@ CALLS: dict[str, Call] = {
         Empty, monitoring.MetricsResult, right=None, route=Route.ENTRY, while_stopping=True
     ),
     "exchange_served": Call(
-        fair_share.ExchangeServedParams,
-        fair_share.ExchangeServedResult,
+        between_daemons.ExchangeServedParams,
+        between_daemons.ExchangeServedResult,
         right=Right.DELEGATE,
         route=Route.NONE,
     ),

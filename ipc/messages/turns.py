@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from ...wire.metadata import Metadata
-from .base import Map, ScheduledParams, Tensor, Traceparent
-from .hello import CREDIT_DEFAULT
+from .base import CREDIT_DEFAULT, Map, ScheduledParams, Tensor, Traceparent
 
 
 class PromptComputeParams(Map):

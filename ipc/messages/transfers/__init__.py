@@ -1,1 +1,0 @@
-"""Messages between daemons: sessions that move, copies of sessions, and files of models."""
