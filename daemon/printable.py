@@ -1,5 +1,5 @@
-"""Text that terminals can show: without control characters, which users could choose, and with
-colors only where they are wanted.
+"""Text that terminals can show: without control characters, which users could choose, with colors
+only where they are wanted, and with short sizes.
 """
 
 from __future__ import annotations
@@ -27,3 +27,15 @@ def escape_controls(text: str) -> str:
     The escapes are those of JSON, so a JSON document keeps its meaning.
     """
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def size_text(size: float) -> str:
+    """Return *size* bytes as text with three digits, or from 1 GB on with two decimals, so that the
+    two numbers of a refusal differ.
+    """
+    value, units = max(0.0, float(size)), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    if units[0] in ("GB", "TB"):
+        return f"{value:.2f}".rstrip("0").rstrip(".") + f" {units[0]}"
+    return f"{value:.3g} {units[0]}"

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from ...backends.errors import ConnectionLost, InferdError, InvalidArgument, ModelNotFound
-from ...daemon.residency.sizes import size_text
+from ...daemon.printable import size_text
 from .. import completion
 from ..client import client_of
 from ..options import ConfigFile, Force, JsonOutput, ModelsDir, SocketPath

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from ...daemon.residency.sizes import size_text
+from ...daemon.printable import size_text
 from .. import completion
 from ..client import client_of, note_not_applied
 from ..monitoring.status_commands import columns_for

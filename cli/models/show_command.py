@@ -10,8 +10,7 @@ import msgspec
 import typer
 
 from ...backends.errors import NotFound, error_from_wire
-from ...daemon.printable import escape_controls
-from ...daemon.residency.sizes import size_text
+from ...daemon.printable import escape_controls, size_text
 from ..client import client_of
 from ..monitoring.status_commands import memory_text, processor_text, until_text
 from ..options import JsonOutput, ModelName, SocketPath

@@ -154,7 +154,7 @@ def _check_writable(state_dir: Path) -> None:
 
 
 def _write_tables(measurement: TuneResult, opened: Opened, cpu: CpuFacts, config: Config) -> None:
-    from ...daemon.residency.sizes import size_text
+    from ...daemon.printable import size_text
     from ...daemon.tuning.report import TITLES, counted, table_of_stage
 
     shape = opened.shape

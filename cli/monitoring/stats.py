@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...backends.errors import Outcome
-from ...daemon.residency.sizes import size_text
+from ...daemon.printable import size_text
 from ...scheduler import PRIORITIES
 from ..nodes import Node, name_on_node, stats_on
 from ..one_shot import OneShotClient

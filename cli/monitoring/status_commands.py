@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...daemon.residency.sizes import size_text
+from ...daemon.printable import size_text
 from ..client import socket_of
 from ..nodes import NODE_COLUMN, Node, check_node, on_nodes
 from ..one_shot import OneShotClient

@@ -24,7 +24,6 @@ from ...backends.params import (
 )
 from ...backends.texts.shorten import shorten
 from ...ipc.model_names import MODEL_NAME
-from .confinement import check_confined
 from .declaration import (
     REQUIRED,
     TEXT,
@@ -39,6 +38,27 @@ from .declaration import (
     table_of,
     table_schema,
 )
+
+
+def check_confined(folder: Path, path: Path) -> None:
+    """Check that *path* is below *folder* after its links and `..` are resolved. Of a path that
+    does not exist yet, the existing part is resolved.
+
+    :raises ValueError: the path is outside, or cannot be resolved.
+    """
+    try:
+        home, real = folder.resolve(), path.resolve()
+        loops = real.is_symlink()  # in later versions of Python, `resolve` raises no error for it
+    except (OSError, RuntimeError) as exc:
+        raise ValueError(f"{str(path)!r} cannot be resolved: {exc}") from None
+    if loops:
+        raise ValueError(f"{str(path)!r} cannot be resolved: its links form a loop")
+    if not real.is_relative_to(home):
+        raise ValueError(
+            f"{str(path)!r} leads out of {str(folder)!r}, to {str(real)!r}: write an absolute path"
+            " for a file elsewhere"
+        )
+
 
 ECHO: Final = "echo"
 """The built-in model of the backend of this name."""

@@ -17,17 +17,7 @@ import msgspec
 from ... import __version__
 from ...ipc.paths import client_socket_path
 from ..config.settings import Config
-from .checks import (
-    configuration,
-    connection,
-    engine_options,
-    engine_packages,
-    folders,
-    gpu,
-    machine_limits,
-    tuned_settings,
-    units,
-)
+from .checks import configuration, connection, engine_checks, folders, machine_limits, units
 from .checks.accounts import READ, own_account
 from .finding import Finding, ok, warn
 from .time_limits import PROBE_S_MAX, Probe, ProbeFailed
@@ -42,15 +32,15 @@ FILES_MAX = 100
 class Facts:
     """Results of the probes; None if a probe failed or was not needed."""
 
-    installed: engine_packages.Installed | None = None
-    engine: engine_packages.EngineReport | None = None
+    installed: engine_checks.Installed | None = None
+    engine: engine_checks.EngineReport | None = None
     cpu_flags: frozenset[str] | None = None
-    gpus: gpu.Gpus | None = None
+    gpus: engine_checks.Gpus | None = None
     units: units.Units | None = None
     settings: configuration.Settings | None = None
     models: folders.Models | None = None
     state: folders.State | None = None
-    tuned: tuned_settings.TunedSettings | None = None
+    tuned: configuration.TunedSettings | None = None
     connection: connection.ConnectionFacts | None = None
     machine: machine_limits.Machine | None = None
 
@@ -130,17 +120,17 @@ def _probe_concurrently(examination: Examination) -> None:
         partial(connection.probe_daemon, examination.socket),
         connection.CONNECTION_S_MAX,
     )
-    gpus, installed = Probe(gpu.find_gpus), Probe(engine_packages.find_packages)
-    cpu_flags = Probe(engine_packages.cpu_flags)
+    gpus, installed = Probe(engine_checks.find_gpus), Probe(engine_checks.find_packages)
+    cpu_flags = Probe(engine_checks.cpu_flags)
     if config is not None:
         models = Probe(partial(folders.inspect_models, config, account))
         state = Probe(partial(folders.inspect_state_folder, config, account))
-        tuned = Probe(partial(tuned_settings.inspect_tuned_settings, config))
+        tuned = Probe(partial(configuration.inspect_tuned_settings, config))
         facts.models, facts.state = wait_for("models", models), wait_for("state", state)
         facts.tuned = wait_for("tuning", tuned)
     facts.installed = wait_for("packages", installed)
-    if facts.installed is None or facts.installed.packages.get(engine_packages.PACKAGE, ""):
-        seconds = engine_packages.ENGINE_S_MAX + PROBE_S_MAX
+    if facts.installed is None or facts.installed.packages.get(engine_checks.PACKAGE, ""):
+        seconds = engine_checks.ENGINE_S_MAX + PROBE_S_MAX
         facts.engine = wait_for("engine", Probe(partial(_probe_engine, facts.models), seconds))
     facts.gpus, facts.cpu_flags = wait_for("gpu", gpus), wait_for("cpu", cpu_flags)
     facts.connection = wait_for("socket", daemon)
@@ -148,11 +138,11 @@ def _probe_concurrently(examination: Examination) -> None:
     facts.machine = wait_for("memory", Probe(partial(machine_limits.inspect_machine, pid)))
 
 
-def _probe_engine(models: folders.Models | None) -> engine_packages.EngineReport:
+def _probe_engine(models: folders.Models | None) -> engine_checks.EngineReport:
     """Probe the engine and the headers of the models that the caller can read."""
     files = models.files.values() if models is not None else ()
     readable = [file for file in files if os.access(file, READ)]
-    return engine_packages.probe_engine(readable[:FILES_MAX])
+    return engine_checks.probe_engine(readable[:FILES_MAX])
 
 
 def check_all(facts: Facts) -> list[Finding]:
@@ -163,10 +153,10 @@ def check_all(facts: Facts) -> list[Finding]:
     config, engine, loaded = facts.config, facts.engine, facts.stats.get("models", {})
     checks: tuple[tuple[str, Callable[..., Iterator[Finding]], tuple[Any, ...]], ...] = (
         ("inferd", _check_software, ()),
-        ("packages", engine_packages.check_installed, (facts.installed,)),
-        ("engine", engine_packages.check_engine, (engine,)),
-        ("cpu", engine_packages.check_cpu, (engine, facts.cpu_flags or frozenset())),
-        ("gpu", gpu.check_gpus, (facts.gpus, engine)),
+        ("packages", engine_checks.check_installed, (facts.installed,)),
+        ("engine", engine_checks.check_engine, (engine,)),
+        ("cpu", engine_checks.check_cpu, (engine, facts.cpu_flags or frozenset())),
+        ("gpu", engine_checks.check_gpus, (facts.gpus, engine)),
         ("configuration", configuration.check_settings, (facts.settings,)),
         ("models", folders.check_models, (facts.models,)),
         ("models", folders.check_files, (engine and engine.files,)),
@@ -176,8 +166,8 @@ def check_all(facts: Facts) -> list[Finding]:
         ("daemon", connection.check_daemon, (facts.connection,)),
         ("memory", machine_limits.check_memory, (facts.machine, facts.models, config, loaded)),
         ("limits", machine_limits.check_limits, (facts.machine, config)),
-        ("options", engine_options.check_engine_options, (config, facts.machine)),
-        ("tuning", tuned_settings.check_tuned_settings, (facts.tuned,)),
+        ("options", machine_limits.check_engine_options, (config, facts.machine)),
+        ("tuning", configuration.check_tuned_settings, (facts.tuned,)),
         ("cores", machine_limits.check_cores, (facts.machine, config)),
         ("users", machine_limits.check_users, (facts.machine,)),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.lowlevel
@@ -15,16 +16,73 @@ import anyio.lowlevel
 from ... import __version__
 from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
-from ...scheduler.record import PAGE_COUNTERS, Histogram, StepKind, histograms_of
+from ...scheduler.record import PAGE_COUNTERS, Histogram, StepKind, WaitReason, histograms_of
 from ...sessions.table import ACTIVE, SessionState
 from ..models.model import ManagedModel, ModelState
 from ..models.registry import Lease
 from ..models.swap import HIDDEN_UID
 from .families import FAMILIES
-from .waiting import WAIT_REASONS, finishing_turns, model_wait, reasons_in_engine
 
 if TYPE_CHECKING:
     from ..core import Daemon
+
+
+class ModelWait(StrEnum):
+    """The reason for which a turn waits for its model."""
+
+    LOAD = "load"
+    MEMORY = "memory"
+    """Its load waits until other models are evicted."""
+    RESIDENCY = "residency"
+    """It is loaded, and requests of another model come first."""
+
+
+WAIT_REASONS = (*(reason.value for reason in WaitReason), *(wait.value for wait in ModelWait))
+
+
+def reasons_in_engine(model: ManagedModel, count: int) -> Iterator[tuple[str, int]]:
+    """Yield the reasons for which *count* turns of *model* wait, with their numbers. Turns that
+    began to wait since the engine last published its metrics count as waiting for a slot.
+    """
+    worker = model.loaded
+    if worker is None:
+        yield ModelWait.LOAD.value, count
+        return
+    yield from split_by_reason(count, worker.metrics_page.read_gauges())
+
+
+def split_by_reason(count: int, gauges: Mapping[str, float]) -> Iterator[tuple[str, int]]:
+    """Yield how many of *count* turns wait for each reason in an engine's *gauges*. The others
+    count as waiting for a slot.
+    """
+    for reason in WaitReason:
+        if reason is not WaitReason.SLOT:
+            number = min(count, int(gauges[f"waiting_{reason}"]))
+            yield reason.value, number
+            count -= number
+    yield WaitReason.SLOT.value, count
+
+
+def model_wait(daemon: Daemon, model: ManagedModel) -> ModelWait:
+    """Return why requests wait for *model*."""
+    if model.loaded is not None:
+        return ModelWait.RESIDENCY
+    worker = model.worker
+    waits = worker is not None and daemon.registry.loader.waits_for_memory(worker)
+    return ModelWait.MEMORY if waits else ModelWait.LOAD
+
+
+def finishing_turns(daemon: Daemon) -> Counter[ManagedModel]:
+    """Return by model the number of turns that end before it is unloaded or the daemon stops: those
+    of the old models of swaps, or all while the daemon drains.
+    """
+    found: Counter[ManagedModel] = Counter()
+    for model in daemon.registry.catalog.known():
+        for old in (model,) if daemon.draining else model.predecessors.values():
+            tasks = () if old.worker is None else old.worker.client.tasks
+            found[model] += len(tasks) + len(old.recovery)
+    return +found
+
 
 SLICE_S = 0.001
 """The time after which other work of the event loop runs before the next family."""

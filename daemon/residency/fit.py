@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from ...backends import Device, MemoryNeed, Shape
 from ...backends.errors import BackendError, InferdError, LoadFailed, OutOfMemory
-from .sizes import headroom_bytes, size_text
+from ..printable import size_text
+from .machine import headroom_bytes
 
 CTX_SIZE_MIN = 512
 BATCH_SIZE_MIN = 128

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import anyio
 
-from .sizes import headroom_bytes
-
 PROC, CGROUPS, DEV = Path("/proc"), Path("/sys/fs/cgroup"), Path("/dev")
 GPUS = ("nvidia[0-9]*", "kfd", "dri/renderD*")
 """Device files of GPUs."""
@@ -26,6 +24,12 @@ TRIGGER = b"some 200000 2000000\0"
 """200 ms of stalls within 2 s, as systemd's `MemoryPressureThresholdSec=`. Without privileges the
 kernel accepts only windows that are multiples of 2 s (Documentation/accounting/psi.rst).
 """
+HEADROOM_BYTES_MAX = 1 << 30
+
+
+def headroom_bytes(total: int) -> int:
+    """Return the headroom for other programs: a twentieth of *total* bytes, at most 1 GiB."""
+    return min(total // 20, HEADROOM_BYTES_MAX)
 
 
 def cores_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:

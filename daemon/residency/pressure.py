@@ -19,10 +19,9 @@ import structlog
 
 from ...backends.errors import InferdError
 from ..workers.worker import Worker
-from .machine import MachineMemory
+from .machine import MachineMemory, headroom_bytes
 from .plan import EvictionCandidate
 from .reservations import Reservations
-from .sizes import headroom_bytes
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ from inferd.cli.options import read_pairs
 from inferd.cli.output import time_text
 from inferd.daemon.config import sources
 from inferd.daemon.config.sources import ConfigError
-from inferd.daemon.residency.sizes import size_text
+from inferd.daemon.printable import size_text
 from inferd.ipc.paths import SYSTEM_SOCKET
 from tests.daemon.command_line import document, inferd, inferd_process, on_terminal
 from tools.man_pages import group_of_all_commands

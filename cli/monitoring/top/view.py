@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ....daemon.residency.sizes import size_text
+from ....daemon.printable import size_text
 from ...nodes import name_on_node
 from ...output import time_text
 from ..stats import MetricSums

@@ -24,10 +24,10 @@ from ...models.model_files import (
     missing_files,
     size_bytes,
 )
-from ...residency.sizes import size_text
+from ...printable import size_text
 from ..finding import Finding, fail, ok, warn
 from .accounts import READ, SEARCH, WRITE, Account, find_denial
-from .engine_packages import ModelFile
+from .engine_checks import ModelFile
 
 DISK_BYTES_MIN = 1 << 30
 """A disk with less free space counts as full."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.config.confinement import check_confined
+from inferd.daemon.config.model_settings import check_confined
 from inferd.daemon.config.sources import ConfigError, load_config
 
 NAMED = {

@@ -26,10 +26,10 @@ from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.doctor.checks import configuration as settings
 from inferd.daemon.doctor.checks import connection as reach
-from inferd.daemon.doctor.checks import engine_packages as engine
+from inferd.daemon.doctor.checks import engine_checks as engine
 from inferd.daemon.doctor.checks import folders as places
-from inferd.daemon.doctor.checks import gpu, units
 from inferd.daemon.doctor.checks import machine_limits as machine
+from inferd.daemon.doctor.checks import units
 from inferd.daemon.doctor.checks.accounts import (
     READ,
     SEARCH,
@@ -39,11 +39,8 @@ from inferd.daemon.doctor.checks.accounts import (
     may,
     own_account,
 )
-from inferd.daemon.doctor.checks.engine_options import check_engine_options
-from inferd.daemon.doctor.checks.tuned_settings import (
-    check_tuned_settings,
-    inspect_tuned_settings,
-)
+from inferd.daemon.doctor.checks.configuration import check_tuned_settings, inspect_tuned_settings
+from inferd.daemon.doctor.checks.machine_limits import check_engine_options
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
 from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
 from inferd.daemon.models.model_files import missing_files
@@ -268,20 +265,25 @@ def test_this_machines_cpu_is_read() -> None:
 @pytest.mark.parametrize(
     ("seen", "built", "status", "what"),
     [
-        (gpu.Gpus(), ENGINE, "ok", "none for computing"),
-        (gpu.Gpus(render=["/dev/dri/renderD128"]), ENGINE, "ok", "renderD128 is not used"),
-        (gpu.Gpus(nvidia=["/dev/nvidia0"]), ENGINE, "warn", "GGML_CUDA"),
-        (gpu.Gpus(nvidia=["/dev/nvidia0"]), None, "warn", "GGML_CUDA"),
-        (gpu.Gpus(amd=["/dev/kfd"]), ENGINE, "warn", "GGML_HIP"),
-        (gpu.Gpus(), msgspec.structs.replace(ENGINE, gpu=True), "warn", "driver"),
+        (engine.Gpus(), ENGINE, "ok", "none for computing"),
         (
-            gpu.Gpus(nvidia=["/dev/nvidia0"], closed=["/dev/nvidia0"]),
+            engine.Gpus(render=["/dev/dri/renderD128"]),
+            ENGINE,
+            "ok",
+            "renderD128 is not used",
+        ),
+        (engine.Gpus(nvidia=["/dev/nvidia0"]), ENGINE, "warn", "GGML_CUDA"),
+        (engine.Gpus(nvidia=["/dev/nvidia0"]), None, "warn", "GGML_CUDA"),
+        (engine.Gpus(amd=["/dev/kfd"]), ENGINE, "warn", "GGML_HIP"),
+        (engine.Gpus(), msgspec.structs.replace(ENGINE, gpu=True), "warn", "driver"),
+        (
+            engine.Gpus(nvidia=["/dev/nvidia0"], closed=["/dev/nvidia0"]),
             msgspec.structs.replace(ENGINE, gpu=True),
             "warn",
             "--gpu",
         ),
         (
-            gpu.Gpus(nvidia=["/dev/nvidia0"]),
+            engine.Gpus(nvidia=["/dev/nvidia0"]),
             msgspec.structs.replace(ENGINE, gpu=True, devices=[Device("CUDA0", GIB, 2 * GIB)]),
             "ok",
             "CUDA0 with 1.07 GB of 2.15 GB free",
@@ -289,9 +291,9 @@ def test_this_machines_cpu_is_read() -> None:
     ],
 )
 def test_gpus_and_the_build(
-    seen: gpu.Gpus, built: engine.EngineReport | None, status: str, what: str
+    seen: engine.Gpus, built: engine.EngineReport | None, status: str, what: str
 ) -> None:
-    found = only(gpu.check_gpus(seen, built))
+    found = only(engine.check_gpus(seen, built))
     assert found.status == status and what in found.found + found.remedy
 
 
@@ -299,7 +301,7 @@ def test_devices_are_found_by_their_files(tmp_path: Path) -> None:
     (tmp_path / "dri").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "kfd", "dri/renderD128", "dri/card0"):
         (tmp_path / name).touch()
-    found = gpu.find_gpus(tmp_path)
+    found = engine.find_gpus(tmp_path)
     assert found.nvidia == [f"{tmp_path}/nvidia0", f"{tmp_path}/nvidia1"]
     assert (found.amd, found.render) == ([f"{tmp_path}/kfd"], [f"{tmp_path}/dri/renderD128"])
     assert found.closed == []

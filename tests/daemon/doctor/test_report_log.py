@@ -13,9 +13,9 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import LoadFailed
 from inferd.daemon.config.sources import load_config
-from inferd.daemon.doctor import report_log as doctor_log
+from inferd.daemon.doctor import report as doctor_log
 from inferd.daemon.doctor.checks.units import Units
-from inferd.daemon.doctor.report_log import (
+from inferd.daemon.doctor.report import (
     CHARACTERS_MAX,
     LIST_MAX,
     LOG_BYTES_MAX,

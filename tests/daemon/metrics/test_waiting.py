@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from inferd.backends.errors import Cancelled
-from inferd.daemon.metrics.waiting import WAIT_REASONS, split_by_reason
+from inferd.daemon.metrics.collector import WAIT_REASONS, split_by_reason
 from inferd.scheduler.record import WaitReason
 from inferd.testing import running_daemon
 from tests.daemon.metrics.scraping import ScrapedMetrics, scrape_metrics, until

@@ -34,10 +34,10 @@ from inferd.daemon.residency.machine import (
     OomKills,
     cgroup_folders,
     cgroup_free_bytes,
+    headroom_bytes,
     parse_available_bytes,
     parse_cgroup_path,
 )
-from inferd.daemon.residency.sizes import headroom_bytes
 from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 
 GIB = 1 << 30

@@ -12,11 +12,11 @@ import pytest
 from inferd.daemon.residency.machine import (
     MachineMemory,
     StallAlarm,
+    headroom_bytes,
     parse_stalled_s,
     parse_total_bytes,
 )
 from inferd.daemon.residency.pressure import MemoryAct, Pace, Pressure, Reading
-from inferd.daemon.residency.sizes import headroom_bytes
 
 GIB = 1 << 30
 TOTAL = 20 * GIB
