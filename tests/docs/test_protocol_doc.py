@@ -21,8 +21,7 @@ import inferd.daemon.calls
 import inferd.ipc
 import inferd.sessions
 import inferd.wire
-from inferd.backends.errors import ERRORS_BY_NAME, InferdError
-from inferd.backends.gguf import FileFacts
+from inferd.backends.errors import ERRORS_BY_NAME
 from inferd.backends.tensors import TENSOR_TYPES
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
@@ -184,20 +183,6 @@ def test_the_tables_of_a_call_have_exactly_its_fields(call: str) -> None:
         assert "Result: an empty map" in SECTIONS[call]
 
 
-@pytest.mark.parametrize(
-    ("column", "struct"),
-    [
-        ("client hello", w.ClientHello),
-        ("daemon hello", w.ServerHello),
-        ("limits", w.Limits),
-        ("tensor", w.Tensor),
-        ("tool call", w.ToolCallPart),
-    ],
-)
-def test_the_tables_of_structs_have_exactly_their_fields(column: str, struct: Any) -> None:
-    assert [row[:3] for row in only(column).rows] == fields(struct)
-
-
 def test_the_kinds_are_those_of_the_code() -> None:
     assert [int(k) for k in only("kind").column("kind")] == list(w.Kind)
 
@@ -218,10 +203,6 @@ def test_the_errors_are_those_of_the_code() -> None:
         (f"`{e.name}`", str(e.number), str(e.wasi_number), "yes" if e.retryable else "no")
         for e in ERRORS_BY_NAME.values()
     }
-
-
-def test_an_error_has_the_fields_of_the_page() -> None:
-    assert [code(c) for c in only("error").column("error")] == list(InferdError("").to_wire())
 
 
 def limits_of_the_code() -> dict[str, float]:
@@ -317,11 +298,6 @@ def wrong_types(value: dict[str, Any], columns: dict[str, str]) -> dict[str, Any
     }
 
 
-def test_the_keys_of_file_info_have_the_types_of_the_code() -> None:
-    fields = msgspec.structs.fields(FileFacts)
-    assert map_types("file_info") == {field.name: type_text(field.type) for field in fields}
-
-
 def new_session() -> Session:
     settings = SessionSettings(Parameters({}))
     return Session(1, Owner(0), NoModel(), Ledger(AdmissionBounds(1, 1)), settings)
@@ -352,7 +328,6 @@ def test_maps_have_the_keys_of_the_page() -> None:
         [shown] = client.call("show", name="slow")["models"]
         assert set(shown) == keys("model") | keys("shown")
         assert not wrong_types(shown, map_types("model") | map_types("shown"))
-        assert set(FileFacts.__struct_fields__) == keys("file_info")
         stats = client.call("stats")["stats"]
         assert set(stats) == keys("stats") and not wrong_types(stats, map_types("stats"))
 
