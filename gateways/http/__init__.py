@@ -1,6 +1,6 @@
 """The HTTP gateway, by which programs with the API of OpenAI, Anthropic or Ollama use the models.
 
-`inferd gateway` serves it. Importing this package does not import starlette and uvicorn.
+`inferd gateway` serves it. Importing this package does not import uvicorn.
 
 - `turns/` runs the turns of any API on pooled connections to the daemon.
 - `callers/` decides who may send a request: keys, hosts, origins.

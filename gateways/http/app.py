@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskStatus
-from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
 
 from ...backends.errors import BackendError, InferdError, InvalidArgument
 from .callers.caller import LOCAL, Caller
@@ -20,13 +20,46 @@ from .callers.origins import Origins
 from .clients import Clients
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
 from .exchange.content import check_content
-from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON
+from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON, Receive, Send
 from .exchange.statuses import HttpRefusal
 from .limits import Limits, UnknownFields
-from .openapi import PATH, openapi_endpoint
+from .openapi import openapi_endpoint
 from .turns import TurnRunner
 
 log = logging.getLogger(__name__)
+Scope = MutableMapping[str, Any]
+Found = list[tuple[Api, Endpoint]]
+_PART = re.compile(r"\\{(\w+)(:path)?\\}")
+"""A part of an endpoint's path in braces, after `re.escape`."""
+
+
+class Routes:
+    """The endpoints by path. A part `{name}` of an endpoint's path is any segment, and
+    `{name:path}` any number of them. Paths without such parts come first.
+    """
+
+    def __init__(self, endpoints: Sequence[tuple[Api, Endpoint]]):
+        self._fixed: dict[str, Found] = {}
+        for api, endpoint in endpoints:
+            self._fixed.setdefault(endpoint.path, []).append((api, endpoint))
+        self._patterns = [
+            (_pattern_of(path), self._fixed.pop(path)) for path in [*self._fixed] if "{" in path
+        ]
+
+    def find_endpoints(self, path: str) -> tuple[Found, dict[str, str]]:
+        """Return the endpoints of a request's path, and its parts by name."""
+        if path in self._fixed:
+            return self._fixed[path], {}
+        for pattern, found in self._patterns:
+            if match := pattern.fullmatch(path):
+                return found, match.groupdict()
+        return [], {}
+
+
+def _pattern_of(path: str) -> re.Pattern[str]:
+    return re.compile(
+        _PART.sub(lambda part: f"(?P<{part[1]}>{'.*' if part[2] else '[^/]+'})", re.escape(path))
+    )
 
 
 class Gateway:
@@ -47,11 +80,8 @@ class Gateway:
         self._apis, self._turns, self._limits = apis, turns, limits
         self._origins, self._keys, self._quotas = origins, keys, turns.quotas
         self._waiting = WaitingStreams()
-        by_path = {PATH: [(apis[-1], openapi_endpoint(apis))]}
-        for api in apis:
-            for endpoint in api.endpoints:
-                by_path.setdefault(endpoint.path, []).append((api, endpoint))
-        self._routes = [(Route(path, self), found) for path, found in by_path.items()]
+        endpoints = [(api, endpoint) for api in apis for endpoint in api.endpoints]
+        self._routes = Routes([(apis[-1], openapi_endpoint(apis)), *endpoints])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or run until the server stops (`lifespan`)."""
@@ -102,18 +132,9 @@ class Gateway:
         """Return the body of the response to a request that the server could not read."""
         return msgspec.json.encode(self._api_of(path).error_body(refusal, refusal.status))
 
-    def _find_endpoints(self, scope: Scope) -> Sequence[tuple[Api, Endpoint]]:
-        """Return the endpoints of a request's path, and put the parts of the path into *scope*."""
-        for route, found in self._routes:
-            match, parts = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(parts)
-                return found
-        return ()
-
     async def _run_exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, run its endpoint, and write the error if it fails."""
-        found = self._find_endpoints(scope)
+        found, scope["path_params"] = self._routes.find_endpoints(scope["path"])
         api, endpoint = self._choose(scope, found)
         exchange = Exchange(
             *(scope, receive, send),

@@ -151,7 +151,7 @@ def gateway(
     if new_key is not None:
         show_new_key(new_key)
         return
-    with optional_import("the gateway uses starlette and uvicorn", "gateway"):
+    with optional_import("the gateway uses uvicorn", "gateway"):
         from .server import run_server
     from ...ipc.client import AsyncClient
     from ...ipc.open_files import open_files_limit, raise_open_files_limit

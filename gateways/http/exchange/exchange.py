@@ -115,7 +115,7 @@ class Exchange:
         other characters than those of names escaped.
         """
         self.method, self.path = str(scope["method"]), str(scope["path"])
-        self.params: Mapping[str, str] = scope.get("path_params", {})
+        self.params: Mapping[str, str] = scope["path_params"]
         self.scheme, self.query = (
             str(scope["scheme"]),
             scope.get("query_string", b"").decode("latin-1"),
