@@ -17,8 +17,8 @@ import structlog
 
 from ..backends.errors import InferdError, ShuttingDown
 from ..backends.memory.heap import return_large_blocks
-from ..ipc.http.listener import HttpListener
 from ..ipc.messages import Kind
+from ..ipc.metrics.listener import HttpListener
 from ..ipc.open_files import raise_open_files_limit
 from ..ipc.server.descriptors import allow_interrupts
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener

@@ -14,7 +14,7 @@ from typing import Any
 from ...backends.library.library_log import LEVELS
 from ...backends.texts.choices import choice_of
 from ...backends.texts.shorten import shorten
-from ...ipc.http.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
+from ...ipc.metrics.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ...ipc.paths import SYSTEM_SOCKET
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .access_settings import gid_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.http.listen_address import Address
+from ...ipc.metrics.listen_address import Address
 from ..traces.target import Target
 from .access_settings import ACCESS_KEYS, MEMBER_PRIORITY_MAX, MEMBER_RIGHTS
 from .declaration import hyphens
