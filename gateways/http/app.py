@@ -14,12 +14,10 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from ...backends.errors import BackendError, InferdError, InvalidArgument
-from .callers.caller import LOCAL, Caller
-from .callers.keys import Keys
-from .callers.origins import Origins
+from .callers.caller import LOCAL, Caller, Keys
+from .callers.origins import Origins, check_content
 from .clients import Clients
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
-from .exchange.content import check_content
 from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON, Receive, Send
 from .exchange.statuses import HttpRefusal
 from .limits import Limits, UnknownFields

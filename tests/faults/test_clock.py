@@ -274,7 +274,7 @@ DATES = {
     "daemon/models/persisted_settings.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
     "gateways/fleet/certificates.py": "the dates of certificates, and the rest of their time",
-    "gateways/http/inferd_api/statistics.py": "the date of the statistics",
+    "gateways/http/inferd_api/monitoring.py": "the date of the statistics",
     "gateways/http/ollama/lines.py": "the date of an answer, in Ollama's API",
     "gateways/http/ollama/models.py": "the date of a model's expiry, in Ollama's API",
     "gateways/http/openai/chat.py": "the date of an answer, in OpenAI's API",

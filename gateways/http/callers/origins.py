@@ -1,9 +1,13 @@
-"""The hosts and origins of requests: protection from pages of other sites (DNS rebinding, CSRF)."""
+"""Protection from pages of other sites (DNS rebinding, CSRF): the hosts, origins and declared types
+of requests.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+
+from ..exchange.statuses import HttpRefusal
 
 LOCAL_NAMES = frozenset({"localhost"})
 
@@ -45,3 +49,31 @@ class Origins:
     def allows_origin(self, origin: str, scheme: str, host: str) -> bool:
         """Return whether a request to *host* may come from a page of *origin*."""
         return self.is_listed(origin) or origin == f"{scheme}://{host}"
+
+
+_BROWSERS = frozenset(("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"))
+"""Headers by which requests of browsers are recognized."""
+
+
+def check_content(headers: Mapping[str, str]) -> None:
+    """Check that a browser declares a body as JSON, which pages of other sites cannot do freely.
+
+    For that type, the browser first asks the gateway by an OPTIONS request. Other programs may
+    leave the type out, as some clients of Ollama and `curl -d` do.
+
+    :raises HttpRefusal: a browser declares another type, or the body is compressed.
+    """
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise HttpRefusal(
+            415,
+            f"a body with the content encoding {encoding[:100]!r} is not read",
+            hint="send it without Content-Encoding",
+        )
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and _BROWSERS & headers.keys():
+        raise HttpRefusal(
+            415,
+            f"the content type {kind[:100]!r} is not application/json",
+            hint="send the header `Content-Type: application/json`",
+        )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from .api import Api, Endpoint
 from .exchange import Exchange
 from .models import offered_to, served_ctx_size, usable_models
-from .streaming import StreamForm, stream_turn
+from .streaming import StreamForm, collect_answers, collect_turns, stream_turn
 from .waiting import WaitingStreams
-from .whole import collect_answers, collect_turns
 
 __all__ = (
     "Api",

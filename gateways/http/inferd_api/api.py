@@ -24,8 +24,7 @@ from .fields import (
     UPDATE,
 )
 from .models import answer_models, load_model, swap_model, unload_model
-from .queue import answer_queue
-from .rights import answer_caller
+from .monitoring import answer_caller, answer_queue, answer_statistics
 from .session_changes import cancel_session, fork_session, rewind_session
 from .sessions import (
     answer_deletions,
@@ -37,7 +36,6 @@ from .sessions import (
     restore_session,
     update_session,
 )
-from .statistics import answer_statistics
 from .turn_events import answer_turn_events
 
 _read = partial(Endpoint, kind=RequestKind.READ)

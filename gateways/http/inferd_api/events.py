@@ -15,8 +15,7 @@ from ..fields.table import field_error
 from ..turns.snapshots import PAUSE_S, Snapshot
 from .fields import EVENTS
 from .models import event, models_of
-from .queue import queue_of
-from .statistics import statistics_of
+from .monitoring import queue_of, statistics_of
 
 KINDS = ("models", "queue", "statistics")
 COMMENT_PAUSE_S = 15.0

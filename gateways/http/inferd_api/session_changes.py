@@ -12,7 +12,6 @@ from ....ipc.client import AsyncClient, AsyncSession
 from ..exchange import Exchange
 from ..fields.table import field_error
 from ..limits import CLOSE_S_MAX
-from .boundaries import turns_after
 from .fields import CANCEL, FORK, REWIND
 from .sessions import (
     find_session,
@@ -20,6 +19,7 @@ from .sessions import (
     new_id,
     no_session,
     show_session,
+    turns_after,
 )
 
 

@@ -11,13 +11,37 @@ from typing import Any, cast
 import anyio
 
 from ....backends.errors import InferdError, NotFound, SessionBusy
-from ....ipc.client import AsyncClient, DeletionInfo, SessionInfo
+from ....ipc.client import AsyncClient, DeletionInfo, HistoryResult, SessionInfo
 from ..callers.caller import Caller
 from ..exchange import Exchange
+from ..fields.table import field_error
 from ..limits import CLOSE_S_MAX
-from .boundaries import boundaries_of
 from .fields import CREATE, DELETE, LIST, RESTORE, UPDATE, ListQuery, NewSession
-from .ownership import is_own
+from .monitoring import is_own
+
+
+def boundaries_of(history: HistoryResult) -> list[int]:
+    """Return the numbers of messages that a session can keep, including the number of all."""
+    return sorted({*history.turns, len(history.messages)})
+
+
+def turns_after(history: HistoryResult, messages: int) -> int:
+    """Return the number of turns to remove, so that a history keeps its first *messages*.
+
+    :raises InvalidArgument: the cut after *messages* is not between two turns.
+    """
+    if messages == len(history.messages):
+        return 0
+    for back, before in enumerate(reversed(history.turns), 1):
+        if before == messages:
+            return back
+    kept = ", ".join(map(str, boundaries_of(history)))
+    raise field_error(
+        "messages",
+        f"messages: a history of {len(history.messages)} cannot be cut after {messages}",
+        hint=f"it can keep {kept[:200]}",
+    )
+
 
 _ACTIVE = frozenset({"waiting", "running", "parked"})
 _SHOWN = (

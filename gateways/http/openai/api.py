@@ -1,17 +1,18 @@
-"""The endpoints of OpenAI's API."""
+"""The endpoints of OpenAI's API, among them `/v1/models`, and `/health` of llama-server."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..callers.quotas import RequestKind
-from ..exchange import Endpoint
+from ..exchange import Endpoint, Exchange, served_ctx_size, usable_models
 from .chat import answer_chat
 from .chat_fields import CHAT
 from .completion_fields import COMPLETIONS
 from .completions import answer_completion
 from .embeddings import EMBEDDINGS, answer_embeddings
 from .errors import ERROR_SCHEMA, error_body
-from .health import answer_health
-from .models import answer_model, answer_models
 from .responses import (
     INPUT_ITEMS,
     INPUT_TOKENS,
@@ -25,6 +26,53 @@ from .responses import (
     count_input_tokens,
     delete_response,
 )
+
+
+async def answer_models(exchange: Exchange) -> None:
+    """Answer with the models that the caller may use."""
+    shown = [_model(info) for info in await usable_models(exchange)]
+    await exchange.send_json({"object": "list", "data": shown})
+
+
+async def answer_model(exchange: Exchange) -> None:
+    """Answer with one model."""
+    name = exchange.caller.check_model(exchange.params["model"])
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        await exchange.send_json(_model(await client.show(name)))
+
+
+def _model(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model with the served context where vLLM (`max_model_len`) and llama-server (`meta`)
+    have it.
+    """
+    file, facts = info.get("file_info") or {}, info.get("info") or {}
+    ctx_size = served_ctx_size(info)
+    meta = {
+        "n_ctx": ctx_size,
+        "n_ctx_train": facts.get("ctx_size_trained") or file.get("ctx_size_trained"),
+        "n_vocab": facts.get("vocab_size"),
+        "n_embd": file.get("embedding_size"),
+        "n_params": facts.get("parameters") or file.get("parameters"),
+        "size": info.get("size_bytes"),
+    }
+    return {
+        "id": info["name"],
+        "object": "model",
+        "created": int(info.get("modified_at") or 0),
+        "owned_by": "inferd",
+        "max_model_len": ctx_size,
+        "meta": {name: value for name, value in meta.items() if value},
+    }
+
+
+async def answer_health(exchange: Exchange) -> None:
+    """Answer that the daemon can be used.
+
+    :raises ConnectionLost: the daemon does not answer.
+    """
+    await exchange.turns.health.check()
+    await exchange.send_json({"status": "ok"})
+
 
 _RESPONSE = "/v1/responses/{response}"
 

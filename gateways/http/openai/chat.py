@@ -37,8 +37,7 @@ from .chat_fields import (
 from .errors import error_body
 from .logprobs import chat_logprobs, prompt_logprobs
 from .messages import read_messages
-from .timings import Timings, with_fields
-from .usage import usage_of
+from .usage import Timings, usage_of, with_fields
 
 _encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"

@@ -20,8 +20,7 @@ from .chat import DONE, bias_pairs, check_prompt_logprobs, priority_of, waiting_
 from .completion_fields import ANSWERS_MAX, COMPLETIONS, PROMPTS_MAX, CompletionRequest
 from .errors import error_body
 from .logprobs import CompletionLogprobs, joined, prompt_logprobs
-from .timings import Timings, with_fields
-from .usage import add_usage, usage_of
+from .usage import Timings, add_usage, usage_of, with_fields
 
 _encode = msgspec.json.encode
 

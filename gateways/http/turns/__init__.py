@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from .answer_schemas import schema_options
-from .answers import Answer, FinishReason, TurnProgress, TurnReader, finish_reason_of
-from .event_ids import EventId
-from .live import LiveTurn, Rest
+from .answers import (
+    Answer,
+    FinishReason,
+    TurnProgress,
+    TurnReader,
+    TurnRequest,
+    WholeCalls,
+    finish_reason_of,
+    schema_options,
+)
+from .live import EventId, LiveTurn, Reservation, Rest, turn_cancelled
 from .pool import ConnectionPool
-from .request import TurnRequest
-from .reservations import Reservation, turn_cancelled
 from .runner import Embedded, TurnRunner, no_previous
-from .whole_calls import WholeCalls
 
 __all__ = (
     "Answer",

@@ -1,15 +1,19 @@
-"""Answers of turns, whole or in pieces."""
+"""Turns as callers request them, and their answers, whole or in pieces."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+import msgspec
+
 from ....backends.errors import InferdError
-from ....ipc.client import Metadata, Piece, QueueEvent, ToolCall
+from ....ipc.client import Metadata, Piece, QueueEvent, ToolCall, ToolCallPart
+from ....ipc.payloads import Prompt
+from ....ipc.priorities import Priority
 
 
 class FinishReason(StrEnum):
@@ -121,3 +125,79 @@ class TurnReader(Protocol):
 
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer, which has an `error` if it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """A model's answers to a prompt.
+
+    *options* are parameters of docs/parameters.md. Without a *session_id* the turn has a session of
+    its own, and the daemon reuses the KV state of an equal beginning. With one, *prompt* is added
+    to the session's history. With *branch_of* too, the session begins as a branch of the session
+    with that id. *note* returns the note that is stored with the session, from the end of the
+    turn's only answer, before this is written.
+    """
+
+    model: str
+    prompt: Prompt
+    raw: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    answers: int = 1
+    priority: Priority = "normal"
+    keeps_priority: bool = False
+    """Whether a session that exists has its own class instead of *priority*."""
+    session_id: str | None = None
+    branch_of: str | None = None
+    note: Callable[[Answer], bytes] | None = None
+    progress: bool = False
+    """Pass the progress of a streamed answer's prompt to its reader."""
+    on_turn: Callable[[int], None] | None = None
+    """Called with the number of the turn of a session with an id, once this is open. Further
+    readers can then read the only answer of the streamed turn.
+    """
+    on_prompt: Callable[[int, list[dict[str, Any]]], None] | None = None
+    """Called before the first piece of a streamed answer with its number and the logprobs of the
+    prompt, if there are any.
+    """
+
+
+def schema_options(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Return the parameters of an answer's schema. Constraints that no grammar keeps are left out,
+    or refused if the schema is *strict*.
+    """
+    # Sent as text, so that its nesting does not count towards the frame's limit.
+    text = msgspec.json.encode(schema).decode()
+    return {"json-schema": text, "schema-lenient": not strict}
+
+
+class WholeCalls:
+    """The tool calls of an answer, put together from their parts.
+
+    A part can report that its call is not a tool call after all, and APIs cannot take back a call
+    that was sent. A call is certain when the next one begins, or the answer ends.
+    """
+
+    def __init__(self) -> None:
+        self._open: tuple[int, ToolCall] | None = None
+        self.calls = 0
+        """The number of calls that were returned."""
+
+    def add_parts(self, parts: Sequence[ToolCallPart]) -> list[ToolCall]:
+        """Add the next parts, and return the calls that are certain now."""
+        certain = []
+        for part in parts:
+            if self._open is None or self._open[0] != part.index:
+                certain += self.finish()
+                self._open = part.index, ToolCall(part.id, part.name, "")
+            index, call = self._open
+            self._open = index, call._replace(arguments=call.arguments + part.arguments)
+            if part.dropped:
+                self._open = None
+        return certain
+
+    def finish(self) -> list[ToolCall]:
+        """End the answer: return the last call, if it was not returned or dropped."""
+        certain = [] if self._open is None else [self._open[1]]
+        self._open = None
+        self.calls += len(certain)
+        return certain

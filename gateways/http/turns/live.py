@@ -1,17 +1,107 @@
-"""The answer of a session's turn while this gateway reads it, for further readers of it."""
+"""Turns of sessions while this gateway runs them: one request for each session, and the answer for
+further readers, who continue after the id of an event.
+"""
 
 from __future__ import annotations
 
+import re
 import zlib
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Self
 
 import anyio
 
-from ....backends.errors import InferdError, TooLarge
+from ....backends.errors import Cancelled, InferdError, InvalidArgument, SessionBusy, TooLarge
 from ....ipc.client import Piece, QueueEvent, ToolCall
-from .answers import Answer
-from .event_ids import EventId, other_answer, other_turn
-from .whole_calls import WholeCalls
+from ..callers.caller import Caller
+from .answers import Answer, WholeCalls
+
+PARAM = "last-event-id"
+_FORM = re.compile(
+    r"(\d{1,10})\.(\d{1,10})\.([0-9a-f]{8})\.(\d{1,10})\.([0-9a-f]{8})\.(\d{1,4})(\.end)?",
+    re.ASCII,
+)
+
+
+class EventId(NamedTuple):
+    """The part of an answer that a reader has after an event: the number of the session's turn, the
+    bytes of text and reasoning with their checksums, and the number of tool calls. An answer that
+    was computed again may differ, which the checksums show.
+    """
+
+    turn: int
+    text: int = 0
+    text_crc: int = 0
+    reasoning: int = 0
+    reasoning_crc: int = 0
+    calls: int = 0
+    ended: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the id that a client has sent.
+
+        :raises InvalidArgument: it is not an id of an event.
+        """
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise InvalidArgument(
+                f"{text[:100]!r} is not the id of an event of a turn",
+                hint="read the answer from its start, without an id",
+                data={"param": PARAM},
+            )
+        turn, size, crc, reasoning, reasoning_crc, calls, end = found.groups()
+        return cls(
+            int(turn),
+            int(size),
+            int(crc, 16),
+            int(reasoning),
+            int(reasoning_crc, 16),
+            int(calls),
+            bool(end),
+        )
+
+    def __str__(self) -> str:
+        end = ".end" if self.ended else ""
+        return (
+            f"{self.turn}.{self.text}.{self.text_crc:08x}"
+            f".{self.reasoning}.{self.reasoning_crc:08x}.{self.calls}{end}"
+        )
+
+    def after(self, text: bytes, reasoning: bytes = b"", calls: int = 0) -> Self:
+        """Return the id after more of the answer."""
+        return self._replace(
+            text=self.text + len(text),
+            text_crc=zlib.crc32(text, self.text_crc),
+            reasoning=self.reasoning + len(reasoning),
+            reasoning_crc=zlib.crc32(reasoning, self.reasoning_crc),
+            calls=self.calls + calls,
+        )
+
+    @property
+    def line(self) -> bytes:
+        """The line of an event with this id."""
+        return b"id: %s\n" % str(self).encode()
+
+
+def other_turn(after: EventId, turn: int) -> InvalidArgument:
+    """Return the error for an id of another turn than the session's last one."""
+    return InvalidArgument(
+        f"the id belongs to turn {after.turn} of the session, whose last turn is {turn}",
+        hint="read the session, or the last answer from its start, without an id",
+        data={"param": PARAM, "turn": turn},
+    )
+
+
+def other_answer() -> InvalidArgument:
+    """Return the error for an id after which the stored answer does not continue."""
+    return InvalidArgument(
+        "the answer differs from the part that was read",
+        hint="read the answer from its start, without an id",
+        data={"param": PARAM},
+    )
+
 
 ANSWER_BYTES_MAX = 4 << 20
 """The longest answer that is kept for further readers. Many times the text of a full context."""
@@ -154,3 +244,58 @@ class LiveTurn:
         """
         while self._size - self._read_most > LAG_BYTES_MAX:
             await self._read.wait()
+
+
+class Reservation:
+    """The place of the only request of a session. Its request owns it."""
+
+    def __init__(self, live: LiveTurn | None = None) -> None:
+        self.live = live
+        """The request's turn, if others can read it."""
+        self.scope = anyio.CancelScope()
+        """The scope of the request's turn, if it has one; cancelling the scope ends the turn."""
+        self.released = anyio.Event()
+
+    def release(self) -> None:
+        """Note that the request has ended, and so has its turn."""
+        if self.live is not None:
+            self.live.close(turn_cancelled() if self.scope.cancel_called else None)
+        self.released.set()
+
+
+class SessionReservations:
+    """The reservations of all sessions. They belong to the event loop."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[tuple[str, str, str], Reservation] = {}
+
+    @contextmanager
+    def reserve(
+        self, caller: Caller, session_id: str, live: LiveTurn | None = None
+    ) -> Iterator[Reservation]:
+        """Reserve a session, perhaps for a turn that others can read.
+
+        :raises SessionBusy: the session has a request under way.
+        """
+        reservation = Reservation(live)
+        key = (*caller.user, session_id)
+        if key in self._by_session:
+            raise SessionBusy(
+                f"the session {session_id!r} has a request under way",
+                hint="wait for its end: a session has one turn at a time",
+            )
+        self._by_session[key] = reservation
+        try:
+            yield reservation
+        finally:
+            del self._by_session[key]
+            reservation.release()
+
+    def find(self, caller: Caller, session_id: str) -> Reservation | None:
+        """Return the reservation of a session, or None if it has no request under way."""
+        return self._by_session.get((*caller.user, session_id))
+
+
+def turn_cancelled() -> Cancelled:
+    """Return the error of a turn that another request of its caller has ended."""
+    return Cancelled("the turn was cancelled by another request of its caller")

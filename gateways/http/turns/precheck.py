@@ -38,8 +38,8 @@ from ....ipc.client import AsyncClient
 from ....ipc.payloads import turn_input
 from ..callers.caller import Caller
 from ..limits import CLOSE_S_MAX
+from .answers import TurnRequest
 from .pool import ConnectionPool
-from .request import TurnRequest
 
 _REFUSALS = (InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation)
 _UNMARKED = (ToolFormat.NONE, ToolFormat.JSON, ToolFormat.LLAMA)

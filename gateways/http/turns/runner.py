@@ -29,13 +29,10 @@ from ....ipc.priorities import Priority
 from ..callers.caller import Caller
 from ..callers.quotas import Quotas
 from ..limits import Limits
-from .answers import Answer, TurnProgress, TurnReader, finish_reason_of
-from .health import DaemonHealth
-from .live import LiveTurn
-from .pool import ConnectionPool
+from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
+from .live import LiveTurn, SessionReservations, turn_cancelled
+from .pool import ConnectionPool, DaemonHealth
 from .precheck import TurnPrecheck
-from .request import TurnRequest
-from .reservations import SessionReservations, turn_cancelled
 from .snapshots import Snapshots
 
 log = logging.getLogger(__name__)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import Busy, InvalidArgument, QuotaExceeded
 from inferd.gateways.http.client_places import ClientPlaces
-from inferd.gateways.http.clients import _network_of
-from inferd.gateways.http.limits import FILES_RESERVED, clients_max_of
-from inferd.gateways.http.unread_clients import (
+from inferd.gateways.http.clients import (
     READ_BYTES_MIN,
     STALLED_S,
     UNREAD_BYTES_MAX,
     UNREAD_MAX,
     UnreadClients,
+    _network_of,
 )
+from inferd.gateways.http.limits import FILES_RESERVED, clients_max_of
 
 Places = ClientPlaces[int]
 

@@ -11,10 +11,8 @@ import httpx
 import pytest
 
 from inferd import AsyncClient, Client
-from inferd.gateways.http.callers.caller import DaemonUser
-from inferd.gateways.http.callers.keys import new_key
-from inferd.gateways.http.turns.health import DaemonHealth
-from inferd.gateways.http.turns.pool import ConnectionPool
+from inferd.gateways.http.callers.caller import DaemonUser, new_key
+from inferd.gateways.http.turns.pool import ConnectionPool, DaemonHealth
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd import Client
-from inferd.gateways.http.inferd_api.boundaries import boundaries_of, turns_after
+from inferd.gateways.http.inferd_api.sessions import boundaries_of, turns_after
 from inferd.ipc.client import HistoryResult
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model

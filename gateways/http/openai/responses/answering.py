@@ -23,8 +23,7 @@ from .fields import (
     TextFormat,
 )
 from .frame import ResponseFrame
-from .ids import mark_in, mark_of
-from .items import read_input, read_tool_choice, read_tools
+from .items import mark_in, mark_of, read_input, read_tool_choice, read_tools
 from .stored import note_of
 from .stream import ResponseStream
 

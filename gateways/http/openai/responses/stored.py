@@ -16,8 +16,7 @@ from .....ipc.client import HistoryResult
 from ...exchange import Exchange
 from ...exchange.statuses import HttpRefusal
 from .fields import INPUT_ITEMS, RESPONSE_ID, RETRIEVE, InputItemsQuery
-from .ids import mark_in, mark_of
-from .items import input_items
+from .items import input_items, mark_in, mark_of
 
 
 def note_of(response: dict[str, Any]) -> bytes:

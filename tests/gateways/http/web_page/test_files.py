@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from inferd.gateways.http.web_page.files import FILES
+from inferd.gateways.http.web_page.api import FILES
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 
 POLICY = (

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.gateways.http.web_page.files import FILES
+from inferd.gateways.http.web_page.api import FILES
 from tools import page_libraries
 from tools.page_libraries import BYTES_MAX, FOLDER, MANIFEST, integrity_of, read_manifest
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
-from inferd.gateways.http.web_page.files import FILES
+from inferd.gateways.http.web_page.api import FILES
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway
 from tests.gateways.http.web_page.contrast import texts_of
