@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from inferd.gateways.http.callers.caller import new_key
+from inferd.gateways.http.callers import new_key
 
 from .clients import HttpClient, Request
 from .daemon import Inferd

@@ -14,14 +14,14 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from ...backends.errors import BackendError, InferdError, InvalidArgument
-from .callers.caller import LOCAL, Caller, Keys
-from .callers.origins import Origins, check_content
+from .callers import LOCAL, Caller, Keys
 from .clients import Clients
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
 from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON, Receive, Send
 from .exchange.statuses import HttpRefusal
 from .limits import Limits, UnknownFields
 from .openapi import openapi_endpoint
+from .origins import Origins, check_content
 from .turns import TurnRunner
 
 log = logging.getLogger(__name__)

@@ -157,9 +157,9 @@ def gateway(
     from ...ipc.open_files import open_files_limit, raise_open_files_limit
     from .apis import APIS
     from .app import Gateway
-    from .callers.caller import DaemonUser, Keys
-    from .callers.origins import Origins
+    from .callers import DaemonUser, Keys
     from .listening import Listener, check_address, parse_address, parse_mode, read_tls
+    from .origins import Origins
     from .turns import ConnectionPool, TurnRunner
 
     raise_open_files_limit()
@@ -207,7 +207,7 @@ def gateway(
 
 def show_new_key(name: str) -> None:
     """Print a new key, and its entry for the file of keys."""
-    from .callers.caller import new_key
+    from .callers import new_key
 
     key, entry = new_key(name)
     note(f"the key, which is shown only now: {key}")

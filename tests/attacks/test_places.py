@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import Busy, Cancelled, EndOfSequence, SessionExpired
-from inferd.gateways.http.callers.caller import new_key
+from inferd.gateways.http.callers import new_key
 from inferd.testing import RunningDaemon
 from tests.daemon.metrics.scraping import until
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..exchange import Endpoint, Exchange, served_ctx_size, usable_models
-from .errors import ERROR_SCHEMA, error_body
 from .fields import TABLES
+from .forms import ERROR_SCHEMA, error_body
 from .turns import answer_count_tokens, answer_messages
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ....backends.errors import UnsupportedOperation
 from ....backends.params import without_nulls
-from ..fields.table import field_error
+from ..fields import field_error
 from .fields import Block, PromptFields, Tool
 
 _ROLES = ("user", "assistant", "system")

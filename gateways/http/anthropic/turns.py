@@ -6,7 +6,7 @@ from typing import Any
 
 from ....backends.errors import InferdError
 from ..exchange import Exchange, collect_answers, stream_turn
-from ..fields.table import field_error
+from ..fields import field_error
 from ..openai.chat_fields import thinking_arguments
 from ..turns import TurnRequest, schema_options
 from .fields import COUNT_TOKENS, MESSAGES, JsonFormat, PromptFields, ToolChoice

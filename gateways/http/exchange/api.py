@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..callers.quotas import RequestKind
 from ..fields import FieldTable
+from ..quotas import RequestKind
 from .exchange import Exchange
 from .statuses import ErrorShape
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ....backends.errors import Cancelled, InferdError, TooLarge
-from ..callers.caller import LOCAL, Caller
+from ..callers import LOCAL, Caller
 from ..fields import FieldTable
 from ..limits import Limits, UnknownFields
 from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of

@@ -11,7 +11,7 @@ import anyio
 from ....backends.errors import InferdError, ModelNotFound
 from ....ipc.client import ModelInfo
 from ....ipc.offered_models import offered_models
-from ..callers.caller import Caller
+from ..callers import Caller
 from .exchange import Exchange
 
 _SHOWN_AT_ONCE = 16

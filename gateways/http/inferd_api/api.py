@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..callers.quotas import RequestKind
 from ..exchange import Endpoint
 from ..openai.errors import ERROR_SCHEMA, error_body
+from ..quotas import RequestKind
 from .events import answer_events
 from .fields import (
     CANCEL,

@@ -11,7 +11,7 @@ import anyio
 from ..exchange import Exchange
 from ..exchange.statuses import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
-from ..fields.table import field_error
+from ..fields import field_error
 from ..turns.snapshots import PAUSE_S, Snapshot
 from .fields import EVENTS
 from .models import event, models_of

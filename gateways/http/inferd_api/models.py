@@ -11,7 +11,7 @@ import msgspec
 from ....backends.errors import InferdError, error_from_wire
 from ....ipc.client import AsyncClient, ModelInfo
 from ....ipc.offered_models import preferred_model
-from ..callers.caller import Caller
+from ..callers import Caller
 from ..exchange import Exchange, offered_to
 from ..exchange.statuses import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..callers.caller import Caller
-from ..callers.quotas import STREAMS_MAX
+from ..callers import Caller
 from ..exchange import Exchange
+from ..quotas import STREAMS_MAX
 
 
 async def answer_caller(exchange: Exchange) -> None:

@@ -10,7 +10,7 @@ import anyio
 from ....backends.errors import InferdError, SessionBusy
 from ....ipc.client import AsyncClient, AsyncSession
 from ..exchange import Exchange
-from ..fields.table import field_error
+from ..fields import field_error
 from ..limits import CLOSE_S_MAX
 from .fields import CANCEL, FORK, REWIND
 from .sessions import (

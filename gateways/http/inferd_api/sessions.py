@@ -12,9 +12,9 @@ import anyio
 
 from ....backends.errors import InferdError, NotFound, SessionBusy
 from ....ipc.client import AsyncClient, DeletionInfo, HistoryResult, SessionInfo
-from ..callers.caller import Caller
+from ..callers import Caller
 from ..exchange import Exchange
-from ..fields.table import field_error
+from ..fields import field_error
 from ..limits import CLOSE_S_MAX
 from .fields import CREATE, DELETE, LIST, RESTORE, UPDATE, ListQuery, NewSession
 from .monitoring import is_own

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..exchange import Endpoint
 from .embeddings import answer_embed, answer_embeddings
-from .errors import ERROR_SCHEMA, error_body
 from .fields import TABLES
+from .lines import ERROR_SCHEMA, error_body
 from .models import (
     answer_ps,
     answer_show,

@@ -8,8 +8,7 @@ from typing import Any
 
 from ....backends.errors import InferdError
 from ..exchange import Exchange
-from ..fields import FieldTable
-from ..fields.table import field_error
+from ..fields import FieldTable, field_error
 from ..turns import Embedded
 from .fields import EMBED, EMBEDDINGS
 

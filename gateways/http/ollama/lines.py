@@ -13,8 +13,19 @@ from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ..openai.logprobs import chat_logprobs
 from ..turns import Answer, FinishReason, TurnProgress, WholeCalls
-from .errors import error_body
 from .fields import TurnFields
+
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+
+
+def error_body(error: InferdError, status: int) -> dict[str, Any]:
+    """Return the body of an error response, and of an error in a stream."""
+    return {"error": error.text_for_people}
+
 
 _NS_PER_MS = 1_000_000
 TextForm = Callable[[str, str, Sequence[ToolCall]], dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....backends.errors import UnsupportedOperation
 from ..exchange import Exchange, served_ctx_size, usable_models
-from ..fields.table import field_error
+from ..fields import field_error
 from .fields import SHOW
 
 API_VERSION = "0.12.0"

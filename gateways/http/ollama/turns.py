@@ -9,8 +9,7 @@ import msgspec
 from ....backends.errors import InferdError, UnsupportedOperation
 from ....backends.params import without_nulls
 from ..exchange import Exchange, collect_answers, stream_turn
-from ..fields import FieldTable
-from ..fields.table import field_error
+from ..fields import FieldTable, field_error
 from ..openai.chat_fields import thinking_arguments
 from ..turns import TurnRequest, schema_options
 from .fields import CHAT, GENERATE, OPTIONS, ChatFields, TurnFields

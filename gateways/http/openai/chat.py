@@ -13,10 +13,10 @@ import msgspec
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.priorities import Priority
-from ..callers.caller import Caller
+from ..callers import Caller
 from ..exchange import Exchange, collect_answers, stream_turn
 from ..exchange.streaming import EVENT_STREAM
-from ..fields.table import field_error
+from ..fields import field_error
 from ..turns import (
     Answer,
     EventId,

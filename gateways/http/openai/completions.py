@@ -11,10 +11,10 @@ import msgspec
 
 from ....backends.errors import InferdError, InvalidArgument
 from ....ipc.client import Piece, QueueEvent
-from ..callers.caller import Caller
+from ..callers import Caller
 from ..exchange import Exchange, collect_turns, stream_turn
 from ..exchange.streaming import EVENT_STREAM
-from ..fields.table import field_error
+from ..fields import field_error
 from ..turns import Answer, TurnProgress, TurnRequest
 from .chat import DONE, bias_pairs, check_prompt_logprobs, priority_of, waiting_comment
 from .completion_fields import ANSWERS_MAX, COMPLETIONS, PROMPTS_MAX, CompletionRequest

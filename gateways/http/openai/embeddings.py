@@ -12,8 +12,7 @@ from msgspec import Meta, Struct
 from ....backends.errors import InferdError
 from ....ipc.priorities import Priority
 from ..exchange import Exchange
-from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored, refused
-from ..fields.table import field_error
+from ..fields import PRIORITY_FIELD, FieldTable, field_error, honoured, ignored, refused
 
 TEXTS_MAX = 2048
 """OpenAI's maximum."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ....backends.errors import InvalidArgument, UnsupportedOperation
 from ....backends.params import without_nulls
-from ..fields.table import field_error
+from ..fields import field_error
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _LEVELS = 3

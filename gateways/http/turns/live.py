@@ -14,7 +14,7 @@ import anyio
 
 from ....backends.errors import Cancelled, InferdError, InvalidArgument, SessionBusy, TooLarge
 from ....ipc.client import Piece, QueueEvent, ToolCall
-from ..callers.caller import Caller
+from ..callers import Caller
 from .answers import Answer, WholeCalls
 
 PARAM = "last-event-id"

@@ -15,7 +15,7 @@ import anyio
 
 from ....backends.errors import Busy, ConnectionLost, InferdError, InvalidArgument
 from ....ipc.client import AsyncClient, Graph
-from ..callers.caller import Caller, DaemonUser
+from ..callers import Caller, DaemonUser
 from ..limits import CLOSE_S_MAX, REQUESTS_PER_CONNECTION_MAX
 
 Connect = Callable[[DaemonUser], AsyncClient]

@@ -36,7 +36,7 @@ from ....backends.tool_formats import ToolFormat, tool_format_of
 from ....ipc.chat_messages import checked_messages
 from ....ipc.client import AsyncClient
 from ....ipc.payloads import turn_input
-from ..callers.caller import Caller
+from ..callers import Caller
 from ..limits import CLOSE_S_MAX
 from .answers import TurnRequest
 from .pool import ConnectionPool

@@ -26,9 +26,9 @@ from ....ipc.client import (
     Reply,
 )
 from ....ipc.priorities import Priority
-from ..callers.caller import Caller
-from ..callers.quotas import Quotas
+from ..callers import Caller
 from ..limits import Limits
+from ..quotas import Quotas
 from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
 from .live import LiveTurn, SessionReservations, turn_cancelled
 from .pool import ConnectionPool, DaemonHealth

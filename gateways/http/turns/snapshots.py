@@ -9,7 +9,7 @@ import anyio
 
 from ....backends.errors import ConnectionLost, InferdError
 from ....ipc.client import ModelInfo, TaskInfo
-from ..callers.caller import Caller, DaemonUser
+from ..callers import Caller, DaemonUser
 from .pool import ConnectionPool
 
 PAUSE_S = 0.5

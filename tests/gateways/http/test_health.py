@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from inferd import AsyncClient, Client
-from inferd.gateways.http.callers.caller import DaemonUser, new_key
+from inferd.gateways.http.callers import DaemonUser, new_key
 from inferd.gateways.http.turns.pool import ConnectionPool, DaemonHealth
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd_process

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from inferd import Client
-from inferd.gateways.http.callers.caller import new_key
+from inferd.gateways.http.callers import new_key
 from inferd.gateways.http.inferd_api import INFERD
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model

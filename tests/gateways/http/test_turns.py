@@ -14,7 +14,7 @@ import pytest
 
 from inferd import AsyncClient, Piece, QueueEvent
 from inferd.backends.errors import ConnectionLost, QuotaExceeded, Timeout
-from inferd.gateways.http.callers.caller import Caller
+from inferd.gateways.http.callers import Caller
 from inferd.gateways.http.limits import Limits
 from inferd.gateways.http.turns import Answer, ConnectionPool, TurnRequest, TurnRunner, pool
 from inferd.gateways.http.turns.answers import TurnProgress

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from .....backends.errors import InferdError, InvalidArgument
-from ...callers.caller import Caller
+from ...callers import Caller
 from ...exchange import Exchange, collect_answers, stream_turn
-from ...fields.table import field_error
+from ...fields import field_error
 from ...turns import Answer, TurnRequest, no_previous, schema_options
 from ..chat import effort_arguments, priority_of
 from ..chat_fields import thinking_arguments

@@ -9,7 +9,7 @@ from typing import Any
 from .....backends.errors import UnsupportedOperation
 from .....backends.params import without_nulls
 from .....ipc.chat_messages import ROLES as ALL_ROLES
-from ...fields.table import field_error
+from ...fields import field_error
 from ..messages import ROLES, read_parts
 
 _START = "resp_"

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 from playwright.sync_api import CDPSession, Page, ViewportSize, expect
 
-from inferd.gateways.http.callers.caller import new_key
+from inferd.gateways.http.callers import new_key
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway

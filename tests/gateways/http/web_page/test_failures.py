@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from inferd import Client
-from inferd.gateways.http.callers.caller import new_key
+from inferd.gateways.http.callers import new_key
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from inferd.gateways.http.callers.caller import new_key
+from inferd.gateways.http.callers import new_key
 from inferd.gateways.http.web_page.api import FILES
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from ....backends.errors import Busy, QuotaExceeded
-from .caller import Caller
+from ...backends.errors import Busy, QuotaExceeded
+from .callers import Caller
 
 READS_MAX = 64
 """Requests of one caller at once that compute nothing."""

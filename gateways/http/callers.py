@@ -13,11 +13,11 @@ from typing import Annotated, Any, NamedTuple, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from ....backends.errors import InvalidArgument, PermissionDenied
-from ....backends.params import fit_settings
-from ....ipc.model_names import find_name, model_not_found
-from ....ipc.names import OWN_USER, check_label, check_user_name
-from ....ipc.priorities import Priority
+from ...backends.errors import InvalidArgument, PermissionDenied
+from ...backends.params import fit_settings
+from ...ipc.model_names import find_name, model_not_found
+from ...ipc.names import OWN_USER, check_label, check_user_name
+from ...ipc.priorities import Priority
 
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 

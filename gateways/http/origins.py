@@ -7,7 +7,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Mapping
 
-from ..exchange.statuses import HttpRefusal
+from .exchange.statuses import HttpRefusal
 
 LOCAL_NAMES = frozenset({"localhost"})
 
