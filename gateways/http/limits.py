@@ -13,7 +13,7 @@ REQUESTS_PER_CONNECTION_MAX = 240
 """Requests of one connection to the daemon, which allows 256; the others are for cancelling."""
 WAITING_PAUSE_S = 10.0
 """The pause between two comments while a turn waits and its place does not change."""
-CHECK_AFTER_S = 0.02
+CHECK_AFTER_S = 0.1
 """The time after which a turn without a session is checked by the gateway, because its model is
 being loaded. A loaded model's session opens in less.
 """
