@@ -2,7 +2,6 @@
 
 A connection carries the requests of one user and label, which are sent when it is opened. It takes
 `REQUESTS_PER_CONNECTION_MAX` requests; the next request gets another connection.
-
 """
 
 from __future__ import annotations
