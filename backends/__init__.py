@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .errors import UnsupportedOperation
 
 if TYPE_CHECKING:
-    from .adapter_keys import AdapterInfo, AdapterSpec
     from .base import (
         CompiledGrammar,
         LanguageModel,
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from .batch import Chunk
     from .embedder import EmbedInfo, EmbedSpec
     from .errors import InferdError
-    from .memory.memory_need import Device, MemoryEstimator, MemoryNeed
-    from .model_spec import LoadProgress, ModelSpec, Shape
+    from .memory import Device, MemoryEstimator, MemoryNeed
+    from .model_spec import AdapterInfo, AdapterSpec, LoadProgress, ModelSpec, Shape
     from .params import SamplingParams
 
 __all__ = (
@@ -54,10 +53,7 @@ __all__ = (
     "estimate_memory",
 )
 
-_MODULES = (
-    "adapter_keys", "base", "batch", "embedder", "errors", "memory.memory_need", "model_spec",
-    "params",
-)  # fmt: skip
+_MODULES = ("base", "batch", "embedder", "errors", "memory", "model_spec", "params")
 """Imported when one of their names is first used, because the client needs only the error tree."""
 
 
@@ -85,7 +81,7 @@ ENGINES = {
         "llama.loading.loader:load_llama",
         "llama.loading.memory_estimate:LlamaMemoryEstimator",
     ),
-    "echo": Engine("", "echo.model:load_echo", "echo.memory_estimate:EchoMemoryEstimator"),
+    "echo": Engine("", "echo.model:load_echo", "echo.options:EchoMemoryEstimator"),
 }
 """By the name of the backend in the configuration."""
 
@@ -122,7 +118,7 @@ def _found(spec: ModelSpec, function: str) -> Any:
     try:
         return resolve_name(f"{__name__}.{getattr(ENGINES[spec.backend], function)}")
     except (ImportError, OSError, RuntimeError) as exc:
-        from .library.installation import install_command
+        from .library import install_command
 
         raise UnsupportedOperation(
             f"the backend {spec.backend!r} cannot be used here: {exc}",

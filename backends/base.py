@@ -13,14 +13,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from .adapter_keys import AdapterInfo, AdapterSpec
 from .batch import Chunk, Move
 from .embedder import Embedder, EmbedInfo
+from .model_spec import AdapterInfo, AdapterSpec
 from .params import SamplingParams
-from .probes import ProbeRunner
 from .tensors import NamedTensor
 from .tool_formats import ToolFormat
-from .tuning_choice import ModelTuning
+from .tuning_choice import ModelTuning, ProbeRunner
 
 Message = Mapping[str, Any]
 """One chat message: `role` and `content`, both text; an assistant's may have `tool_calls`."""

@@ -13,7 +13,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from inferd.backends.library.engine_build import LLAMA_COMMIT
+from inferd.backends.library import LLAMA_COMMIT
 from inferd.backends.tuning_choice import this_cpu
 from inferd.daemon.models.tuning_records import TuningRecords
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inferd.backends.errors import InferdError
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckRequest
+from inferd.backends.grammars.trial import CheckRequest, GrammarChecker
 from tests.backends.llama.schemas import SCHEMAS
 from tools.get_models import MODELS_DIR
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..backends.errors import UnsupportedOperation
-from ..backends.texts.choices import choice_of
+from ..backends.texts import choice_of
 
 COMMANDS = {
     "operations.start": ("start",),
@@ -185,7 +185,7 @@ def optional_import(need: str, extra: str, otherwise: str = "") -> Iterator[None
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("inferd"):
             raise
-        from ..backends.library.installation import install_command
+        from ..backends.library import install_command
 
         hint = install_command(extra) + otherwise
         raise UnsupportedOperation(f"{need}; {exc.name} is missing", hint=hint) from exc

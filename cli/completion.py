@@ -142,7 +142,7 @@ def settings(incomplete: str) -> Offers:
 
 def log_levels(incomplete: str) -> Offers:
     """Return LEVEL and LOGGER=, or the levels of the LOGGER that the word names."""
-    from ..backends.library.library_log import LEVELS
+    from ..backends.library import LEVELS
     from ..daemon.config.forms import LOGGERS
 
     logger, equals, _ = incomplete.rpartition("=")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..backends.errors import InvalidArgument, ModelNotFound, NotFound
+from ..backends.gguf import PART
 from ..backends.params import nearest
-from ..backends.split_gguf import PART
 from ..ipc.model_names import find_name, is_model_file, model_not_found
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..backends.errors import InferdError
-from ..backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
-from ..backends.library.installation import install_command
+from ..backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT, install_command
 from .client import socket_of
 from .one_shot import OneShotClient
 from .output import write, write_json

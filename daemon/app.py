@@ -16,7 +16,7 @@ import anyio.abc
 import structlog
 
 from ..backends.errors import InferdError, ShuttingDown
-from ..backends.memory.heap import return_large_blocks
+from ..backends.memory import return_large_blocks
 from ..ipc.messages import Kind
 from ..ipc.metrics.listener import HttpListener
 from ..ipc.open_files import raise_open_files_limit

@@ -17,7 +17,7 @@ from structlog.contextvars import bind_contextvars
 
 from .. import __version__
 from ..backends.errors import BackendError, InferdError, ShuttingDown
-from ..backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ..backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..ipc.messages import (
     CREDIT_DEFAULT,
     CREDIT_MAX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from ..backends.memory.heap import return_free_memory
+from ..backends.memory import return_free_memory
 
 LARGE_BYTES = 64 << 10
 """Memory of a request that counts. Small requests leave many objects, so that the next collection

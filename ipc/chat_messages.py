@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..backends.errors import InvalidArgument
-from ..backends.texts.shorten import shorten
+from ..backends.texts import shorten
 
 MESSAGES_MAX = 1000
 TOOL_CALLS_MAX = 128

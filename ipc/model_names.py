@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Collection, Iterator
 
 from ..backends.errors import ModelNotFound
+from ..backends.gguf import PART
 from ..backends.params import nearest
-from ..backends.split_gguf import PART
 
 NAME_CHARACTERS_MAX = 128
 MODEL_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ..backends.incremental_regex import Pattern, RegexMatcher, byte_size
 from ..backends.params import StoppingParams
-from ..backends.texts.incremental_regex import Pattern, RegexMatcher, byte_size
 
 
 @dataclass(frozen=True, slots=True, order=True)

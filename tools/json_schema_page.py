@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from inferd.backends.grammars.json_schema.document import LEVELS_MAX
 from inferd.backends.grammars.json_schema.keyword_table import KEYWORDS, SchemaKeyword
-from inferd.backends.grammars.json_schema.lenient import DROPPED_MAX
+from inferd.backends.grammars.json_schema.refused_keyword import DROPPED_MAX
 from inferd.backends.grammars.json_schema.rewriting import FORMATS
 from inferd.backends.grammars.json_schema.schema_grammar import WHITESPACE_MAX
 from inferd.backends.grammars.limits import CPU_S_MAX, MEMORY_BYTES_MAX
-from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
+from inferd.backends.params.json_texts import SCHEMA_BYTES_MAX
 
 __all__ = ("page",)
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferd.backends.errors import InferdError
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckRequest
-from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
+from inferd.backends.grammars.trial import CheckRequest, GrammarChecker
+from inferd.backends.params.json_texts import SCHEMA_BYTES_MAX
 from tools.get_schemas import MISSING, store
 
 __all__ = ("Coverage", "measure", "small_schemas")

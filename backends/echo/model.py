@@ -4,10 +4,17 @@ too, whose outputs are its inputs.
 It ships as the conformance model of the wasi-nn phase 3 plan, and as the double for users' tests
 and inferd's own. As with a real model, an answer depends only on the slot's tokens, so a state that
 was lost, mixed up or cut shows in the text. `EchoOptions` slow it down or break it.
+
+Its adapters, `upper` and `lower`, change the case of its output. A file is an adapter if its text
+is one of these words; NULs, spaces and newlines around it do not count. In an embedding, a token's
+vector depends on the token and those before it.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -23,22 +30,148 @@ from ..base import (
     TokenProbs,
 )
 from ..batch import Chunk
-from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
-from ..errors import UnsupportedOperation, load_cancelled
+from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbeddingSlots, EmbedInfo
+from ..errors import InvalidArgument, LoadFailed, UnsupportedOperation, load_cancelled
 from ..grammars.checking import GrammarCheck
-from ..library.engine_build import LLAMA_COMMIT
-from ..memory.memory_need import layers_on_devices
-from ..model_spec import LoadProgress, ModelSpec
+from ..library import LLAMA_COMMIT
+from ..memory import layers_on_devices
+from ..model_spec import AdapterInfo, AdapterSpec, LoadProgress, ModelSpec, split_key
 from ..params import FORMATS, SamplingParams
-from ..probes import ProbeRunner
 from ..tensors import NamedTensor
-from ..tuning_choice import ModelShape, ModelTuning, choose_setting
-from .adapters import EchoAdapters, adapt
+from ..tuning_choice import (
+    PROBES,
+    ModelShape,
+    ModelTuning,
+    Probe,
+    ProbeRunner,
+    Setting,
+    choose_setting,
+)
 from .context import EchoContext
-from .embedding import EMBEDDING_SIZE, EchoEmbedder
-from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions
-from .probe_runner import EchoProbeRunner
-from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
+from .options import (
+    ECHO_CTX_SIZE,
+    EOG,
+    PROMPT_BEGIN,
+    PROMPT_END,
+    VOCAB_SIZE,
+    EchoFaults,
+    EchoOptions,
+    EchoVocabulary,
+)
+
+_ADAPTERS: dict[str, Callable[[bytes], bytes]] = {"upper": bytes.upper, "lower": bytes.lower}
+"""By name, the function that an adapter applies to a letter."""
+_KNOWN = " or ".join(_ADAPTERS)
+
+
+class EchoAdapters:
+    """The built-in adapters, and the keys of those `chosen` for the next steps."""
+
+    def __init__(self) -> None:
+        self.chosen: tuple[str, ...] = ()
+
+    def add(self, spec: AdapterSpec) -> AdapterInfo:
+        """Return the adapter that a file's text names; NULs may follow the text."""
+        try:
+            with open(spec.path, "rb") as file:
+                name = file.read(64).strip(b"\0\n ").decode("ascii", "replace")
+                size = os.fstat(file.fileno()).st_size
+        except OSError as exc:
+            raise LoadFailed(f"cannot open {spec.path!r}: {exc.strerror}") from None
+        if name not in _ADAPTERS:
+            raise LoadFailed(
+                f"{spec.path!r} names no adapter of the echo model", hint=f"write {_KNOWN} into it"
+            )
+        return AdapterInfo(id=name, size_bytes=size)
+
+    def remove(self, adapter_id: str) -> None:
+        """Assert that the adapter is not in use; it is built in and stays available."""
+        assert adapter_id not in {split_key(key)[0] for key in self.chosen}, "it is in use"
+
+    def choose(self, keys: tuple[str, ...]) -> None:
+        """Use these adapters from the next step on."""
+        missing = next((key for key in keys if split_key(key)[0] not in _ADAPTERS), None)
+        if missing is not None:
+            raise InvalidArgument(f"no adapter {missing!r}", hint=f"the echo model has {_KNOWN}")
+        self.chosen = keys
+
+
+def adapt(letter: bytes, keys: tuple[str, ...]) -> bytes:
+    """Apply the adapters of *keys* to *letter*."""
+    for key in keys:
+        letter = _ADAPTERS[split_key(key)[0]](letter)
+    return letter
+
+
+EMBEDDING_SIZE = 16
+
+
+def echo_vectors(tokens: Sequence[int], before: Sequence[float] = ()) -> list[list[float]]:
+    """Return the vectors of *tokens*; *before* is the vector of the token before the first."""
+    vectors, last = [], list(before) or [0.0] * EMBEDDING_SIZE
+    for token in tokens:
+        last = [0.5 * x + math.sin((token + 1) * (k + 1)) for k, x in enumerate(last)]
+        vectors.append(last)
+    return vectors
+
+
+class EchoEmbedder(EmbeddingSlots):
+    """The echo model's `Embedder`. Its steps have the same *faults* as the model's."""
+
+    def __init__(self, faults: EchoFaults, info: EmbedInfo):
+        super().__init__(info, VOCAB_SIZE)
+        self._faults = faults
+        self._tokens: dict[int, list[int]] = {}
+        self._last: dict[int, list[float]] = {}
+        """The vector of each slot's last token."""
+
+    def step(self, chunks: Sequence[Chunk]) -> None:
+        """Compute one batch, after the pauses and faults of the options."""
+        self.check_batch(chunks)
+        self._faults.count_step()
+        for chunk in chunks:
+            tokens = self._tokens.setdefault(chunk.slot, [])
+            tokens += chunk.tokens
+            self._faults.abort_on_tokens(tokens)
+            vectors = echo_vectors(chunk.tokens, self._last.get(chunk.slot, ()))
+            self._last[chunk.slot] = vectors[-1]
+            self.add_vectors(chunk, vectors)
+
+    def clear_slot(self, slot: int) -> None:
+        """Clear a slot."""
+        self._tokens.pop(slot, None)
+        self._last.pop(slot, None)
+        super().clear_slot(slot)
+
+
+class EchoProbeRunner:
+    """The echo model's `ProbeRunner`. Its samples are exactly the times of the options."""
+
+    def __init__(self, options: EchoOptions, slots: int):
+        self.probes = tuple(p for p in PROBES if p.sequences <= slots)
+        self._options = options
+        self._aborted = threading.Event()
+        self._prepared: set[tuple[Probe, Setting]] = set()
+
+    def advance(self, probe: Probe, setting: Setting) -> float | None:
+        """Prepare a probe at its first call, and wait for its time at the others."""
+        self._aborted.clear()
+        if (probe, setting) not in self._prepared:
+            self._prepared.add((probe, setting))
+            return None
+        share = self._options.probe_share if setting.flash_attn else 1.0
+        seconds = self._options.probe_ms * share / 1000
+        if self._aborted.wait(seconds):
+            return None
+        return seconds
+
+    def abort(self) -> None:
+        """End the present wait."""
+        self._aborted.set()
+
+    def close(self) -> None:
+        """Free nothing."""
+
 
 LOGITS_MAX = 32
 """Tokens of a step that have logits, if there are no more slots."""

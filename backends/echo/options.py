@@ -1,4 +1,5 @@
-"""The echo model's options (its size, its kind of memory, its faults), and the faults.
+"""The echo model's options (its size, its kind of memory, its faults), with its vocabulary, the
+faults, and the memory that it claims.
 
 - Time: `load_ms` is that of the load. A step takes `step_ms` for each length of its chunks, since
   llama.cpp, too, has a pass for each. Tokenizing takes `tokenize_ms` for each 1000 bytes. Sampling
@@ -23,16 +24,69 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal
 
 import msgspec
 
 from ..base import KvKind
 from ..errors import BackendError
+from ..memory import Device, MemoryNeed, check_devices, layers_on_devices
+from ..model_spec import ModelSpec, Shape
 from ..tool_formats import ToolFormat
-from .vocabulary import EchoVocabulary
+
+EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
+VOCAB_SIZE = 259
+_NAMES = {EOG: b"", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}
+_MARKS = {name: token for token, name in _NAMES.items() if name}
+_MARK = re.compile(b"(%s)" % b"|".join(map(re.escape, _MARKS)))
+
+
+class EchoVocabulary:
+    """Tokens and bytes; byte 0 is the token *first*."""
+
+    def __init__(self, first: int):
+        self._first = first
+
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        """Return the tokens of *text*, with marks around them if *bos* or *special*. If *special*
+        and the text begins with the mark of a prompt, the marks in it are read instead.
+        """
+        if special and text.startswith(_NAMES[PROMPT_BEGIN]):
+            return [token for part in _MARK.split(text) for token in self._tokens_of(part)]
+        tokens = [self.token(byte) for byte in text]
+        return [PROMPT_BEGIN, *tokens, PROMPT_END] if bos or special else tokens
+
+    def _tokens_of(self, part: bytes) -> list[int]:
+        return [_MARKS[part]] if part in _MARKS else [self.token(byte) for byte in part]
+
+    def token(self, byte: int) -> int:
+        """Return the token of *byte*."""
+        return (byte + self._first) % EOG
+
+    def byte(self, token: int) -> int:
+        """Return the byte of *token*, which is not a mark."""
+        return (token - self._first) % EOG
+
+    def piece(self, token: int) -> bytes:
+        """Return the byte of *token*, or a mark's name; the end mark's is empty."""
+        return bytes((self.byte(token),)) if token < EOG else _NAMES[token]
+
+    def is_control(self, token: int) -> bool:
+        """Return whether *token* is a mark."""
+        return token >= EOG
+
+    def is_eog(self, token: int) -> bool:
+        """Return whether *token* is the end mark."""
+        return token == EOG
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of *tokens*, without marks."""
+        return bytes(self.byte(t) for t in tokens if 0 <= t < EOG)
+
 
 ECHO_CTX_SIZE = 4096
 Milliseconds = Annotated[float, msgspec.Meta(ge=-1, le=1e9)]
@@ -106,3 +160,48 @@ class EchoFaults:
         options = self._options
         if options.abort_on and options.abort_in == place and options.abort_on.encode() in text:
             os.abort()
+
+
+class EchoMemoryEstimator:
+    """The echo model's `MemoryEstimator`; it returns the numbers of the options."""
+
+    def __init__(self, spec: ModelSpec):
+        self._options = msgspec.convert(spec.options, EchoOptions)
+        layers = layers_on_devices(spec, self._options.layers, self._options.device_bytes)
+        ctx_size = spec.ctx_size or ECHO_CTX_SIZE
+        self.shape = Shape(spec.slots, ctx_size, spec.batch_size, layers)
+        self._split = spec.tensor_split or self._options.device_bytes
+        self._main = spec.main_gpu
+        check_devices(spec, self.devices)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The options' devices, whose memory is always free."""
+        return [Device(f"echo{i}", size, size) for i, size in enumerate(self._options.device_bytes)]
+
+    def need(self, shape: Shape) -> MemoryNeed:
+        """Return the memory that the options claim for *shape*."""
+        tokens, on_devices = shape.slots * shape.ctx_size, shape.n_gpu_layers
+        layer_bytes = max(0, self._options.layer_bytes)
+        on_host = (self._options.layers - on_devices) * layer_bytes
+        return MemoryNeed(
+            weights=max(0, self._options.weight_bytes) + on_host,
+            context=max(0, self._options.token_bytes) * tokens,
+            devices=self._spread(on_devices, layer_bytes) if on_devices else {},
+            embedding=max(0, self._options.embedding_bytes),
+            measuring=max(0, self._options.probe_bytes),
+        )
+
+    def _spread(self, layers: int, layer_bytes: int) -> dict[str, int]:
+        """Return the bytes of *layers* on each device, in the split's proportions."""
+        if self._main >= 0:
+            return {f"echo{self._main}": layers * layer_bytes}
+        total = sum(self._split)
+        ends = [round(layers * end / total) for end in accumulate(self._split)]
+        return {
+            f"echo{i}": (end - begin) * layer_bytes
+            for i, (begin, end) in enumerate(pairwise((0, *ends)))
+        }
+
+    def close(self) -> None:
+        """Free nothing."""

@@ -1,6 +1,9 @@
-"""GGUF files, read without llama.cpp: their headers, and the facts in them."""
+"""GGUF files, read without llama.cpp: headers, facts in them, names of split files."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import msgspec
 
@@ -37,3 +40,18 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that template uses tools."""
     kv_token_bytes_max: int | None
     """KV state of a token; layers that attend to a window take less."""
+
+
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+"""The name of a part of a split model, as llama-gguf-split writes it."""
+PARTS_MAX = 1000
+
+
+def parts_of(file: Path) -> list[Path]:
+    """Return the files of the model that *file* belongs to, in order."""
+    part = PART.fullmatch(file.name)
+    count = int(part["count"]) if part else 0
+    if part is None or not 1 <= count <= PARTS_MAX:
+        return [file]
+    stem = part["stem"]
+    return [file.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]

@@ -9,7 +9,7 @@ import msgspec
 from ..params import SamplingParams
 
 if TYPE_CHECKING:
-    from .trial.checker import GrammarChecker
+    from .trial import GrammarChecker
 
 
 class CheckedGrammar(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class GrammarCheck:
         # Imported late: otherwise llguidance and numpy take half of the time of a worker's start.
         from .formats import NO_VOCABULARY, check_request
         from .languages.gbnf import parse_gbnf
-        from .trial.checker import GrammarChecker
+        from .trial import GrammarChecker
 
         if params.grammar:
             parse_gbnf(params.grammar)

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ..errors import InvalidArgument
 from ..params import SamplingParams, StructuralTag, StructuralTags
-from ..texts.shorten import shorten
+from ..texts import shorten
 from .native import MatchingTokenizer
-from .trial.requests import CheckRequest, Mark, TagRequest
-from .vocabulary import Vocabulary
+from .trial import CheckRequest, Mark, TagRequest
 
-__all__ = ("NO_VOCABULARY", "VocabularyFacts", "check_request")
+__all__ = (
+    "NO_VOCABULARY",
+    "Vocabulary",
+    "VocabularyFacts",
+    "check_request",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens that a grammar may refer to.
+
+    Special tokens are those that are not text: control tokens, by llama.cpp's word for them.
+    """
+
+    size: int
+    """0 without a vocabulary, in which case grammars may name any token."""
+    ends: Collection[int]
+    """The tokens that end a generation; no negated token stands for them."""
+    names: Mapping[str, int]
+    """Tokens by name, at least those that the grammar names."""
+    special: Sequence[tuple[int, int]] = ()
+    """The first and last tokens of ranges of special tokens, ascending."""
+    texts: Mapping[int, bytes] = field(default_factory=dict)
+    """The texts of the tokens that the grammar names or numbers and that are text."""
+
+    def is_special(self, first: int, last: int | None = None) -> bool:
+        """Return whether all tokens from *first* to *last* are special."""
+        index = bisect_right(self.special, (first, self.size)) - 1
+        return index >= 0 and (first if last is None else last) <= self.special[index][1]
+
 
 _NUMBERS_MAX = 1000
 _NUMBER = re.compile(r"<\[([0-9]{1,9})\]>")

@@ -6,10 +6,10 @@ import codecs
 from collections.abc import Sequence
 
 from ..errors import InvalidArgument
-from ..grammars.state import GrammarState
+from ..grammars.compiler import GrammarState
+from ..incremental_regex import RegexMatcher, byte_size
 from ..params import SamplingParams
 from ..params.stop_options import trigger_pattern
-from ..texts.incremental_regex import RegexMatcher, byte_size
 from .text.vocab import Vocab
 
 __all__ = ("LazyGrammar",)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from llama_cpp import llama_cpp as lib
 
-from ..library.library_log import library_log
+from ..library import library_log
 
 LINES_MAX = 400
 LINE_CHARACTERS_MAX = 500

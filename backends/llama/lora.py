@@ -1,19 +1,163 @@
-"""The adapters of one model: checking, loading, selecting and freeing them."""
+"""The adapters of one model: checks of their files before llama.cpp reads them, and their use.
+
+llama.cpp checks only the first two dimensions of the matrices. A type that it cannot multiply, a
+third dimension, an entry of an unexpected type, or embeddings that the output layer shares would
+end the process, at the load or in the first step.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import math
+import mmap
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from ..adapter_keys import AdapterInfo, AdapterSpec, split_key
-from ..errors import InvalidArgument, LoadFailed
+from ..errors import InvalidArgument, LoadFailed, UnsupportedOperation
+from ..model_spec import AdapterInfo, AdapterSpec, split_key
 from .llama_log import capture
-from .loading.adapter_check import check_adapter, check_numbers, hash_of
-from .loading.gguf_check import GgufFile, open_model_file, read_gguf
+from .loading.gguf_check import GgufFile, GgufTensor, open_model_file, read_gguf
 from .loading.opening import c_file
+
+_CONVERT = "convert it for this model with llama.cpp's convert_lora_to_gguf.py"
+_FLOAT32_ENTRY = 6
+_ALPHA, _INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
+_A, _B = ".lora_a", ".lora_b"
+_NORM = "_norm.weight"
+"""llama.cpp ignores the norms in an adapter."""
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_BF16 = 30
+"""`GGML_TYPE_BF16`, which the library does not name."""
+_EXPONENTS: dict[int, tuple[np.dtype[Any], int]] = {
+    lib.GGML_TYPE_F32: (np.dtype("<u4"), 0x7F80_0000),
+    lib.GGML_TYPE_F16: (np.dtype("<u2"), 0x7C00),
+    _BF16: (np.dtype("<u2"), 0x7F80),
+}
+"""By type of matrix, the type of its numbers as unsigned integers, and the bits of their exponents.
+A NaN or an infinity has all of these set.
+"""
+
+
+def check_adapter(adapter: GgufFile, model: GgufFile, name: str) -> None:
+    """Check by the headers of both files that an adapter fits the model.
+
+    :raises LoadFailed: the file is not an adapter, is damaged, or was made for another model.
+    :raises UnsupportedOperation: this kind of adapter cannot be run.
+    """
+    _check_entries(adapter, model, name)
+    pairs = list(_pairs(adapter, name))
+    if not pairs:
+        raise _unfit(name, "has no matrices")
+    for target, a, b in pairs:
+        if target not in model.tensors:
+            raise _unfit(name, f"changes {target!r}, which the model does not have")
+        _check_pair(name, target, a, b, model)
+
+
+def _unfit(name: str, reason: str) -> LoadFailed:
+    return LoadFailed(f"the adapter {name!r} {reason}", hint=_CONVERT)
+
+
+def _unsupported(name: str, reason: str, hint: str = "use a LoRA adapter") -> UnsupportedOperation:
+    return UnsupportedOperation(f"the adapter {name!r} {reason}", hint=hint)
+
+
+def _check_entries(adapter: GgufFile, model: GgufFile, name: str) -> None:
+    values = adapter.values
+    if values.get("general.type") != "adapter":
+        kind = values.get("general.type", "model")
+        raise LoadFailed(f"{name!r} is not an adapter but of the type {kind!r}", hint=_CONVERT)
+    if values.get("adapter.type") != "lora":
+        raise _unsupported(name, f"is of the type {values.get('adapter.type')!r}")
+    if _INVOCATION in adapter.kinds:
+        reason = "is invoked by tokens (aLoRA): inferd does not run such adapters"
+        raise _unsupported(name, reason)
+    made_for, architecture = (f.values.get("general.architecture") for f in (adapter, model))
+    if not isinstance(made_for, str) or made_for != architecture:
+        reason = f"was made for the architecture {made_for!r}, the model is of {architecture!r}"
+        raise _unfit(name, reason)
+    alpha = values.get(_ALPHA, 0.0)
+    is_finite = isinstance(alpha, float) and math.isfinite(alpha)
+    if adapter.kinds.get(_ALPHA, _FLOAT32_ENTRY) != _FLOAT32_ENTRY or not is_finite:
+        raise _unfit(name, f"is damaged: {_ALPHA} is not a number")
+
+
+def _pairs(adapter: GgufFile, name: str) -> Iterator[tuple[str, GgufTensor, GgufTensor]]:
+    """Yield the changed tensors, with the two matrices of each."""
+    for key, a in adapter.tensors.items():
+        target = key.removesuffix(_A).removesuffix(_B)
+        b = adapter.tensors.get(target + _B)
+        if target == key and key.endswith(_NORM):
+            continue
+        if target == key or _A in target or _B in target:
+            raise _unfit(name, f"has a tensor {key!r}")
+        if b is None or target + _A not in adapter.tensors:
+            raise _unfit(name, f"has one matrix of two for {target!r}")
+        if key.endswith(_A):
+            yield target, a, b
+
+
+def _check_pair(name: str, target: str, a: GgufTensor, b: GgufTensor, model: GgufFile) -> None:
+    base = model.tensors[target]
+    bad = next((m.kind for m in (a, b) if m.kind not in _EXPONENTS), None)
+    if bad is not None or base.kind == lib.GGML_TYPE_NVFP4:
+        kind = base.kind if bad is None else bad
+        raise _unsupported(
+            name,
+            f"changes {target!r} with matrices of a type that cannot be used ({kind})",
+            "convert it with --outtype f16; models of the type NVFP4 take no adapters",
+        )
+    if target == _EMBEDDING and _OUTPUT not in model.tensors:
+        reason = "changes the embeddings, which are also the model's output layer"
+        raise _unsupported(name, reason, "train it without embed_tokens")
+    if not _fits(_padded(a.shape), _padded(b.shape), _padded(base.shape), target):
+        raise _unfit(
+            name,
+            f"does not fit {target!r}: matrices of {list(a.shape)} and {list(b.shape)} for one of"
+            f" {list(base.shape)}",
+        )
+
+
+def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape, 1, 1, 1, 1)[:4]
+
+
+def _fits(a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...], target: str) -> bool:
+    if min(a) < 1 or a[2:] != base[2:] or b[2:] != base[2:]:
+        return False
+    if target == _EMBEDDING:  # the first matrix is transposed, to look up its rows
+        return (a[1], b[1]) == (base[1], base[0]) and a[0] == b[0]
+    return (a[0], b[1]) == base[:2] and a[1] == b[0]
+
+
+def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
+    """Check that all values of an adapter are finite; otherwise results would become NaN.
+
+    :raises LoadFailed: a value is a NaN or an infinity.
+    """
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
+        for key, tensor in adapter.tensors.items():
+            if tensor.kind not in _EXPONENTS:
+                continue  # a norm, which has no effect
+            dtype, exponent = _EXPONENTS[tensor.kind]
+            begin, count = adapter.data_begin + tensor.begin, tensor.size // dtype.itemsize
+            numbers = np.frombuffer(data, dtype, count, begin)
+            is_damaged = bool(((numbers & exponent) == exponent).any())
+            del numbers  # otherwise the mapping cannot be closed
+            if is_damaged:
+                reason = f"the adapter {name!r} is damaged: not all of {key!r} are numbers"
+                raise LoadFailed(reason, hint="get the file again")
+
+
+def hash_of(fd: int) -> str:
+    """Return a hash of the file's contents."""
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
+        return hashlib.sha256(data).hexdigest()[:32]
 
 
 class LlamaAdapters:

@@ -21,16 +21,14 @@ from ..base import (
 )
 from ..batch import Chunk, Move, shift_moves
 from ..errors import BackendError, UnsupportedOperation
-from ..grammars.compiler import GrammarCompiler
-from ..grammars.state import GrammarState
+from ..grammars.compiler import GrammarCompiler, GrammarState
 from ..params import SamplingParams
 from ..tuning_choice import ModelTuning
 from .kv.context import LlamaContext
 from .kv.embedding_context import LlamaEmbedder
 from .lora import LlamaAdapters
 from .probe_runner import LlamaProbeRunner
-from .sampling.chain import Candidates, LlamaSampler
-from .sampling.logits import probs_before_sampling
+from .sampling.chain import Candidates, LlamaSampler, probs_before_sampling
 from .sampling.samplers import Prototypes
 from .text.matching import MatchingVocab
 from .text.template import ChatTemplate

@@ -21,7 +21,7 @@ from ..batch import Chunk
 from ..engine_options import EngineOptions
 from ..errors import BackendError, InferdError
 from ..model_spec import ModelSpec
-from ..probes import PROBES, Probe, Setting
+from ..tuning_choice import PROBES, Probe, Setting
 from .kv.context import LlamaContext
 from .llama_log import LogRing
 from .loading.opening import context_params, ctx_size_of, open_context

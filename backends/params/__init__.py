@@ -1,11 +1,15 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
-from .adjustment import overflow_beside
 from .chat_options import ToolChoice, tool_choice_of
-from .fitting import Fitting, as_whole, fit_settings, with_whole_numbers, without_nulls
-from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
-from .other_runtimes.lenient_values import SEEDS
-from .other_runtimes.spellings import FORMS
+from .fitting import (
+    Fitting,
+    as_whole,
+    fit_settings,
+    overflow_beside,
+    with_whole_numbers,
+    without_nulls,
+)
+from .other_runtimes import FORMS, IGNORED_KEYS, REFUSED_KEYS, SEEDS
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,

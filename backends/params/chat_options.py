@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from ..texts.choices import choice_of
-from ..texts.shorten import shorten
+from ..texts import choice_of, shorten
 from ..tool_formats import FUNCTION_NAME_CHARACTERS_MAX
 from .fitting import Fitting
-from .json_texts import decode_json, nests_deeper
+from .json_texts import check_containers, decode_json, nests_deeper
 from .parameter_table import Parameter
 
 TOOLS_MAX = 128
@@ -20,8 +19,6 @@ TOOL_CHOICES = ("auto", "none", "required")
 TOOLS_BYTES_MAX = 256 << 10
 ARGUMENTS_MAX = 64
 ARGUMENTS_BYTES_MAX = 64 << 10
-CONTAINERS_MAX = 8000
-"""Opening brackets of a value's JSON. Counting the value's memory takes up to 3 us for each."""
 DEPTH_MAX = 56
 """Levels that one value may nest. In replies the value is at depth 4 (`parameters`) or 5 (`show`)
 of a frame, which may nest 64 deep.
@@ -149,12 +146,6 @@ def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
         if name in _RESERVED:
             raise ValueError(f"{name!r} is always set: use another name")
     return arguments
-
-
-def check_containers(text: bytes) -> None:
-    """Raise ValueError if the JSON of a value has too many maps and arrays."""
-    if (count := text.count(b"[") + text.count(b"{")) > CONTAINERS_MAX:
-        raise ValueError(f"{count} opening brackets; {CONTAINERS_MAX} at most")
 
 
 def read_json(value: Any, bytes_max: int) -> Any:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
-from ..texts.shorten import plain_number, shorten
+from ..model_spec import ADAPTERS_MAX, SCALE_MAX, is_scale
+from ..texts import plain_number, shorten
 from .fitting import as_whole
-from .other_runtimes.lenient_values import Clamp
-from .other_runtimes.spellings import read_token
+from .other_runtimes import Clamp, read_token
 from .parameter_table import TENSOR_SPLIT_MAX
 
 BIASES_MAX = 2500

@@ -9,21 +9,24 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
-from ..texts.shorten import plain_number, shorten
+from ..texts import plain_number, shorten
 from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
 from .fitting import without_nulls
-from .json_texts import JSON_BYTES_MAX, decode_json
+from .json_texts import JSON_BYTES_MAX, decode_json, read_schema
 from .numbers_of_items import check_distinct, check_list_text, read_biases, read_scales, read_shares
-from .other_runtimes.ignored_keys import IGNORED_KEYS, REFUSED_KEYS
-from .other_runtimes.lenient_values import (
+from .other_runtimes import (
     CONFIGURED,
     DEFAULT_SENTINEL,
+    FORMS,
+    IGNORED_KEYS,
+    REFUSED_KEYS,
     UNTIL_FULL,
     Clamp,
     adjust_value,
+    read_token,
+    read_triggers,
     reduce_seed,
 )
-from .other_runtimes.spellings import FORMS, read_token, read_triggers
 from .parameter_table import (
     BY_NAME,
     BY_SPELLING,
@@ -34,7 +37,6 @@ from .parameter_table import (
     Level,
     Parameter,
 )
-from .schema_texts import read_schema
 from .structural_tags import read_structural_tag
 
 KEY_CHARACTERS_MAX = 100

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from .adjustment import Adjustment, Rule, fields_of
 from .chat_options import tool_choice_of
-from .other_runtimes.lenient_values import REASONS_MAX
+from .fitting import Adjustment, Rule, fields_of
+from .other_runtimes import REASONS_MAX
 from .parameter_table import (
     BY_NAME,
     DRY_BREAKERS,

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from ..texts.incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
-from .adjustment import Adjustment, Rule, fields_of
+from ..incremental_regex import STEPS_MAX, WEIGHT_MAX, Pattern
+from .fitting import Adjustment, Rule, fields_of
 
 COMPLETE_KINDS = ("json", "fence", "sentence")
 """The values of `stop-complete`; `scheduler.stopping.text_conditions` implements each."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..texts.shorten import shorten
+from ..texts import shorten
 from .chat_options import read_json
 from .fitting import Fitting, without_nulls
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...backends.params import BY_NAME, BY_SPELLING, FORMATS
-from ...backends.params.schema_texts import SCHEMA_BYTES_MAX
+from ...backends.params.json_texts import SCHEMA_BYTES_MAX
 from .. import completion
 from ..client import repeat_refused
 from ..options import read_pairs

@@ -60,7 +60,7 @@ def tune(
     It compares flash attention, numbers of threads, sizes of micro-batches and types of KV states,
     in a process of its own: it needs no daemon, and the load of other programs distorts it.
     """
-    from ...backends.library.engine_build import LLAMA_COMMIT
+    from ...backends.library import LLAMA_COMMIT
     from ...backends.tuning_choice import this_cpu
     from ...daemon.config.sources import load_config
     from ...daemon.models.tuning_records import TuningRecords

@@ -30,7 +30,7 @@ def check(
     It checks the file, the environment and --set, as `inferd serve` would. The exit status is 2 if
     there are errors. A missing file of a model is a warning.
     """
-    from ...backends.gguf.kinds import other_content
+    from ...backends.gguf.facts import other_content
     from ...daemon.config.sources import read_sources
     from ...daemon.models.model_files import (
         FoundModels,

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from ...backends.errors import ConnectionLost, NotFound
-from ...backends.library.library_log import LEVELS
+from ...backends.library import LEVELS
 from ...daemon.logs.log_lines import (
     following_lines,
     last_lines,

@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from ...backends.errors import InvalidArgument, TooLarge, UnsupportedOperation, not_utf8
 from ...backends.params import nearest
 from ...backends.tensors import TENSOR_TYPES
-from ...backends.texts.raw_bytes import mark_bytes, offset_of
+from ...backends.texts import mark_bytes, offset_of
 from ...ipc.messages import Tensor
 from ...ipc.server.connection import Request
 from ...ipc.server.descriptors import read_tensor, tensor_size

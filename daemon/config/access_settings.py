@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...backends.errors import InvalidArgument
 from ...backends.params import as_whole, nearest
-from ...backends.texts.shorten import shorten
+from ...backends.texts import shorten
 from ...ipc.messages.calls import Right
 from ...ipc.names import OWN_USER, check_label, is_user_name
 from ...ipc.priorities import Priority

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from ...backends.params import as_whole, nearest
-from ...backends.texts.choices import choice_of
-from ...backends.texts.shorten import plain_number, shorten
+from ...backends.texts import choice_of, plain_number, shorten
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "minLength": 1}

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...backends.library.library_log import LEVELS
-from ...backends.texts.choices import choice_of
-from ...backends.texts.shorten import shorten
+from ...backends.library import LEVELS
+from ...backends.texts import choice_of, shorten
 from ...ipc.metrics.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ...ipc.paths import SYSTEM_SOCKET
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
 from ...backends.engine_options import engine_options_of, read_engine_options
 from ...backends.errors import InvalidArgument
+from ...backends.model_spec import ADAPTERS_MAX, SCALE_MAX
 from ...backends.params import (
     BY_SPELLING,
     FORMS,
@@ -22,7 +22,7 @@ from ...backends.params import (
     nearest,
     read_options,
 )
-from ...backends.texts.shorten import shorten
+from ...backends.texts import shorten
 from ...ipc.model_names import MODEL_NAME
 from .declaration import (
     REQUIRED,

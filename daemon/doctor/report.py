@@ -25,7 +25,7 @@ import msgspec
 
 from ... import __version__
 from ...backends.errors import InvalidArgument, PermissionDenied
-from ...backends.library.engine_build import LLAMA_COMMIT
+from ...backends.library import LLAMA_COMMIT
 from ...backends.params import BY_NAME
 from ..config.settings import Config
 from ..config.show import InForce, Value, toml_of

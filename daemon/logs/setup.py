@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor
 
-from ...backends.library.library_log import LEVELS, SYSLOG_PRIORITIES
+from ...backends.library import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
 from ..config.forms import LOGGERS
 from ..config.settings import Config

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio.lowlevel
 
 from ... import __version__
-from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.record import PAGE_COUNTERS, Histogram, StepKind, WaitReason, histograms_of
 from ...sessions.table import ACTIVE, SessionState

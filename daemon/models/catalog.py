@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from ...backends.errors import ModelNotFound, ShuttingDown
-from ...backends.split_gguf import parts_of
+from ...backends.gguf import parts_of
 from ...ipc.model_names import find_name, is_model_file, model_not_found, names_meant_by
 from ..components import Components
 from ..config.model_settings import ECHO, ModelConfig

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from ...backends.engine_options import cache_share_max
 from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX
-from ...backends.memory.memory_need import MemoryNeed
+from ...backends.memory import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
 from ..residency.machine import has_gpus

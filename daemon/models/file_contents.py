@@ -16,9 +16,8 @@ import anyio
 
 from ...backends.errors import LoadFailed
 from ...backends.gguf import FileFacts
-from ...backends.gguf.facts import read_facts
+from ...backends.gguf.facts import OtherContent, other_content, read_facts
 from ...backends.gguf.header import DamagedHeader
-from ...backends.gguf.kinds import OtherContent, other_content
 from ...ipc.server.descriptors import BlockingThread
 from .model_files import Signature, signature_of
 

@@ -13,8 +13,8 @@ import anyio
 import structlog
 
 from ...backends import AdapterSpec
-from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ...backends.errors import InferdError, InvalidArgument, NotFound, UnsupportedOperation
+from ...backends.model_spec import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ...scheduler import messages as m
 from ..config.model_settings import AdapterConfig, check_model_name
 from ..residency.reservations import Reservations

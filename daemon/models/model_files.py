@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...backends.gguf.kinds import OtherContent, dangling_reason
-from ...backends.split_gguf import PART, parts_of
+from ...backends.gguf import PART, parts_of
+from ...backends.gguf.facts import OtherContent, dangling_reason
 from ...ipc.model_names import FILE_SUFFIX, is_model_file, name_of_file
 from ..config.model_settings import ModelConfig
 from ..printable import escape_controls

@@ -21,7 +21,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ...backends.errors import BackendError, Busy, InvalidArgument, UnsupportedOperation
-from ...backends.split_gguf import PART
+from ...backends.gguf import PART
 from ...ipc.messages import PART_BYTES
 from ...ipc.server.descriptors import UserDescriptors
 from ..config.model_settings import check_model_name

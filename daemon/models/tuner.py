@@ -17,13 +17,13 @@ import structlog
 from msgspec.structs import replace
 
 from ...backends.errors import OutOfMemory
-from ...backends.library.engine_build import LLAMA_COMMIT
-from ...backends.probes import Setting
+from ...backends.library import LLAMA_COMMIT
 from ...backends.tuning_choice import (
     ChosenSetting,
     LoadTuning,
     ModelShape,
     ModelTuning,
+    Setting,
     choose_setting,
     this_cpu,
 )

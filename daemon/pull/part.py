@@ -21,8 +21,8 @@ from ...backends.gguf.header import (
     VERSIONS,
     CutOffHeader,
     DamagedHeader,
+    bytes_promised,
 )
-from ...backends.gguf.sizes import bytes_promised
 
 BLOCK = 1 << 20
 BYTES_MAX = 1 << 42

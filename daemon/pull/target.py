@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from ...backends.errors import InvalidArgument
-from ...backends.split_gguf import PART, parts_of
+from ...backends.gguf import PART, parts_of
 from ...ipc.model_names import find_name
 from ..config.model_settings import check_model_name
 from ..models.model_files import FoundModels, find_models

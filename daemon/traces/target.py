@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ...backends.texts.shorten import shorten
+from ...backends.texts import shorten
 
 TARGET_CHARACTERS_MAX = 2000
 PATH = "/v1/traces"

@@ -16,7 +16,7 @@ import anyio.lowlevel
 import structlog
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError
-from ...backends.library.installation import install_command
+from ...backends.library import install_command
 from ...ipc.messages import CALLS, Starts
 from ...ipc.server.connection import Request
 from ...scheduler.messages import count_tokens

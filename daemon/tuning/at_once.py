@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from ...backends.engine_options import is_quantized
-from ...backends.library.engine_build import LLAMA_COMMIT
+from ...backends.library import LLAMA_COMMIT
 from ...backends.llama.measuring.requests import Variant
 from ...backends.model_spec import ModelSpec
-from ...backends.probes import Setting
 from ...backends.tuning_choice import (
     ChosenSetting,
     CpuFacts,
     ModelShape,
+    Setting,
     TuningRecord,
     choose_setting,
 )

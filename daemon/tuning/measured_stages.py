@@ -10,7 +10,7 @@ import msgspec
 
 from ...backends.llama.measuring.requests import KvLoss, Opened, Variant
 from ...backends.model_spec import ModelSpec
-from ...backends.probes import Probe, Sample, Setting
+from ...backends.tuning_choice import Probe, Sample, Setting
 from ...scheduler.policy.tuning import FIRST_MIX
 from .stages import (
     SHARES,

@@ -11,8 +11,8 @@ import msgspec
 from ...backends.errors import BackendError, Timeout, error_from_wire
 from ...backends.llama.measuring import requests as m
 from ...backends.model_spec import ModelSpec
-from ...backends.probes import Probe
-from ...backends.sandbox.process import SandboxEnded, SandboxProcess
+from ...backends.sandbox import SandboxEnded, SandboxProcess
+from ...backends.tuning_choice import Probe
 
 REPLY_S_MAX = 600.0
 """The longest wait for a reply, which is that of a large model's load."""

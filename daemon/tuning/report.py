@@ -8,8 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...backends.llama.measuring.requests import Variant
-from ...backends.probes import Setting
-from ...backends.tuning_choice import ModelShape, TuningRecord
+from ...backends.tuning_choice import ModelShape, Setting, TuningRecord
 from ...scheduler.policy.tuning import FIRST_MIX, Comparison
 from .measured_stages import TuneResult
 from .stages import ROUNDS_MIN, StageResult, kv_name

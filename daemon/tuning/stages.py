@@ -13,7 +13,7 @@ import msgspec
 
 from ...backends.engine_options import is_quantized
 from ...backends.llama.measuring.requests import KvLoss, Variant
-from ...backends.probes import Probe, Sample
+from ...backends.tuning_choice import Probe, Sample
 from ...scheduler.policy.tuning import Comparison, compare
 
 SHARES = {"flash-attn": 0.4, "threads": 0.1, "threads-batch": 0.2, "micro-batch": 0.1, "kv": 0.2}

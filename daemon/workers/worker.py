@@ -20,7 +20,7 @@ from structlog.contextvars import clear_contextvars
 
 from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import InferdError, LoadFailed, error_from_wire
-from ...backends.memory.process_memory import resident_bytes
+from ...backends.memory import resident_bytes
 from ...backends.tuning_choice import ModelTuning
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import messages as m

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from ...backends.library.library_log import LEVELS, SYSLOG_PRIORITIES
+from ...backends.library import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
 from ..logs.setup import logs
 

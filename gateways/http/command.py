@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ...backends.library.library_log import LEVELS
-from ...backends.texts.choices import choice_of
+from ...backends.library import LEVELS
+from ...backends.texts import choice_of
 from ...cli.commands import optional_import
 from ...cli.options import SocketPath
 from ...cli.output import note

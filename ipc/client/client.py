@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
-from ...backends.split_gguf import PART
+from ...backends.gguf import PART
 from .. import messages as w
 from ..handles import Graph
 from ..payloads import Config, Prompt, json_text, open_file

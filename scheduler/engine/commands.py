@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from ...backends import CompiledGrammar, InferdError, LanguageModel, SamplingParams
-from ...backends.adapter_keys import split_key
 from ...backends.errors import (
     Busy,
     Cancelled,
@@ -15,9 +14,10 @@ from ...backends.errors import (
     Outcome,
     PromptTooLong,
     UnsupportedOperation,
+    error_of,
 )
 from ...backends.media import ShortItems, check_tokens
-from ...backends.unexpected import error_of
+from ...backends.model_spec import split_key
 from ...wire.frames import CREDIT_MAX
 from .. import messages as m
 from ..embeddings import check_text

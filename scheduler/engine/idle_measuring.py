@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager
 
 from ...backends import InferdError, LanguageModel
 from ...backends.errors import UnsupportedOperation
-from ...backends.library.engine_build import LLAMA_COMMIT
-from ...backends.probes import ProbeRunner, Sample, Setting
-from ...backends.tuning_choice import ModelTuning, TuningRecord
+from ...backends.library import LLAMA_COMMIT
+from ...backends.tuning_choice import ModelTuning, ProbeRunner, Sample, Setting, TuningRecord
 from .. import messages as m
 from ..policy.tuning import Measurement, Outcome
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...backends import InferdError, LanguageModel
 from ...backends.errors import Cancelled
-from ...backends.library.library_log import LEVELS, SYSLOG_PRIORITIES, library_log
+from ...backends.library import LEVELS, SYSLOG_PRIORITIES, library_log
 from .. import messages as m
 from ..stopping import Ending
 from ..task import Task

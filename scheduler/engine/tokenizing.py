@@ -18,7 +18,7 @@ from ...backends import InferdError, LanguageModel, Rendering, SamplingParams, T
 from ...backends.errors import OutOfMemory, PromptTooLong, Timeout, UnsupportedOperation
 from ...backends.media import text_tokens
 from ...backends.tensors import NamedTensor
-from ...backends.texts.raw_bytes import bytes_of, is_utf8
+from ...backends.texts import bytes_of, is_utf8
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
 from ..owner import Owner, Priority, Requester

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 
 from ...backends import LanguageModel
-from ...backends.memory.heap import return_free_memory
+from ...backends.memory import return_free_memory
 from .. import messages as m
 from ..settings import EngineSettings
 from ..task import Task

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from ...backends.probes import DEEP_TOKENS, PROBES, Probe, Sample, Setting
+from ...backends.tuning_choice import DEEP_TOKENS, PROBES, Probe, Sample, Setting
 from .cost import StepLoad
 
 SECONDS_MAX = 60.0

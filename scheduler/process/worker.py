@@ -38,8 +38,8 @@ from ...backends import (
     load_model,
 )
 from ...backends.errors import load_cancelled
-from ...backends.library.library_log import library_log
-from ...backends.memory.heap import return_large_blocks
+from ...backends.library import library_log
+from ...backends.memory import return_large_blocks
 from ...wire.descriptors import read_with_descriptors
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from .. import messages as m

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...backends.params.chat_options import check_containers
-from ...backends.params.json_texts import nests_deeper
+from ...backends.params.json_texts import check_containers, nests_deeper
 from ...backends.tool_formats import ToolFormat
 
 ANSWER_CALLS_MAX = 128

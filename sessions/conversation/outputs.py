@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...backends.errors import ErrorFields
-from ...backends.library.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.logprobs import describe_logprobs, describe_prompt
 from ...scheduler.messages import Embedded, TurnStats
 from ...wire.metadata import Metadata

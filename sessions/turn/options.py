@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ...backends import EmbedSpec, Rendering, SamplingParams
-from ...backends.adapter_keys import adapter_key, split_key
 from ...backends.errors import InvalidArgument, error_from_wire
+from ...backends.model_spec import adapter_key, split_key
 from ...backends.params import (
     BY_NAME,
     KEYS_MAX,

@@ -12,8 +12,7 @@ import pytest
 
 from inferd.backends.errors import InvalidArgument, LoadFailed, Timeout, TooLarge
 from inferd.backends.llama.text import renderer as renderer_module
-from inferd.backends.llama.text.exchange import CPU_S_MAX
-from inferd.backends.llama.text.renderer import Renderer
+from inferd.backends.llama.text.renderer import CPU_S_MAX, Renderer
 from inferd.backends.llama.text.template import ChatTemplate, configured_renderer
 from inferd.backends.model_spec import ModelSpec
 from inferd.testing import RunningDaemon

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from inferd.backends.gguf.kinds import other_content
+from inferd.backends.gguf.facts import other_content
 from tests.tiny_gguf import write_split, write_tiny
 from tests.tiny_lora import write_lora
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.gguf.facts import header_of
-from inferd.backends.gguf.header import GgufHeader, TensorEntry
-from inferd.backends.gguf.sizes import BLOCKS, bytes_promised
+from inferd.backends.gguf.header import BLOCKS, GgufHeader, TensorEntry, bytes_promised
 from tests.models import smollm2
 from tests.tiny_gguf import KINDS, write_tiny
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from inferd.backends.probes import Setting
 from inferd.backends.tuning_choice import (
     DEFAULT_REASON,
     RULES,
     CpuFacts,
     ModelShape,
+    Setting,
     TuningRecord,
     choose_setting,
     read_cpu,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inferd.backends import SamplingParams
-from inferd.backends.grammars.compiler import GrammarCompiler
-from inferd.backends.grammars.state import GrammarState
+from inferd.backends.grammars.compiler import GrammarCompiler, GrammarState
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.opening import open_vocab
 from inferd.backends.llama.text.matching import MatchingVocab

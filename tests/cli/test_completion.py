@@ -16,7 +16,7 @@ import pytest
 from typer import _completion_shared
 
 from inferd import Client
-from inferd.backends.library.library_log import LEVELS
+from inferd.backends.library import LEVELS
 from inferd.backends.params import PARAMETERS
 from inferd.cli.completion import CALL_TIMEOUT_S
 from inferd.testing import running_daemon

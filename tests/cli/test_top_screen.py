@@ -17,7 +17,7 @@ import pytest
 from textual.pilot import Pilot
 
 from inferd.backends.errors import Cancelled, PermissionDenied
-from inferd.backends.library.installation import install_command
+from inferd.backends.library import install_command
 from inferd.cli.monitoring.top.screen import Table, Top
 from inferd.cli.monitoring.top.view import (
     MODELS,

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from inferd.backends import LanguageModel, ModelSpec, load_model
-from inferd.backends.library.engine_build import LLAMA_COMMIT
+from inferd.backends.library import LLAMA_COMMIT
 from inferd.backends.tuning_choice import ChosenSetting, LoadTuning, TuningRecord, this_cpu
 from inferd.cli.options import EXIT_BUSY, EXIT_INTERRUPTED
 from inferd.daemon.models.tuning_records import TuningRecords

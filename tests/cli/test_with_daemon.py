@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from inferd import __version__
-from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
+from inferd.backends.params.json_texts import SCHEMA_BYTES_MAX
 from inferd.cli.inference.chat_commands import COMMANDS_HELP
 from inferd.ipc.client import Client
 from inferd.testing import RunningDaemon, running_daemon

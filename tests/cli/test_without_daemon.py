@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from inferd import __version__
 from inferd.backends import errors
-from inferd.backends.library.installation import install_command
+from inferd.backends.library import install_command
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.cli.app import exit_code
 from inferd.cli.commands import _MODULES, OTHER_COMMANDS, meant_command

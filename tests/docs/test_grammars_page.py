@@ -11,7 +11,7 @@ import pytest
 
 from inferd.backends.grammars import limits
 from inferd.backends.grammars.formats import NO_VOCABULARY, check_request
-from inferd.backends.grammars.trial.checker import GrammarChecker
+from inferd.backends.grammars.trial import GrammarChecker
 from inferd.backends.params import FORMATS, read_options, sampling_params
 from inferd.backends.params import structural_tags as tags
 from inferd.backends.params.reading import TEXT_CHARACTERS_MAX

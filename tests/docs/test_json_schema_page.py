@@ -13,8 +13,7 @@ import pytest
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.grammars.json_schema.keyword_table import KEYWORDS, SchemaKeyword
 from inferd.backends.grammars.json_schema.rewriting import FORMATS
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckRequest
+from inferd.backends.grammars.trial import CheckRequest, GrammarChecker
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.tiny_gguf import write_tiny
 

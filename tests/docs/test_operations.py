@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd import Cancelled, Client
-from inferd.backends.library.library_log import LINES_MAX, REPEAT_S, WINDOW_S
+from inferd.backends.library import LINES_MAX, REPEAT_S, WINDOW_S
 from inferd.daemon.config.forms import LOGGERS
 from inferd.daemon.service.notifier import END_S_MAX, START_S_MAX
 from inferd.daemon.workers.spawner import KILLED_S

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd.backends import EmbedSpec, LanguageModel
-from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
+from inferd.backends.echo.model import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
 from inferd.backends.errors import OutOfMemory

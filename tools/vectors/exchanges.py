@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
+from inferd.backends.echo.model import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.errors import EndOfSequence
 from inferd.ipc import messages as w
 from inferd.scheduler.messages import Embedded, pack_tokens

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 import msgspec
 
 from ...errors import InvalidArgument
-from ...params.schema_texts import escaped_name
-from ...texts.shorten import shorten
+from ...params.json_texts import escaped_name
+from ...texts import shorten
 
 __all__ = (
     "Keyword",

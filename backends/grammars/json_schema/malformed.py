@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ...params.json_texts import escaped_name
 from ...params.reading import nearest
-from ...params.schema_texts import escaped_name
-from ...texts.shorten import shorten
+from ...texts import shorten
 from .document import Keyword, Schema, keywords_of, resolve, schema_refusal, schemas_of
 
 __all__ = ("check_keywords",)

@@ -14,7 +14,8 @@ import msgspec
 from llguidance import LLMatcher
 
 from .document import Schema, schemas_of
-from .rewriting import rewritten_schema, share_parts
+from .rewriting import rewritten_schema
+from .shared_parts import share_parts
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -14,7 +14,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from ..trial.requests import CheckRequest, Mark, TagRequest
+from ..trial import CheckRequest, Mark, TagRequest
 
 __all__ = ("grammar_of_tags", "regex_literal")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
-from ..vocabulary import Vocabulary
+from ..formats import Vocabulary
 from .gbnf import Chars, Choice, Item, Name, Repeat, Rules, Sequence, Token, refusal
 
 __all__ = ("without_conflicts",)

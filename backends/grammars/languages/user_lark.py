@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InvalidArgument, TooLarge
-from ...texts.shorten import shorten
+from ...texts import shorten
+from ..formats import Vocabulary
 from ..limits import LITERAL_BYTES_MAX, REGEX_BYTES_MAX, RULES_MAX
-from ..vocabulary import Vocabulary
 
 __all__ = ("FORMATS_HINT", "lark_refusal", "rewrite_lark")
 

@@ -21,12 +21,17 @@ from typing import NamedTuple
 from llama_cpp import llama_cpp as lib
 
 from ...errors import LoadFailed
-from ...gguf import MAGIC
+from ...gguf import MAGIC, parts_of
 from ...gguf.header import ALIGNMENT_DEFAULT, DamagedHeader, GgufHeader, TensorEntry, read_header
-from ...split_gguf import parts_of
-from .charsmap_check import is_charsmap_usable
 from .devices import c_function
-from .field_check import TOKEN_BYTES_MAX, BadField, bad_place, bad_tensor, bad_vocabulary
+from .field_check import (
+    TOKEN_BYTES_MAX,
+    BadField,
+    bad_place,
+    bad_tensor,
+    bad_vocabulary,
+    is_charsmap_usable,
+)
 
 SAMPLE_BYTES, SAMPLES = 1 << 20, 64
 

@@ -16,7 +16,7 @@ from ...base import ModelInfo
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
 from ...errors import InvalidArgument, load_cancelled
-from ...library.engine_build import LLAMA_COMMIT
+from ...library import LLAMA_COMMIT
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
 from ...tool_formats import ToolFormat
@@ -34,11 +34,12 @@ from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fal
 from ..text.vocab import Vocab
 from .devices import layers_of
 from .gguf_check import GgufFile
-from .load_tuning import chosen_setting, model_shape
 from .opening import (
     FLASH_ATTENTION,
+    chosen_setting,
     context_params,
     load_failed,
+    model_shape,
     name_of,
     open_context,
     open_model,

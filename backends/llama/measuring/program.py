@@ -18,14 +18,14 @@ from msgspec.structs import replace
 
 from ...engine_options import CACHE_TYPES, head_sizes
 from ...errors import InferdError, OutOfMemory, UnsupportedOperation
-from ...sandbox.frames import receive_frame, send_frame
+from ...sandbox import receive_frame, send_frame
 from ..llama_log import capture
 from ..loading.devices import layers_of
-from ..loading.load_tuning import model_shape
 from ..loading.memory_estimate import LlamaMemoryEstimator
 from ..loading.opening import (
     ctx_size_of,
     load_failed,
+    model_shape,
     name_of,
     open_model,
     read_llama_options,

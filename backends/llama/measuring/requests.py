@@ -9,8 +9,7 @@ import msgspec
 
 from ...errors import ErrorFields
 from ...model_spec import ModelSpec
-from ...probes import Probe, Setting
-from ...tuning_choice import ModelShape
+from ...tuning_choice import ModelShape, Probe, Setting
 
 PROGRAM = "inferd.backends.llama.measuring.program"
 

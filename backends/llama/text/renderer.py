@@ -8,14 +8,44 @@ including 0.7 ms. The process has 15 MB of its own, and starts in 80 ms while th
 
 from __future__ import annotations
 
+import enum
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from ...errors import BackendError, Timeout, TooLarge
-from ...sandbox.process import WAIT_S_MAX, SandboxEnded, SandboxProcess
-from .exchange import LIMITS, Limit, RenderReply
+from ...sandbox import WAIT_S_MAX, SandboxEnded, SandboxProcess
+
+CHARACTERS_MAX = 1 << 24
+MEMORY_BYTES_MAX = 256 << 20
+"""Memory of the process besides the interpreter: its values, the output, and all in between."""
+CPU_S_MAX = 0.5
+"""CPU time of one rendering, which is that of 100 000 short messages."""
+
+
+class Limit(enum.StrEnum):
+    """A limit of one rendering. The process reports all except that on CPU time, which ends it."""
+
+    CPU_S = "cpu_s"
+    MEMORY_BYTES = "memory_bytes"
+    CHARACTERS = "characters"
+
+
+LIMITS = {
+    Limit.CPU_S: (CPU_S_MAX, "s of CPU time"),
+    Limit.MEMORY_BYTES: (MEMORY_BYTES_MAX, "bytes of memory"),
+    Limit.CHARACTERS: (CHARACTERS_MAX, "characters"),
+}
+
+
+class RenderReply(msgspec.Struct, omit_defaults=True):
+    """The reply of the process: the text, the limit that was exceeded, or the template's error."""
+
+    text: str = ""
+    limit: Limit | None = None
+    refusal: str = ""
+
 
 SLOW_S = 0.05
 """After this time, a rendering goes on at low priority. Its process is replaced afterwards, as only

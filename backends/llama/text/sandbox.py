@@ -20,8 +20,8 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
-from ...sandbox.program import serve_requests
-from .exchange import CHARACTERS_MAX, CPU_S_MAX, MEMORY_BYTES_MAX, Limit, RenderReply
+from ...sandbox import serve_requests
+from .renderer import CHARACTERS_MAX, CPU_S_MAX, MEMORY_BYTES_MAX, Limit, RenderReply
 
 INTEGER_BITS_MAX = 4096
 REFUSAL_CHARACTERS_MAX = 1000

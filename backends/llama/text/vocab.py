@@ -3,19 +3,135 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from ...base import SpecialToken
-from ...errors import BackendError, InvalidArgument, TooLarge
-from ...texts.raw_bytes import is_utf8
-from .byte_tokens import NAME_TYPES, ByteTokens
-from .spelling import Spelling
+from ...errors import BackendError, InvalidArgument, TooLarge, not_utf8
+from ...texts import is_utf8
+
+_RAW = re.compile("([\udc80-\udcff]+)")
+_NAMES = (2, 6)
+"""Sizes in bytes of a byte token's name: a character as in GPT-2's vocabulary, or `<0xE9>`."""
+_HIGH_BYTES = 128
+_BREAK = b"\n"
+"""Stands before a part, so that the vocabulary puts its space before this text, not the part."""
+
+Tokenize = Callable[[bytes], list[int]]
+
+
+class Pieces(Protocol):
+    """The pieces of a vocabulary's tokens, and its address for llama.cpp."""
+
+    address: int | None
+    size: int
+
+    def piece(self, token: int) -> bytes:
+        """Return the text of a token."""
+
+
+class ByteTokens:
+    """The tokens of single bytes above 127 in a vocabulary. Read-only after its first use."""
+
+    def __init__(self, vocab: Pieces, read_name: Callable[[int | None, int], bytes]):
+        self._vocab, self._read_name = vocab, read_name
+        self._tokens: dict[int, int] | None = None
+
+    def tokenize(self, text: bytes, tokenize: Tokenize) -> list[int]:
+        """Return the tokens of *text*; *tokenize* returns those of its parts in UTF-8.
+
+        :raises InvalidArgument: the vocabulary has no token for a byte.
+        """
+        first, *parts = _parts(text)
+        tokens = tokenize(first) if first else []
+        before = tokenize(_BREAK)
+        adds_space = len(b"".join(map(self._vocab.piece, before))) > len(_BREAK)
+        at = len(first)
+        for raw, part in zip(parts[::2], parts[1::2], strict=True):
+            tokens += self._tokens_of(raw, at)
+            at += len(raw) + len(part)
+            if part:
+                tokens += _without_space(part, before, tokenize) if adds_space else tokenize(part)
+        return tokens
+
+    def _tokens_of(self, raw: bytes, at: int) -> list[int]:
+        if self._tokens is None:
+            self._tokens = dict(self._find_tokens())
+        for number, byte in enumerate(raw):
+            if byte not in self._tokens:
+                raise not_utf8(byte, at + number)
+        return [self._tokens[byte] for byte in raw]
+
+    def _find_tokens(self) -> Iterator[tuple[int, int]]:
+        """Yield bytes and their tokens. Most vocabularies have them among the first 500 tokens."""
+        vocab, found = self._vocab, set[bytes]()
+        for token in range(vocab.size):
+            if len(self._read_name(vocab.address, token)) not in _NAMES:
+                continue
+            piece = vocab.piece(token)
+            if len(piece) == 1 and piece[0] >= _HIGH_BYTES and piece not in found:
+                found.add(piece)
+                yield piece[0], token
+                if len(found) == _HIGH_BYTES:
+                    return
+
+
+def _without_space(part: bytes, before: list[int], tokenize: Tokenize) -> list[int]:
+    """Return the tokens of a later part, without the space that the vocabulary puts before a text;
+    *before* are the tokens of `_BREAK`.
+    """
+    tokens = tokenize(_BREAK + part)
+    return tokens[len(before) :] if tokens[: len(before)] == before else tokenize(part)
+
+
+def _parts(text: bytes) -> list[bytes]:
+    """Return parts in UTF-8 at even positions, and the bytes between them at odd ones."""
+    parts = _RAW.split(text.decode("utf-8", "surrogateescape"))
+    return [part.encode("utf-8", "surrogateescape") for part in parts]
+
+
+NAME_TYPES = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
+"""The result and the arguments of `llama_vocab_get_text`."""
+
+
+_CHARACTER_BYTES_MAX = 4
+_SPACE = "\u2581"
+"""Stands for a space in the names of tokens."""
+
+
+class Spelling:
+    """The single characters and bytes that are tokens, by the *names* of all tokens."""
+
+    def __init__(self, names: Iterable[bytes]):
+        self._lacking = {b"<0x%02X>" % byte: byte for byte in range(256)}
+        self._characters = set[str]()
+        for name in names:
+            self._lacking.pop(name, None)
+            if not self._lacking:
+                break
+            if 0 < len(name) <= _CHARACTER_BYTES_MAX:
+                text = name.decode("utf-8", "replace")
+                if len(text) == 1:
+                    self._characters.add(text)
+        self._bytes = set(range(256)).difference(self._lacking.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every text can be spelled."""
+        return not self._lacking
+
+    def first_lacking(self, text: str) -> str:
+        """Return the first character of *text* that cannot be spelled, or an empty text."""
+        found = set(text.replace(" ", _SPACE)) - self._characters
+        lacking = {c for c in found if not self._bytes.issuperset(c.encode())}
+        return next((c for c in text if (_SPACE if c == " " else c) in lacking), "")
+
 
 TEXT_BYTES_MAX = (1 << 31) - 1
 PIECE_BYTES = 256

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ....backends.library.engine_build import LLAMA_COMMIT
+from ....backends.library import LLAMA_COMMIT
 from ....backends.tuning_choice import TuningRecord, choose_by_cpu, this_cpu
 from ...config.settings import Config
 from ...config.show import InForce, in_force

@@ -17,7 +17,7 @@ import msgspec
 
 from .... import __version__
 from ....backends.errors import InferdError
-from ....backends.library.engine_build import LLAMA_COMMIT
+from ....backends.library import LLAMA_COMMIT
 from ..finding import Finding, fail, ok, warn
 
 ANSWER_S_MAX = 3.0

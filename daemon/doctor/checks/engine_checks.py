@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from ....backends.library.installation import install_command
-from ....backends.memory.memory_need import Device
+from ....backends.library import install_command
+from ....backends.memory import Device
 from ...printable import size_text
 from ..finding import Finding, fail, ok, warn
 

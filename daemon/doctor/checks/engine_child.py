@@ -28,8 +28,7 @@ def main() -> None:
 def _engine() -> dict[str, Any]:
     from llama_cpp import llama_cpp as lib
 
-    from ....backends.llama.loading.amx import has_broken_amx
-    from ....backends.llama.loading.devices import devices
+    from ....backends.llama.loading.devices import devices, has_broken_amx
 
     lib.llama_backend_init()
     return {

@@ -11,8 +11,8 @@ from shlex import quote
 
 import msgspec
 
-from ....backends.gguf.kinds import other_content
-from ....backends.split_gguf import parts_of
+from ....backends.gguf import parts_of
+from ....backends.gguf.facts import other_content
 from ...config.settings import Config
 from ...config.sources import ConfigError, load_config
 from ...models.model_files import (

@@ -12,13 +12,12 @@ import pytest
 
 from inferd.backends import SamplingParams
 from inferd.backends.errors import InvalidArgument, TooLarge
-from inferd.backends.grammars.compiler import GrammarCompiler
+from inferd.backends.grammars.compiler import GrammarCompiler, GrammarState
 from inferd.backends.grammars.forced_text import (
     FORCED_BYTES_MAX,
     forced_by_lark,
     forced_by_schema,
 )
-from inferd.backends.grammars.state import GrammarState
 from inferd.backends.llama.text.vocab import Vocab
 from tests.backends.llama.schemas import SCHEMAS
 from tests.backends.walking import compiler_of, vocabulary

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llama_cpp import llama_cpp as lib
 
-from inferd.backends import SamplingParams
+from inferd.backends import SamplingParams, sandbox
 from inferd.backends.errors import InvalidArgument, TooLarge
 from inferd.backends.grammars.compiler import GrammarCompiler
 from inferd.backends.grammars.limits import (
@@ -22,7 +22,6 @@ from inferd.backends.grammars.limits import (
 from inferd.backends.llama.text.vocab import Vocab
 from inferd.backends.params import StructuralTag, StructuralTags, structural_tag_text
 from inferd.backends.params.structural_tags import read_structural_tag
-from inferd.backends.sandbox import process
 from tests.backends.walking import compiler_of, vocabulary
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import write_tiny
@@ -90,7 +89,7 @@ def compiler() -> Iterator[GrammarCompiler]:
         compiler_of(vocab) as compiler,
     ):
         # It compiles at a low priority, beside the other tests.
-        patch.setattr(process, "WAIT_S_MAX", 100)
+        patch.setattr(sandbox, "WAIT_S_MAX", 100)
         yield compiler
 
 

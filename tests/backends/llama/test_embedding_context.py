@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from inferd.backends import Chunk, ModelSpec, estimate_memory, load_model
 from inferd.backends.embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, Embedder
 from inferd.backends.errors import BackendError, UnsupportedOperation
-from inferd.backends.library.library_log import library_log
+from inferd.backends.library import library_log
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.devices import breakdown
-from inferd.backends.llama.loading.work_buffer import work_bytes
+from inferd.backends.llama.loading.memory_estimate import work_bytes
 from inferd.backends.llama.model import LlamaModel
 from tests.models import short_smollm2
 from tests.small_gemma import small_gemma3

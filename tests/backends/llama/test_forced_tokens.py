@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd.backends import Sampler, SamplingParams
-from inferd.backends.grammars.compiler import GrammarCompiler
-from inferd.backends.grammars.state import GrammarState
+from inferd.backends.grammars.compiler import GrammarCompiler, GrammarState
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.backends.llama.text.vocab import Vocab

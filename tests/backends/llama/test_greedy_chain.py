@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inferd.backends import ModelSpec, SamplingParams
-from inferd.backends.grammars.state import GrammarState
+from inferd.backends.grammars.compiler import GrammarState
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill

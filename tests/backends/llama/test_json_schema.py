@@ -14,10 +14,9 @@ import pytest
 from inferd.backends import LanguageModel, ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument, TooLarge
 from inferd.backends.grammars.json_schema.schema_grammar import WHITESPACE_MAX
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckReply, CheckRequest
+from inferd.backends.grammars.trial import CheckReply, CheckRequest, GrammarChecker
+from inferd.backends.params.json_texts import SCHEMA_BYTES_MAX
 from inferd.backends.params.parameter_table import JSON_LAYOUTS
-from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.owner import Owner

@@ -16,7 +16,7 @@ import pytest
 from inferd.backends import Chunk, LanguageModel, ModelSpec, estimate_memory, load_model
 from inferd.backends.base import SpecialToken
 from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
-from inferd.backends.llama.loading.amx import is_by_old_gcc
+from inferd.backends.llama.loading.devices import is_by_old_gcc
 from tests.backends.driving import load_language_model
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import VOCAB_SIZE, write_split, write_tiny

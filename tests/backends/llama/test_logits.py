@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from inferd.backends import SamplingParams
-from inferd.backends.llama.sampling.chain import Candidates, LlamaSampler
-from inferd.backends.llama.sampling.logits import (
+from inferd.backends.llama.sampling.chain import (
     CANDIDATES_MAX,
     COLUMNS,
+    Candidates,
+    LlamaSampler,
     probs_before_sampling,
     top_candidates,
 )

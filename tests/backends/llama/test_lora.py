@@ -14,11 +14,11 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from inferd.backends import AdapterSpec
-from inferd.backends.adapter_keys import adapter_key
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, UnsupportedOperation
-from inferd.backends.llama.loading.adapter_check import check_adapter
 from inferd.backends.llama.loading.gguf_check import GgufFile, read_gguf
+from inferd.backends.llama.lora import check_adapter
 from inferd.backends.llama.model import LlamaModel
+from inferd.backends.model_spec import adapter_key
 from tests.backends import tiny as tiny_models
 from tests.backends.driving import prefill
 from tests.backends.tiny import NOISE_MAX, Bare, assert_as_from_scratch, difference, tokens_of

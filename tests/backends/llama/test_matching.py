@@ -11,7 +11,7 @@ import pytest
 
 from inferd.backends import LanguageModel, ModelSpec, SamplingParams, load_model
 from inferd.backends.errors import Cancelled, LoadFailed
-from inferd.backends.grammars.state import GrammarState
+from inferd.backends.grammars.compiler import GrammarState
 from inferd.backends.llama.loading.opening import open_vocab
 from inferd.backends.llama.text.matching import MatchingVocab, read_pieces
 from inferd.backends.llama.text.vocab import Vocab

@@ -21,16 +21,17 @@ import inferd
 from inferd.backends import ModelSpec
 from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.backends.gguf.header import TensorEntry
-from inferd.backends.llama.loading.charsmap_check import BYTES_MAX, is_charsmap_usable
 from inferd.backends.llama.loading.field_check import (
+    BYTES_MAX,
     bad_place,
     bad_tensor,
     bad_value,
     bad_vocabulary,
+    is_charsmap_usable,
 )
 from inferd.backends.llama.loading.gguf_check import open_model_file, read_gguf
 from inferd.backends.llama.loading.loader import load_llama
-from inferd.backends.llama.text.spelling import Spelling
+from inferd.backends.llama.text.vocab import Spelling
 from inferd.testing import running_daemon
 from tests.backends.llama.mutated_files import (
     F32,

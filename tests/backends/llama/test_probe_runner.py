@@ -12,7 +12,7 @@ from llama_cpp import llama_cpp as lib
 
 from inferd.backends import Chunk, ModelSpec, estimate_memory, load_model
 from inferd.backends.errors import UnsupportedOperation
-from inferd.backends.library.library_log import library_log
+from inferd.backends.library import library_log
 from inferd.backends.llama.loading.devices import breakdown
 from inferd.backends.llama.model import LlamaModel
 from inferd.backends.llama.probe_runner import (
@@ -23,7 +23,7 @@ from inferd.backends.llama.probe_runner import (
     StopFlag,
     layout_of,
 )
-from inferd.backends.probes import DEEP_TOKENS, PROBES, Probe, Setting
+from inferd.backends.tuning_choice import DEEP_TOKENS, PROBES, Probe, Setting
 from tests.backends.tiny import Bare
 from tests.sparse_gguf import DEEP, write_sparse
 from tests.tiny_gguf import write_tiny

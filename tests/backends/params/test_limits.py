@@ -17,10 +17,11 @@ from inferd.backends.params import (
     parse_json_options,
     read_options,
 )
-from inferd.backends.params.chat_options import CONTAINERS_MAX
 from inferd.backends.params.json_texts import (
+    CONTAINERS_MAX,
     JSON_BYTES_MAX,
     JSON_ITEMS_MAX,
+    SCHEMA_BYTES_MAX,
     decode_json,
     nests_deeper,
 )
@@ -30,7 +31,6 @@ from inferd.backends.params.reading import (
     LIST_ITEMS_MAX,
     TEXT_CHARACTERS_MAX,
 )
-from inferd.backends.params.schema_texts import SCHEMA_BYTES_MAX
 
 
 def misspelt(count: int) -> dict[str, Any]:

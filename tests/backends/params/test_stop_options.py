@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument
+from inferd.backends.incremental_regex import WEIGHT_MAX
 from inferd.backends.params import (
     StoppingParams,
     adjust_parameters,
@@ -22,7 +23,6 @@ from inferd.backends.params.stop_options import (
     TOKENS_MAX,
     TRIGGERS_MAX,
 )
-from inferd.backends.texts.incremental_regex import WEIGHT_MAX
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import inferd
 from inferd.backends.errors import InvalidArgument, LoadFailed, TooLarge
-from inferd.backends.texts.raw_bytes import bytes_of
+from inferd.backends.texts import bytes_of
 from inferd.cli.inference.answering import stats_text
 from inferd.daemon.calls.arguments import RAW_BYTES_MAX, TEXT_PART_BYTES, decode_text
 from inferd.ipc.chat_messages import (

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from inferd import AsyncClient, Client
-from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
+from inferd.backends.echo.model import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.embedder import normalized
 from inferd.backends.errors import (
     Busy,

@@ -8,7 +8,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends import SamplingParams
-from inferd.backends.echo.vocabulary import EOG
+from inferd.backends.echo.options import EOG
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner

@@ -13,7 +13,7 @@ import pytest
 from inferd import Client
 from inferd.backends import SamplingParams
 from inferd.backends.echo.model import DISTANCE
-from inferd.backends.echo.vocabulary import PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE
+from inferd.backends.echo.options import PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params import read_options
 from inferd.ipc import messages as w

@@ -21,7 +21,7 @@ from inferd.backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
-from inferd.backends.library.engine_build import LLAMA_COMMIT
+from inferd.backends.library import LLAMA_COMMIT
 from inferd.daemon.calls.tensors import CONFIGURATION_NAMES
 from inferd.ipc.messages.contexts import INPUTS_MAX
 from inferd.testing import RunningDaemon

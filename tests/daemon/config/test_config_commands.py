@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferd.backends.adapter_keys import ADAPTERS_MAX
+from inferd.backends.model_spec import ADAPTERS_MAX
 from inferd.backends.params import read_options
 from inferd.daemon.access.rules import rights_of
 from inferd.daemon.config.access_settings import ACCESS_KEYS

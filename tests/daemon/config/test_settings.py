@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.backends.errors import InvalidArgument
+from inferd.backends.model_spec import ADAPTERS_MAX
 from inferd.daemon.config import sources
 from inferd.daemon.config.model_settings import AdapterConfig, check_model_name
 from inferd.daemon.config.settings import SETTINGS, Config

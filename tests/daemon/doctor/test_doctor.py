@@ -18,7 +18,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.library.installation import install_command
+from inferd.backends.library import install_command
 from inferd.cli.operations.doctor_command import _show
 from inferd.daemon.doctor.checks.connection import CONNECTION_S_MAX, ConnectionFacts
 from inferd.daemon.doctor.checks.units import Units

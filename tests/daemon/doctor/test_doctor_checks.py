@@ -16,11 +16,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace as replace_fields
 
-from inferd.backends.library.engine_build import LLAMA_COMMIT
-from inferd.backends.library.installation import install_command
-from inferd.backends.memory.memory_need import Device
-from inferd.backends.probes import Setting
-from inferd.backends.tuning_choice import ModelShape, TuningRecord, this_cpu
+from inferd.backends.library import LLAMA_COMMIT, install_command
+from inferd.backends.memory import Device
+from inferd.backends.tuning_choice import ModelShape, Setting, TuningRecord, this_cpu
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config

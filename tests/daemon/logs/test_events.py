@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from inferd import Client
 from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
-from inferd.backends.library.library_log import LEVELS, LibraryLog
+from inferd.backends.library import LEVELS, LibraryLog
 from inferd.daemon.config.forms import LOGGERS
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import ConfigError, load_config

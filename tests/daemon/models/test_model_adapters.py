@@ -13,7 +13,6 @@ import anyio
 import pytest
 
 from inferd import Client
-from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.backends.errors import (
     Busy,
     Cancelled,
@@ -24,6 +23,7 @@ from inferd.backends.errors import (
     PermissionDenied,
     UnsupportedOperation,
 )
+from inferd.backends.model_spec import ADAPTERS_MAX
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import AddAdapterParams, RemoveAdapterParams

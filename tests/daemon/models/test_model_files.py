@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.backends.gguf.kinds import OtherContent
+from inferd.backends.gguf.facts import OtherContent
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.models import model_files
 from inferd.daemon.models.model_files import files_not_offered, find_models

@@ -16,12 +16,12 @@ from structlog.testing import capture_logs
 
 from inferd.backends import MemoryNeed
 from inferd.backends.errors import OutOfMemory
-from inferd.backends.library.engine_build import LLAMA_COMMIT
-from inferd.backends.probes import Setting
+from inferd.backends.library import LLAMA_COMMIT
 from inferd.backends.tuning_choice import (
     ChosenSetting,
     ModelShape,
     ModelTuning,
+    Setting,
     Source,
     TuningRecord,
     this_cpu,

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from inferd.backends.probes import Setting
-from inferd.backends.tuning_choice import ModelShape, TuningRecord
+from inferd.backends.tuning_choice import ModelShape, Setting, TuningRecord
 from inferd.daemon.models.tuning_records import (
     RECORDS_MAX,
     TUNING_BYTES_MAX,

@@ -11,7 +11,7 @@ import pytest
 from inferd import AsyncClient
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
 from inferd.backends.errors import InvalidArgument, OutOfMemory
-from inferd.backends.memory.memory_need import check_devices
+from inferd.backends.memory import check_devices
 from inferd.backends.params import read_options
 from inferd.backends.params.parameter_table import TENSOR_SPLIT_MAX
 from inferd.daemon.residency.fit import (

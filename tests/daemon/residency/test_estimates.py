@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
-from inferd.backends.probes import Setting
-from inferd.backends.tuning_choice import UNKNOWN_CPU, LoadTuning, ModelShape, TuningRecord
+from inferd.backends.tuning_choice import UNKNOWN_CPU, LoadTuning, ModelShape, Setting, TuningRecord
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.load_cache import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.daemon.models.model_files import signature_of

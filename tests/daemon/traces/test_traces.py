@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from inferd import AsyncClient, Client, Session
-from inferd.backends.echo.embedding import EMBEDDING_SIZE
+from inferd.backends.echo.model import EMBEDDING_SIZE
 from inferd.backends.errors import (
     Busy,
     Cancelled,

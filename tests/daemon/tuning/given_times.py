@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inferd.backends.llama.measuring.requests import KvLoss, Opened, Variant
-from inferd.backends.probes import PROBES, Probe
-from inferd.backends.tuning_choice import ModelShape
+from inferd.backends.tuning_choice import PROBES, ModelShape, Probe
 
 __all__ = ("SHAPE", "GivenTimes", "opened")
 

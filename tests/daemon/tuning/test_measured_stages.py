@@ -6,7 +6,7 @@ import pytest
 
 from inferd.backends import ModelSpec
 from inferd.backends.llama.measuring.requests import Variant
-from inferd.backends.probes import Probe, Setting
+from inferd.backends.tuning_choice import Probe, Setting
 from inferd.daemon.tuning.measured_stages import (
     QUICK_ROUNDS,
     QUICK_S,

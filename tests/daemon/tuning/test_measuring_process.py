@@ -15,7 +15,7 @@ import pytest
 from inferd.backends import ModelSpec
 from inferd.backends.errors import BackendError, LoadFailed, OutOfMemory, UnsupportedOperation
 from inferd.backends.llama.measuring.requests import Variant
-from inferd.backends.probes import PROBES
+from inferd.backends.tuning_choice import PROBES
 from inferd.daemon.tuning.measuring_process import MeasuringProcess
 from tests.models import short_smollm2
 from tests.tiny_gguf import write_tiny

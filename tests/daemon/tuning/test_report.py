@@ -7,7 +7,7 @@ import pytest
 
 from inferd.backends import ModelSpec
 from inferd.backends.llama.measuring.requests import Variant
-from inferd.backends.probes import Probe, Setting
+from inferd.backends.tuning_choice import Probe, Setting
 from inferd.daemon.tuning.measured_stages import TuneResult, measure_model
 from inferd.daemon.tuning.report import (
     TITLES,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.llama.measuring.requests import Variant
-from inferd.backends.probes import PROBES, Sample, Setting
+from inferd.backends.tuning_choice import PROBES, Sample, Setting
 from inferd.daemon.tuning.stages import (
     LONG_PROMPT,
     ROUNDS_MIN,

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from inferd.backends.echo.model import DISTANCE
-from inferd.backends.echo.vocabulary import PROMPT_BEGIN, PROMPT_END
+from inferd.backends.echo.options import PROMPT_BEGIN, PROMPT_END
 from tests.echo import echo_model
 
 CONFIG = echo_model("echo") + echo_model("slow", step_ms=2, slots=2)

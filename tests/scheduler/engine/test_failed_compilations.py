@@ -7,9 +7,8 @@ import pytest
 from inferd.backends import CompiledGrammar, ModelSpec, SamplingParams
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.errors import BackendError, InferdError
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckRequest
-from inferd.backends.library.library_log import LEVELS
+from inferd.backends.grammars.trial import CheckRequest, GrammarChecker
+from inferd.backends.library import LEVELS
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from tests.scheduler.doubles import Bench

@@ -10,8 +10,14 @@ import pytest
 from inferd.backends import ModelSpec
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.errors import OutOfMemory
-from inferd.backends.probes import PROBES, Probe, ProbeRunner, Setting
-from inferd.backends.tuning_choice import UNKNOWN_CPU, LoadTuning
+from inferd.backends.tuning_choice import (
+    PROBES,
+    UNKNOWN_CPU,
+    LoadTuning,
+    Probe,
+    ProbeRunner,
+    Setting,
+)
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.idle_measuring import SLICE_S, IdleMeasuring

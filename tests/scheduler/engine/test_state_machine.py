@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from inferd.backends import EmbedSpec, SamplingParams
 from inferd.backends.base import KvKind
-from inferd.backends.echo.embedding import echo_vectors
+from inferd.backends.echo.model import echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import Pool
 from inferd.scheduler import EngineSettings

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from inferd.backends import AdapterInfo, AdapterSpec, SamplingParams
-from inferd.backends.adapter_keys import adapter_key
 from inferd.backends.llama.model import LlamaModel
+from inferd.backends.model_spec import adapter_key
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine

@@ -24,8 +24,8 @@ from tests.scheduler.kv.test_kv_reuse import ask, go_on, history, settle
 TEXTS = [f"session number {i} says something of its own, and at length" for i in range(6)]
 HEAP = """
 import random
-from inferd.backends.memory.process_memory import resident_bytes
-from inferd.backends.memory.heap import return_free_memory
+from inferd.backends.memory import resident_bytes
+from inferd.backends.memory import return_free_memory
 
 random.seed(1)
 states, small = [], []

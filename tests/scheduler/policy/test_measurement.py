@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inferd.backends.probes import PROBES, Probe, Sample, Setting
+from inferd.backends.tuning_choice import PROBES, Probe, Sample, Setting
 from inferd.scheduler.policy.tuning import (
     SAMPLES_MAX,
     SECONDS_MAX,

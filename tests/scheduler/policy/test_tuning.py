@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inferd.backends.probes import DEEP_TOKENS, PROBES, Probe, Sample, Setting
+from inferd.backends.tuning_choice import DEEP_TOKENS, PROBES, Probe, Sample, Setting
 from inferd.scheduler.policy.cost import StepLoad
 from inferd.scheduler.policy.tuning import (
     FIRST_MIX,

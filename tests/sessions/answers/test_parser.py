@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.backends.params.chat_options import CONTAINERS_MAX
+from inferd.backends.params.json_texts import CONTAINERS_MAX
 from inferd.backends.tool_formats import ToolFormat, tool_format_of
 from inferd.sessions.answers.calls import (
     ANSWER_CALLS_MAX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from inferd.backends.echo.embedding import EMBEDDING_SIZE
+from inferd.backends.echo.model import EMBEDDING_SIZE
 from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from inferd.backends import AdapterInfo, AdapterSpec
-from inferd.backends.adapter_keys import adapter_key, split_key
 from inferd.backends.errors import InvalidArgument, LoadFailed
+from inferd.backends.model_spec import adapter_key, split_key
 from inferd.scheduler.messages import AdapterReport
 from inferd.scheduler.owner import Owner
 from inferd.sessions import TurnOptions

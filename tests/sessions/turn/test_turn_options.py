@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.backends.echo.vocabulary import VOCAB_SIZE
+from inferd.backends.echo.options import VOCAB_SIZE
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params import PARAMETERS, read_options
 from inferd.scheduler.owner import Owner

@@ -13,8 +13,7 @@ import pytest
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.grammars.json_schema.document import read_schema
 from inferd.backends.grammars.json_schema.inference import infer_keywords
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckRequest, TagRequest
+from inferd.backends.grammars.trial import CheckRequest, GrammarChecker, TagRequest
 from inferd.backends.params import SamplingParams
 from inferd.backends.params.parameter_table import BY_NAME
 from tests.backends.grammars.json_schema.schema_suite import groups_in

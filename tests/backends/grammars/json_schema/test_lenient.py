@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.grammars.json_schema.lenient import DROPPED_MAX
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckRequest
-from inferd.backends.params.schema_texts import PATH_CHARACTERS_MAX, SCHEMA_BYTES_MAX
+from inferd.backends.grammars.json_schema.refused_keyword import DROPPED_MAX
+from inferd.backends.grammars.trial import CheckRequest, GrammarChecker
+from inferd.backends.params.json_texts import PATH_CHARACTERS_MAX, SCHEMA_BYTES_MAX
 from tests.backends.llama.schemas import REFUSED, SCHEMAS
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.tiny_gguf import write_tiny

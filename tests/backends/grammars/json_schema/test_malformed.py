@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.grammars.trial.checker import GrammarChecker
-from inferd.backends.grammars.trial.requests import CheckRequest
+from inferd.backends.grammars.trial import CheckRequest, GrammarChecker
 
 pytestmark = pytest.mark.process
 NULL = {"type": "null"}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import InferdError
 from inferd.backends.grammars.json_schema.rewriting import rewritten_schema
-from inferd.backends.grammars.trial.check_program import check_grammar
-from inferd.backends.grammars.trial.requests import CheckRequest
+from inferd.backends.grammars.trial import CheckRequest
+from inferd.backends.grammars.trial_program import check_grammar
 from tests.backends.walking import Walker, compiler_of, vocabulary
 from tests.repetitions import repetitions
 from tests.tiny_gguf import write_tiny

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from inferd.backends import SamplingParams
-from inferd.backends.grammars.compiler import GrammarCompiler
-from inferd.backends.grammars.state import GrammarState
+from inferd.backends.grammars.compiler import GrammarCompiler, GrammarState
 from inferd.backends.llama.text.vocab import Vocab
 from tests.backends.grammars.languages.corpus import GRAMMARS
 from tests.backends.grammars.languages.llama_cpp import Reference

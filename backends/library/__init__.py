@@ -1,1 +1,0 @@
-"""The installed llama.cpp: its version, the command that installs parts of inferd, and its log."""

@@ -1,1 +1,0 @@
-"""Parameters as other runtimes write them: spellings, keys without effect, lenient values."""

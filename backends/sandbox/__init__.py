@@ -1,1 +1,0 @@
-"""Child processes that run a user's programs, such as templates and grammars, within limits."""

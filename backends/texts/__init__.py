@@ -1,1 +1,0 @@
-"""Regular expressions on growing texts, bytes that are not UTF-8, short forms of values."""
