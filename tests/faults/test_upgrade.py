@@ -74,7 +74,7 @@ def test_replaced_files_that_no_worker_uses_do_not_matter(installed: Path) -> No
     with (
         running_daemon(CONFIG) as daemon,
         Client(daemon.socket) as client,
-        replaced(installed / "daemon" / "cli" / "app.py"),
+        replaced(installed / "cli" / "app.py"),
         client.session("after") as session,
     ):
         assert session.chat("hello") == "hello"
