@@ -210,7 +210,7 @@ def limits_of_the_code() -> dict[str, float]:
     docs/metrics.md has those of HTTP.
     """
     found: dict[str, float] = {}
-    others = tuple(f"inferd.ipc.{name}" for name in (*CLIENT_MODULES, "http"))
+    others = tuple(f"inferd.ipc.{name}" for name in (*CLIENT_MODULES, "metrics"))
     for package in (inferd.ipc, inferd.wire, inferd.sessions, inferd.daemon.calls):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.startswith(others):
