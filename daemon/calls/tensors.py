@@ -9,6 +9,7 @@ import anyio
 import msgspec
 
 from ...backends import tensors as t
+from ...backends.base import ModelInfo
 from ...backends.errors import InvalidArgument, SessionBusy, Timeout
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
@@ -39,7 +40,7 @@ async def are_tensors(session: Session, inputs: Sequence[t.NamedTensor]) -> bool
     """
     if session.state in ENDED:
         return False
-    info = (await session.model.ready()).info
+    info = await _info_of(session)
     is_text = session.settings.parameters.standing("embedding") or any(
         is_configuration(name, tensor) for name, tensor in inputs
     )
@@ -52,8 +53,15 @@ async def is_tensor(session: Session, index: int, tensor: t.Tensor) -> bool:
     """
     if session.state in ENDED or (index == w.METADATA_INDEX and not tensor.holds_numbers):
         return False
-    info = (await session.model.ready()).info
+    info = await _info_of(session)
     return info.computes_tensors and (tensor.holds_numbers or not info.generates)
+
+
+async def _info_of(session: Session) -> ModelInfo:
+    """Return the facts about a session's model. There is no wait if the model is loaded: of
+    requests that a client sends at once, none may overtake an input.
+    """
+    return (session.model.loaded or await session.model.ready()).info
 
 
 def prompt_number(inputs: Sequence[t.NamedTensor]) -> int | None:

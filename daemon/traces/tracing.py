@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,8 @@ from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
 from ..models.registry import Lease
-from ..residency.residency import ResidencyRequest
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts, spans_of
+from .traced_request import TracedRequest, current_request
 
 if TYPE_CHECKING:
     from ..core import Daemon
@@ -95,45 +94,6 @@ class Traces:
             export.close()
         finally:
             self._call_from_anywhere(sent.set)
-
-
-class TracedRequest:
-    """A request that has not ended."""
-
-    def __init__(self, request: Request, model: str):
-        params = request.params
-        is_ids = getattr(params, "prompt_tokens", None) is not None
-        raw = (is_ids or getattr(params, "raw", False)) and params.messages is None
-        self.parent: str = params.traceparent
-        assumed = request.row.operation
-        self.facts = RequestFacts(
-            call=request.call,
-            operation=COMPLETION if raw or assumed is None else assumed.value,
-            began_at=time.monotonic(),
-            ended_at=0.0,
-            model=model,
-            choices=getattr(params, "n", 1),
-        )
-        self.model_request: ResidencyRequest | None = None
-        self.turns: dict[Turn, TurnFacts | None] = {}
-        """The turns in the order of their starts; None for a turn that has not ended."""
-        self.answered = False
-
-
-current_request: ContextVar[TracedRequest | None] = ContextVar("current_request", default=None)
-"""The request of the current task or of its parent."""
-
-
-def note_model_request(model_request: ResidencyRequest) -> None:
-    """Record that the current request needs a model that may have to be loaded."""
-    traced = current_request.get()
-    if traced is not None:
-        traced.model_request = model_request
-
-
-def clear_current_request() -> None:
-    """Detach this task, which inherited its context, from the request."""
-    current_request.set(None)
 
 
 class RequestTracer:

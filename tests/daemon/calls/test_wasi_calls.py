@@ -792,3 +792,16 @@ def test_a_model_may_be_kept_by_unload(client: RawClient) -> None:
     (model,) = client.call("show", name="echo")["models"]
     assert model["state"] == "ready"
     assert model["leases"] == 0
+
+
+def test_requests_that_are_sent_at_once_keep_their_order(raw: RawClient) -> None:
+    graph = raw.call("load_by_name", name="echo")["graph"]
+    for number in range(5):
+        context = raw.call("init_execution_context", graph=graph)["context"]
+        text = f"text {number}".encode()
+        tensor = {"data": text, "dimensions": [len(text)], "type": "u8"}
+        first = raw.start_request("set_input", context=context, index=0, tensor=tensor)
+        second = raw.start_request("compute", context=context)
+        assert raw.wait_result(first) == {}
+        raw.wait_result(second)
+        assert raw.output(context) == text
