@@ -95,7 +95,14 @@ class Exchange:
         self.call(
             "load_by_name",
             w.LoadByNameParams(name="echo"),
-            w.GraphResult(graph=graph, model="echo", fingerprint="echo-1", ctx_size=4096, slots=4),
+            w.GraphResult(
+                graph=graph,
+                model="echo",
+                fingerprint="echo-1",
+                ctx_size=4096,
+                slots=4,
+                tensors=True,
+            ),
         )
         self.call(
             "init_execution_context", w.GraphParams(graph=graph), w.ContextResult(context=context)
