@@ -59,7 +59,9 @@ class OwnedTransfers(Generic[T]):
         found = self._transfers.get(transfer)
         if found is not None and found.owner is owner:
             await found.close()
-            self._transfers.pop(transfer, None)
+            # Another end may have closed it meanwhile, so that a new transfer has its id.
+            if self._transfers.get(transfer) is found:
+                del self._transfers[transfer]
 
 
 EXPORTS_MAX = 4

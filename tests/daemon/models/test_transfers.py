@@ -87,6 +87,22 @@ async def test_exports_are_bounded_and_belong_to_their_connection(tmp_path: Path
         await exports.find("0", OWNER).read_part(0)
 
 
+async def test_two_ends_of_an_export_do_not_end_the_next_one_with_its_id(tmp_path: Path) -> None:
+    exports = ModelExports()
+    export = exports.begin("t", tmp_path / "m.gguf", OWNER)
+
+    async def end_and_begin() -> None:
+        await exports.end("t", OWNER)
+        exports.begin("t", tmp_path / "m.gguf", OWNER)
+
+    async with anyio.create_task_group() as group, export.lock:  # a part is being read
+        group.start_soon(end_and_begin)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(exports.end, "t", OWNER)
+        await anyio.wait_all_tasks_blocked()
+    assert exports.find("t", OWNER) is not export
+
+
 async def test_models_without_a_file_of_their_own_are_not_exported() -> None:
     for file in (None, Path("m-00001-of-00002.gguf")):
         with pytest.raises(UnsupportedOperation):
