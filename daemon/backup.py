@@ -1,6 +1,18 @@
-"""Backups of the state directory, also while a daemon uses it, and their restoration in one step.
+"""Backups of the state directory, also while a daemon uses it, and their restoration, of which a
+kill leaves the old or the new state.
 
-A backup is a tar archive whose first member is its manifest.
+A backup is a tar archive of the journals, the settings of models, and KV files. Its last member,
+the manifest, lists the others, so that an archive that was cut off is recognised. A restoration has
+three steps:
+
+1. The backup is extracted and checked in `restore.new/new`. The state is the old one.
+2. `restore.new` is renamed to `restore.ready`: from here on the state is the new one. Each file of
+   the old state is moved to `restore.ready/old`.
+3. `restore.ready` is renamed to `restore.moved`: no old file is left in its place. Each new
+   file is moved into its place, and `old` is renamed to `before-restore-N`.
+
+`finish_restoration` repeats steps 2 and 3 from any point. A daemon calls it at its start, before it
+reads a file of its state.
 """
 
 from __future__ import annotations
