@@ -43,7 +43,9 @@ class _Interval:
 
 
 class RepeatLimit:
-    """The number of recent events by user. Decisions are synchronous."""
+    """The number of recent events by user: a bound on events that one user can cause at will, so
+    that no user can fill the log. Decisions are synchronous.
+    """
 
     def __init__(self) -> None:
         self._intervals: OrderedDict[int, _Interval] = OrderedDict()
