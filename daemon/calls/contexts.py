@@ -222,6 +222,7 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     if prompt is not None:
         check_no_image(prompt)
         await session.set_input(prompt)
+        daemon.check_open()  # it may have begun to drain meanwhile
     turn = await session.start_turn(turn_options(p, TurnOptions(embeds=True)))
     await finish_turn(request, session, turn)
     if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:

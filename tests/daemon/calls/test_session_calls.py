@@ -399,6 +399,19 @@ def test_a_draining_daemon_makes_no_branches() -> None:
         assert client.call("rewind", context=context, tokens=0) == {}
 
 
+def test_a_compute_whose_input_waited_begins_no_turn_in_a_draining_daemon() -> None:
+    config = echo_model("slow", step_ms=500)
+    with running_daemon(config=config) as daemon, RawClient(daemon.socket) as client:
+        other, context = client.context("slow"), client.context("slow")
+        streaming = client.begin_stream(other, "abc")
+        inputs = [["prompt", {"data": b"hi"}], ["options", {"data": b'{"n-predict": 1}'}]]
+        computing = client.start_request("compute", context=context, inputs=inputs)
+        client.call("drain")
+        with pytest.raises(ShuttingDown):
+            client.wait_result(computing)
+        client.wait_result(streaming)
+
+
 # A context shift.
 
 
