@@ -616,7 +616,8 @@ class Journal:
             if self._recordings.get(recording.key) is recording:
                 recording.write_again()
                 self._changed[recording] = None
-                self._noted_at = self._writing_at or self._noted_at
+                # `note_change` relies on this: while there are changes, there is the time.
+                self._noted_at = self._writing_at or self._noted_at or time.monotonic()
         self._wake.set()
         if self.cause is None:
             expected = isinstance(error, OSError | sqlite3.Error | NewerJournal)

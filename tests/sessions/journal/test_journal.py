@@ -698,6 +698,24 @@ async def test_a_journal_that_cannot_be_written_is_tried_again_by_itself(
 
 
 @pytest.mark.asyncio
+async def test_the_lag_counts_from_the_damage_that_a_deletion_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Kept(tmp_path).running() as harness:
+        deleted, other = named(harness, "deleted"), named(harness, "other")
+        await answer(harness, deleted, b"hello")
+        await answer(harness, other, b"hello")
+        damage = sqlite3.DatabaseError("malformed")
+        damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        monkeypatch.setattr(harness.journal._file, "write", failing(damage))
+        with pytest.raises(BackendError):
+            await harness.manager.close_session(deleted)
+        other.set_options({"n-predict": 3})
+        assert harness.journal.lag_s > 0
+        monkeypatch.undo()
+
+
+@pytest.mark.asyncio
 async def test_what_cannot_be_deleted_is_no_success_and_is_deleted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
