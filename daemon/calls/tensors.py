@@ -10,7 +10,7 @@ import msgspec
 
 from ...backends import tensors as t
 from ...backends.base import ModelInfo
-from ...backends.errors import InvalidArgument, SessionBusy, Timeout
+from ...backends.errors import Cancelled, InvalidArgument, SessionBusy, Timeout
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...ipc.server.request_bytes import COPIES
@@ -38,7 +38,7 @@ async def are_tensors(session: Session, inputs: Sequence[t.NamedTensor]) -> bool
     """Return whether named inputs are for the tensor model, and not for the language model that it
     may be, too. Only a language model has parameters, and makes embeddings.
     """
-    if session.state in ENDED:
+    if session.active or session.state in ENDED:
         return False
     info = await _info_of(session)
     is_text = session.settings.parameters.standing("embedding") or any(
@@ -49,9 +49,12 @@ async def are_tensors(session: Session, inputs: Sequence[t.NamedTensor]) -> bool
 
 async def is_tensor(session: Session, index: int, tensor: t.Tensor) -> bool:
     """Return whether the input of an index is for the tensor model. A model of both kinds takes
-    numbers so, and any other input as text; u8 at index 1 are parameters of any model.
+    numbers so, and any other input as text; u8 at index 1 are parameters of any model. Beside a
+    turn, any input is refused as a text is.
     """
-    if session.state in ENDED or (index == w.METADATA_INDEX and not tensor.holds_numbers):
+    if session.active or session.state in ENDED:
+        return False  # without the model, which may have been evicted
+    if index == w.METADATA_INDEX and not tensor.holds_numbers:
         return False
     info = await _info_of(session)
     return info.computes_tensors and (tensor.holds_numbers or not info.generates)
@@ -112,9 +115,13 @@ def set_tensor(session: Session, index: int, tensor: t.Tensor) -> None:
 async def compute_kept(request: Request, session: Session) -> None:
     """Compute the outputs of the inputs that were set, for `get_output`.
 
+    :raises Cancelled: an input, a turn or `fini_single` has dropped the outputs meanwhile.
     :raises QuotaExceeded: the owner's sessions would become too large.
     """
+    before = session.tensors.outputs
     outputs = await _compute(request, session, session.tensors.named_inputs())
+    if session.tensors.outputs is not before:  # each drop makes a new list
+        raise Cancelled("another call has dropped the outputs that were computed")
     session.check_growth(sum(len(tensor.data) for _, tensor in outputs))
     session.tensors.outputs = [tensor for _, tensor in outputs]
     session.count_kept_bytes()

@@ -9,10 +9,23 @@ from collections.abc import Iterator
 import pytest
 
 import inferd
-from inferd import InvalidArgument, NotFound, QuotaExceeded, SessionBusy, Timeout, WorkerCrashed
+from inferd import (
+    Cancelled,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    SessionBusy,
+    Timeout,
+    WorkerCrashed,
+)
+from inferd.backends.tensors import Tensor
+from inferd.daemon.calls.tensors import are_tensors, is_tensor
+from inferd.sessions import TurnOptions
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.sessions.conversation.test_sessions import opened
+from tests.sessions.doubles import Harness, Source
 
 SHAPE = [1, 3, 224, 224]
 SIZE = 4 * 3 * 224 * 224
@@ -95,6 +108,30 @@ def test_a_computation_has_time_limits_and_excludes_others(raw: RawClient) -> No
     raw.call("finalize_execution_context", context=other)
     with pytest.raises(InvalidArgument):
         raw.call("compute", context=other, inputs=inputs)
+
+
+def test_outputs_are_not_kept_after_another_input(raw: RawClient) -> None:
+    context = raw.context("slow")
+    raw.set_input(context, bytes(8), type="fp32", dimensions=[2])
+    computing = raw.start_request("compute", context=context)
+    raw.set_input(context, b"text")
+    with pytest.raises(Cancelled):
+        raw.wait_result(computing)
+    assert raw.output(context) == b""
+
+
+@pytest.mark.asyncio
+async def test_an_input_beside_a_turn_is_refused_without_a_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    session = opened(harness)
+    await session.set_input(b"hello")
+    await session.start_turn(TurnOptions())
+    harness.source.loaded = None  # evicted, as the turn is not read
+    monkeypatch.delattr(Source, "ready")
+    assert not await is_tensor(session, 0, Tensor(b"text"))
+    assert not await are_tensors(session, [("prompt", Tensor(b"text"))])
 
 
 def test_a_tensor_that_ends_the_worker_is_not_sent_again(raw: RawClient) -> None:
