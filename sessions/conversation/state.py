@@ -112,7 +112,7 @@ class LastTurn:
     overlong: Overlong | None = None
     """Input that is not in the history, because no context of the model holds it."""
     failure: ErrorFields | None = None
-    """The error of the last call of wasi-nn for a turn, in the form of the protocol; empty if there
+    """The error of the last call of wasi-nn for a turn, in the form of the protocol; None if there
     is none. It may have refused the turn.
     """
 
