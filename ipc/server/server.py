@@ -27,7 +27,13 @@ from .fairness import FairStarts, LoopTime, SharedLimit
 from .incomplete_frames import IncompleteFrames
 from .outbox import OUTBOXES_BYTES_MAX
 from .request_bytes import SMALL_FRAME_BYTES, RequestBytes, Reserve, request_bytes
-from .socket_connection import HELLO_TIMEOUT_S, SOFTWARE_CHARACTERS, ArrivalTimer, read_hello
+from .socket_connection import (
+    HELLO_TIMEOUT_S,
+    SOFTWARE_CHARACTERS,
+    ArrivalTimer,
+    check_names,
+    read_hello,
+)
 
 
 class Handler(Protocol):
@@ -202,6 +208,7 @@ class Server:
                     hello = read_hello(*open_frame(frame))
                     connection.software = hello.software[:SOFTWARE_CHARACTERS]
                     connection.wants_copies = hello.copies
+                    check_names(hello)
                     self._note_owner(connection, hello, group)
                     greeted = True
                     timer.cancel()

@@ -274,10 +274,10 @@ class ArrivalTimer:
 
 
 def read_hello(kind: int, items: Sequence[msgspec.Raw]) -> ClientHello:
-    """Return the client's hello, its first message.
+    """Return the client's hello, its first message. `check_names` checks its names, so that the log
+    of a refused client has its software.
 
     :raises VersionMismatch: the client speaks another major version.
-    :raises InvalidArgument: its label or its user's name is not allowed.
     """
     if kind != Kind.HELLO or len(items) < 2:
         raise ProtocolError("the first frame is not a hello")
@@ -291,6 +291,13 @@ def read_hello(kind: int, items: Sequence[msgspec.Raw]) -> ClientHello:
             f"the client speaks version {theirs} of the protocol, this daemon version {ours}",
             data={"protocol": list(PROTOCOL_VERSION)},
         )
+    return hello
+
+
+def check_names(hello: ClientHello) -> None:
+    """Check the label and the name of a user in a hello.
+
+    :raises InvalidArgument: one of them is not allowed.
+    """
     check_label(hello.label)
     check_user_name(hello.on_behalf_of)
-    return hello

@@ -29,6 +29,7 @@ from ....ipc.server.socket_connection import (
     HELLO_TIMEOUT_S,
     SOFTWARE_CHARACTERS,
     ArrivalTimer,
+    check_names,
     read_hello,
 )
 from ....wire.frames import FrameReader
@@ -195,6 +196,7 @@ class Entry:
         """
         message = open_message(body)
         hello = read_hello(message.kind, message.items)
+        check_names(hello)
         user = user_on_nodes(connection.uid, name, hello.on_behalf_of, self._rules)
         own = msgspec.structs.replace(
             hello,

@@ -157,6 +157,13 @@ def test_a_refused_connection_cannot_control_a_terminal() -> None:
         assert "[ipc]" in daemon.log
 
 
+def test_the_log_names_the_software_of_a_client_with_a_wrong_label() -> None:
+    with running_daemon() as daemon, RawClient(daemon.socket, label="a b") as client:
+        assert isinstance(client.goodbye(), InvalidArgument)
+        wait_until(lambda: "connection.refused" in daemon.log)
+        assert "software=raw" in daemon.log
+
+
 # Levels.
 
 
