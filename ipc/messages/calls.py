@@ -157,7 +157,10 @@ class Call(_Messages, frozen=True, kw_only=True):
     """
 
     right: Right | None
-    """The right that it needs; a call with the param `all` also needs `SEE_ALL`, if it is set."""
+    """The right that it needs; None if it reads public state or the caller's own, or releases the
+    caller's resources. With the param `all`, if it is set, a call needs `SEE_ALL`.
+    `Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.
+    """
     context: ContextUse | None = None
     starts: Starts | None = None
     operation: Operation | None = None
