@@ -407,8 +407,8 @@ class Daemon:
         return DormantLease(name, partial(self.registry.catalog.find_client, name, user))
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse waiting turns and finish running ones, for at most *grace_s*. A waiting turn that
-        already has tokens counts as running.
+        """Refuse waiting turns, and finish running ones and computations of tensors, for at most
+        *grace_s*. A waiting turn that already has tokens counts as running.
         """
         if self.draining_since is None:
             self.draining_since = time.monotonic()
@@ -424,6 +424,9 @@ class Daemon:
             for session in [s for s in self.all_sessions() if s.active]:
                 if session.turn is not None:
                     await session.turn.ended.wait()
+            for session in self.all_sessions():
+                if session.tensors.computation is not None:
+                    await session.tensors.computation.wait()
         with anyio.move_on_after(_RECORDING_S_MAX):
             for session in tuple(self.sessions.live):
                 await session.wait_recorded()  # answers are sent before connections close

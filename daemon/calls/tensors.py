@@ -162,7 +162,7 @@ async def _compute(
     """
     _check_free(session)
     p, timeout_s = request.params, seconds_of(request.params.timeout_s)
-    session.tensors.computing = True
+    session.tensors.computation = ended = anyio.Event()
     try:
         with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
             client = await session.model.ready()
@@ -172,7 +172,8 @@ async def _compute(
         text = f"the timeout of {timeout_s:g} s has passed"
         raise Timeout(text, data={"timeout": "total"}) from None
     finally:
-        session.tensors.computing = False
+        session.tensors.computation = None
+        ended.set()
     request.charge.grow(COPIES * sum(len(tensor.data) for _, tensor in outputs))
     return outputs
 
@@ -180,5 +181,5 @@ async def _compute(
 def _check_free(session: Session) -> None:
     if session.state in ENDED:
         raise InvalidArgument(f"the context is {session.state.value}", hint="open another one")
-    if session.active or session.tensors.computing:
+    if session.active or session.tensors.computation is not None:
         raise SessionBusy("the context computes", hint="wait for the end, or use another context")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import anyio
+
 from ...backends.tensors import NamedTensor, Tensor
 from ..memory import memory_bytes
 
@@ -16,8 +18,8 @@ class SessionTensors:
 
     inputs: dict[int, Tensor] = field(default_factory=dict)
     outputs: list[Tensor] = field(default_factory=list)
-    computing: bool = False
-    """Whether a call computes tensors in the session."""
+    computation: anyio.Event | None = None
+    """Set at the end of the computation that is under way."""
 
     @property
     def kept_bytes(self) -> int:

@@ -110,6 +110,17 @@ def test_a_computation_has_time_limits_and_excludes_others(raw: RawClient) -> No
         raw.call("compute", context=other, inputs=inputs)
 
 
+def test_a_draining_daemon_finishes_a_computation() -> None:
+    inputs = [["a", {"data": b"ab"}]]
+    with running_daemon(config=CONFIG) as daemon, RawClient(daemon.socket) as raw:
+        context = raw.context("slow")
+        computing = raw.start_request("compute", context=context, inputs=inputs)
+        drained = raw.start_request("drain")
+        assert raw.wait_result(drained) == {}
+        assert raw.has_answer(computing)
+        assert raw.wait_result(computing)["outputs"] == inputs
+
+
 def test_outputs_are_not_kept_after_another_input(raw: RawClient) -> None:
     context = raw.context("slow")
     raw.set_input(context, bytes(8), type="fp32", dimensions=[2])
