@@ -6,7 +6,7 @@ character is read once, in time bounded by the number of states. The engines on 
 report what may still match (google-re2) or take exponential time (regex).
 
 The match that ends first counts; of several that end there, the one that begins first. Constructs
-that depend on the text that follows (`$`, `\b`, lookahead) or need memory (backreferences) are
+that depend on the text that follows (`$`, `\\b`, lookahead) or need memory (backreferences) are
 refused.
 
 The parser is a private module of Python, and so is the compiler, which is used for the parts that

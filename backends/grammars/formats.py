@@ -6,14 +6,17 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import InvalidArgument
 from ..params import SamplingParams, StructuralTag, StructuralTags
 from ..texts import shorten
-from .native import MatchingTokenizer
 from .trial import CheckRequest, Mark, TagRequest
+
+if TYPE_CHECKING:  # `native` imports numpy, and the start of a trial's program would take longer
+    from .native import MatchingTokenizer
 
 __all__ = (
     "NO_VOCABULARY",
