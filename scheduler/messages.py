@@ -667,7 +667,8 @@ class StateChanged(TaskMessage):
 
 class Position(TaskMessage):
     """A task's place among the *waiting* tasks, of which 1 is the next to get a slot. *starts_in_s*
-    is about the time until then, or None if nothing bounds it.
+    is about the time until then, or None if nothing bounds it. Beside many tasks, a task's first
+    place is reported without it, and then again.
     """
 
     position: int

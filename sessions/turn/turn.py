@@ -196,6 +196,8 @@ class Turn:
         """The client of the present or last worker."""
         self._on_call, self._on_tokens, self._on_progress = on_call, on_tokens, on_progress
         self._position = self._prompt_processed = -1
+        self._unestimated = False
+        """The last reported place in the queue came without the estimate of the start."""
         self._shifted: list[int] | None = None
         """Prompt and output without the dropped tokens, from the first context shift on."""
         self._credit = spec.credit
@@ -381,10 +383,12 @@ class Turn:
                         if self._on_progress is not None:
                             self._on_progress(m.Position(self.spec.id, 0, 0, 0.0))
                     self._on_call(SessionCall.RUN if state == "running" else SessionCall.PARK)
-            case m.Position(_, position):
-                changed = position != self._position and not self.tokens
-                if self._on_progress is not None and changed:
-                    self._position = position
+            case m.Position(_, position, _, starts_in_s):
+                # Beside many turns, the first place comes again with the estimate of the start.
+                estimated = self._unestimated and starts_in_s is not None
+                changed = position != self._position or estimated
+                if self._on_progress is not None and changed and not self.tokens:
+                    self._position, self._unestimated = position, starts_in_s is None
                     self._on_progress(report)
             case m.PromptProgress(_, _, _, processed):
                 if self._on_progress is not None and processed > self._prompt_processed:

@@ -288,6 +288,19 @@ async def test_a_place_in_the_queue_is_reported_when_it_changes() -> None:
     assert [p.position for p in sent if isinstance(p, m.Position)] == [3, 2, 1]
 
 
+async def test_a_place_in_the_queue_is_reported_again_once_the_start_can_be_estimated() -> None:
+    harness = Harness()
+    session = opened(harness)
+    await session.set_input(b"x")
+    sent: list[m.Position | m.PromptLogprobs | m.PromptProgress] = []
+    turn = await session.start_turn(TurnOptions(watch=True), on_progress=sent.append)
+
+    for starts_in_s in (None, None, 1.5, 1.2, None):
+        turn.report(m.Position(turn.spec.id, 40, 60, starts_in_s))
+
+    assert [p.starts_in_s for p in sent if isinstance(p, m.Position)] == [None, 1.5]
+
+
 async def test_the_progress_of_a_prompt_is_reported_when_it_has_grown() -> None:
     harness = Harness()
     session = opened(harness)
