@@ -22,7 +22,7 @@ _HEAD = struct.Struct("=dII")
 _IDS_MAX = 509
 ACTIVITY_BYTES = 4096
 _TEXT_THREAD = ACTIVITY_BYTES - 1
-"""The place of the byte that is set while the text thread works."""
+"""The place of the byte with the number of threads beside the engine's that use the model."""
 RECORD_BYTES = 2 * ACTIVITY_BYTES
 """The first page holds the activity, the second one the metrics (`MetricsPage`)."""
 
@@ -43,8 +43,8 @@ class ActivityKind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Activity:
     """The activity that began at *at* (seconds of CLOCK_MONOTONIC, which all processes share).
-    *beside_text* means that a thread tokenizes a text meanwhile, so a crash has two possible
-    causes.
+    *beside_text* means that a thread tokenizes a text or computes tensors meanwhile, so a crash has
+    two possible causes.
     """
 
     kind: ActivityKind
@@ -67,6 +67,7 @@ class Recorder:
 
     def __init__(self, fd: int = -1):
         self._page = mmap.mmap(fd, ACTIVITY_BYTES)
+        self._threads_busy = 0
         self.record_activity(ActivityKind.IDLE)
 
     def record_activity(self, kind: ActivityKind, ids: Sequence[int] = ()) -> None:
@@ -83,8 +84,9 @@ class Recorder:
         return Activity(ActivityKind(kind), ids, at, bool(self._page[_TEXT_THREAD]))
 
     def record_text_thread(self, *, busy: bool) -> None:
-        """Record whether the text thread works."""
-        self._page[_TEXT_THREAD] = busy
+        """Record that a thread which works on texts or tensors begins or ends its work."""
+        self._threads_busy += 1 if busy else -1
+        self._page[_TEXT_THREAD] = self._threads_busy
 
 
 WRITTEN_S = 0.25

@@ -54,5 +54,6 @@ class EngineSettings:
     """A task waits this long for its state from disk; then its tokens are computed again."""
     careful_s: float = 0.0
     """Set after a fault of the previous worker. The worker first computes a token by itself, and
-    does not tokenize beside a step for this time. So another fault has only one possible cause.
+    does not tokenize or compute tensors beside a step for this time. So another fault has only one
+    possible cause.
     """

@@ -137,7 +137,8 @@ class TokenizeQueue:
     """Answers requests for texts; owned by the engine. *busy_classes* returns the users whose
     tasks compute, with their highest class. *count_time* counts the time of work for an owner. Work
     is measured in time and not in CPU time, because rendering waits for another process. In the
-    first *alone_s* seconds no text is tokenized in a thread. *strict* is `priority_strict`.
+    first *alone_s* seconds no thread tokenizes texts or computes tensors. *strict* is
+    `priority_strict`.
 
     `tasks_expected` counts the tokenized prompts whose tasks will be submitted at once, and
     `expects_urgent` is whether an urgent one is among them.
@@ -297,15 +298,18 @@ class TokenizeQueue:
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
         if isinstance(request, m.ComputeTensors):
-            return (yield self._computation(request))
+            compute = self._computation(request)
+            if self._seconds() < self._alone_until:
+                return compute()
+            return (yield LaneCall(self._computing, compute, COMPUTE_S))
         text, appended, form = yield from render_chat(request, self._render)
         new = bytes_of(text if appended is None else appended)
         fitted = self._fit_text(new, request.cut_behind)
         tokens = yield from self._tokenize(fitted, True, appended is None)
         return text, m.pack_tokens(tokens), appended is not None, form
 
-    def _computation(self, request: m.ComputeTensors) -> LaneCall:
-        """Return the call that computes tensors, and fails if it begins too late.
+    def _computation(self, request: m.ComputeTensors) -> Callable[[], list[NamedTensor]]:
+        """Return a function that computes tensors, and fails if it is called too late.
 
         :raises UnsupportedOperation: the model computes no tensors.
         """
@@ -320,7 +324,7 @@ class TokenizeQueue:
                 raise Timeout(text, data={"timeout": "queue"})
             return model.compute(request.inputs)
 
-        return LaneCall(self._computing, compute, COMPUTE_S)
+        return compute
 
     def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> LaneCall:
         render = partial(self._model.render, messages, rendering)

@@ -117,6 +117,43 @@ def test_the_record_shows_that_the_thread_tokenizes_a_text() -> None:
     assert not recorder.read_activity().beside_text
 
 
+def test_the_record_shows_a_thread_until_no_thread_uses_the_model() -> None:
+    recorder = Recorder()
+    recorder.record_text_thread(busy=True)
+    recorder.record_text_thread(busy=True)
+    recorder.record_text_thread(busy=False)
+    assert recorder.read_activity().beside_text
+    recorder.record_text_thread(busy=False)
+    assert not recorder.read_activity().beside_text
+
+
+class Noting(EchoModel):
+    """A model that notes the threads in which it computes tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
+        self.used: list[threading.Thread] = []
+
+    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
+        self.used.append(threading.current_thread())
+        return super().compute(inputs)
+
+
+def test_a_careful_engine_computes_tensors_in_its_own_thread() -> None:
+    model, recorder, now = Noting(), Recorder(), 0.0
+    queue = TokenizeQueue(model, recorder, EngineClock(lambda: 0.0), dict, lambda: now, alone_s=9.0)
+    tensors = [("a", Tensor(b"1"))]
+    queue.add_request(m.ComputeTensors(1, tensors))
+    assert list(queue.answer_requests()) == [m.CommandResult(1, tensors)]
+    now = 9.0
+    queue.add_request(m.ComputeTensors(2, tensors))
+    while not list(queue.answer_requests()):
+        pass
+    assert model.used[0] is threading.current_thread()
+    assert model.used[1] is not threading.current_thread()
+    queue.close()
+
+
 def test_a_careful_engine_does_not_use_the_thread() -> None:
     model = EchoModel(ModelSpec(name="echo", backend="echo", ctx_size=1 << 16))
     now = 0.0
