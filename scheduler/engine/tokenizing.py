@@ -188,7 +188,7 @@ class TokenizeQueue:
 
     def add_request(self, request: m.InputRequest) -> None:
         """Queue a request."""
-        work = LaneWork(request.requester, self._answer(request), request)
+        work = LaneWork(request.requester, self._answer(request, self._seconds()), request)
         self._short.add_request(request.requester, work)
 
     def drop_request(self, number: int) -> None:
@@ -290,7 +290,7 @@ class TokenizeQueue:
             work, result = ended
             yield from self._continue(work, result.outcome)
 
-    def _answer(self, request: m.InputRequest) -> Parts:
+    def _answer(self, request: m.InputRequest, arrived_at: float) -> Parts:
         if isinstance(request, m.Tokenize):
             fitted = self._fit_text(request.text, request.cut_behind)
             tokens = yield from self._tokenize(fitted, request.special, request.bos)
@@ -298,7 +298,7 @@ class TokenizeQueue:
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
         if isinstance(request, m.ComputeTensors):
-            compute = self._computation(request)
+            compute = self._computation(request, arrived_at)
             if self._seconds() < self._alone_until:
                 return compute()
             return (yield LaneCall(self._computing, compute, COMPUTE_S))
@@ -308,7 +308,9 @@ class TokenizeQueue:
         tokens = yield from self._tokenize(fitted, True, appended is None)
         return text, m.pack_tokens(tokens), appended is not None, form
 
-    def _computation(self, request: m.ComputeTensors) -> Callable[[], list[NamedTensor]]:
+    def _computation(
+        self, request: m.ComputeTensors, arrived_at: float
+    ) -> Callable[[], list[NamedTensor]]:
         """Return a function that computes tensors, and fails if it is called too late.
 
         :raises UnsupportedOperation: the model computes no tensors.
@@ -316,7 +318,7 @@ class TokenizeQueue:
         model, wait_s = self._model, request.wait_s
         if not isinstance(model, TensorModel):
             raise UnsupportedOperation("the model computes no tensors", hint="send it text")
-        begin_by = self._seconds() + wait_s if wait_s else math.inf
+        begin_by = arrived_at + wait_s if wait_s else math.inf
 
         def compute() -> list[NamedTensor]:
             if self._seconds() > begin_by:

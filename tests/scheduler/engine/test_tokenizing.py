@@ -154,6 +154,18 @@ def test_a_careful_engine_computes_tensors_in_its_own_thread() -> None:
     queue.close()
 
 
+def test_the_wait_for_a_computation_of_tensors_counts_from_its_arrival() -> None:
+    now = 0.0
+    queue = TokenizeQueue(Noting(), Recorder(), EngineClock(lambda: 0.0), dict, lambda: now)
+    queue.add_request(m.ComputeTensors(1, [("a", Tensor(b"1"))], wait_s=1.0))
+    now = 1.5  # other requests came first
+    while not (reports := list(queue.answer_requests())):
+        pass
+    [refused] = reports
+    assert isinstance(refused, m.Refused) and refused.error["name"] == "Timeout"
+    queue.close()
+
+
 def test_a_careful_engine_does_not_use_the_thread() -> None:
     model = EchoModel(ModelSpec(name="echo", backend="echo", ctx_size=1 << 16))
     now = 0.0
