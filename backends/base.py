@@ -84,7 +84,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
     kv_kind: KvKind = "plain"
     can_shift: bool = False
-    """Whether `Model.shift` works."""
+    """Whether `LanguageModel.shift` works."""
     n_gpu_layers: int = 0
     """Layers that run on devices."""
     sampling: dict[str, Any] = {}

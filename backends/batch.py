@@ -74,7 +74,7 @@ Move = tuple[int, int, int]
 
 
 def shift_moves(length: int, keep: int, discard: int) -> list[Move]:
-    """Return the moves of a `Model.shift` in a slot of *length* tokens.
+    """Return the moves of a `LanguageModel.shift` in a slot of *length* tokens.
 
     :raises BackendError: *keep* or *discard* is out of range, or no tokens would be left to move.
     """

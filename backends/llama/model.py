@@ -1,4 +1,4 @@
-"""The llama.cpp `Model`: vocabulary, context, chat template, and the logits of slots."""
+"""The llama.cpp `LanguageModel`: vocabulary, context, chat template, and the logits of slots."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class LlamaModel:
         self._logits |= decoded
 
     def sample(self, slot: int, sampler: Sampler, index: int, position: int | None = None) -> int:
-        """Sample token number *index* of a turn; see `Model.sample`."""
+        """Sample token number *index* of a turn; see `LanguageModel.sample`."""
         assert isinstance(sampler, LlamaSampler)
         awaits_trigger = sampler.awaits_trigger
         found = self._find_logits(slot, position)
