@@ -68,7 +68,11 @@ REMEMBERED_MAX = 256
 
 
 class LibraryLog:
-    """Passes lines of level *least* and above to `write_line`, with their level. Thread-safe."""
+    """Passes lines of level *least* and above to `write_line`, with their level. Thread-safe.
+
+    llama.cpp has one log per process, and so has this module: `library_log`. It drops lines until a
+    worker process sets `write_line`.
+    """
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
         self.least = LEVELS["warning"]

@@ -41,7 +41,9 @@ def is_scale(value: object) -> bool:
 
 
 def adapter_key(adapter_id: str, scale: float) -> str:
-    """Return the key of an adapter at a scale."""
+    """Return the key of an adapter at a scale. Tasks and KV states with equal sorted keys were
+    computed with the same adapters, whatever names these have.
+    """
     return f"{adapter_id}*{scale!r}"
 
 

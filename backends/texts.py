@@ -72,6 +72,10 @@ def is_utf8(data: bytes) -> bool:
 def mark_bytes(text: str) -> tuple[str, int]:
     """Return *text*, which was decoded with `surrogateescape`, with marks, and how many characters
     were replaced by them.
+
+    Chat templates get bytes that are not UTF-8 in messages as text: each is written as a mark, a
+    private character. A valid character that looks like a mark is written as the marks of its own
+    bytes. So `bytes_of` restores the bytes from which *text* was decoded.
     """
     return _ESCAPES.subn(_marks_of, text)
 

@@ -46,7 +46,9 @@ _MARK = re.compile(b"(%s)" % b"|".join(map(re.escape, _MARKS)))
 
 
 class EchoVocabulary:
-    """Tokens and bytes; byte 0 is the token *first*."""
+    """A token per byte, of which byte 0 is the token *first*, and three marks, for the start of a
+    prompt, its end, and the end of an answer.
+    """
 
     def __init__(self, first: int):
         self._first = first

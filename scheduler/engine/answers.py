@@ -254,6 +254,7 @@ class Answers:
                 event = self._report_token(task, added, event)
                 self._continue_task(task, added.ending)
             self._note_time(task, added, started, started_cpu)
+            # Only a grammar forces tokens.
             takes = added is not None and task.has_grammar and self._takes_forced(task)
 
     def _takes_forced(self, task: Task) -> bool:

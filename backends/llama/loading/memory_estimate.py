@@ -93,7 +93,12 @@ def _plan_function() -> Any:
 
 def work_bytes(context: Any, logits_max: int = 0) -> int:
     """Return the size of the work buffer for a full batch of *context* at its full depth, with the
-    logits of *logits_max* tokens, or at least one of each slot.
+    logits of *logits_max* tokens, or at least one of each slot. llama.cpp's reports leave it out.
+
+    The CPU backend allocates it at a step, with the size for the operation of the graph that needs
+    the most. With flash attention it takes a few MB. Without it, all attention weights of a layer
+    are converted to the type of the values, with which they are multiplied. This adds half of the
+    memory that the weights themselves take, which are most of the compute buffers.
 
     The context must have no layers on devices, because the compute buffers of its graph are
     allocated until the context is freed; on the host they are not touched. If they are larger than

@@ -106,7 +106,12 @@ _SPACE = "\u2581"
 
 
 class Spelling:
-    """The single characters and bytes that are tokens, by the *names* of all tokens."""
+    """The single characters and bytes that are tokens of a SentencePiece vocabulary, by the *names*
+    of all tokens.
+
+    llama.cpp spells a character without a token by the tokens of its bytes, and ends the process if
+    the vocabulary lacks one of these.
+    """
 
     def __init__(self, names: Iterable[bytes]):
         self._lacking = {b"<0x%02X>" % byte: byte for byte in range(256)}
