@@ -319,7 +319,8 @@ class Attachment:
         """Close a context that was not closed, soon and without waiting; return whether it was
         open. `__del__` calls this, at any point and in any thread.
         """
-        context, graph, connection = self.context, self.graph, self.connection
+        context, connection = self.context, self.connection
+        graph = self.graph if self._leases else None
         self.context = self.graph = None
         if context is None or connection is None or connection.lost or connection.forked:
             return False

@@ -106,6 +106,21 @@ async def test_the_asynchronous_session_is_opened_and_closed(
 
 
 @pytest.mark.anyio
+async def test_a_forgotten_session_on_a_graph_of_the_program_leaves_it_loaded(
+    tmp_path: Path, anyio_backend: str
+) -> None:
+    async with fake_server(tmp_path) as server, AsyncClient(server.path) as client:
+        graph = await client.load_by_name("m")
+        forgotten = await client.session("m", graph=graph).open()
+        with pytest.warns(ResourceWarning, match="unclosed <AsyncSession with m"):
+            del forgotten
+            gc.collect()
+        await server.await_call("finalize_execution_context")
+        await client.stats()  # a call that was sent before has arrived
+        assert "unload" not in server.names()
+
+
+@pytest.mark.anyio
 async def test_a_session_is_opened_by_one_task_at_a_time(
     tmp_path: Path, anyio_backend: str
 ) -> None:
