@@ -1,4 +1,8 @@
-"""Callers and their rights, and the file of their keys."""
+"""Callers and their rights, and the file of their keys.
+
+The file has only the SHA-256 of each key. Keys are random and 256 bits long, so that no slower hash
+is needed.
+"""
 
 from __future__ import annotations
 

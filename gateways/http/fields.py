@@ -1,4 +1,5 @@
-"""The fields of requests, in one table for each path with the effect of each field.
+"""The fields of requests, in one table for each path with the effect of each field. Bodies are read
+and docs/gateway.md is written by it.
 
 Each path that generates text for OpenAI's or Anthropic's clients also knows the fields of other
 servers: of llama-server, vLLM and SGLang, LM Studio and OpenAI's older APIs. A field that would

@@ -30,6 +30,9 @@ from .turn_settings import QueueCallback, TurnKeywords
 class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
     """The pieces of a turn's text, as in `AsyncStream`; one thread at a time may read them.
 
+    A stream has no thread of its own: its pieces are read from the socket when a thread waits for
+    this or another answer of the same client. Credit bounds the number of unread pieces.
+
     A turn that is not read to its end is cancelled at the end of the `with` block, when the stream
     is deleted, or by the session's next call.
     """

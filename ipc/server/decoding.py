@@ -17,7 +17,7 @@ from ...backends.errors import (
 from ...backends.params import nearest, with_whole_numbers
 from ...wire.frames import REPLY_BYTES_MAX, pack_frame
 from ...wire.nesting import check_shape, scalar_size
-from ..messages import CALLS, ClientHello, Kind
+from ..messages import CALLS, Kind
 from .connection import Request, ServerConnection
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -34,7 +34,6 @@ _envelope = msgspec.msgpack.Decoder(
 )
 _kind = msgspec.msgpack.Decoder(int)
 _name = msgspec.msgpack.Decoder(str)
-_hello = msgspec.msgpack.Decoder(ClientHello)
 _params = {name: msgspec.msgpack.Decoder(call.params) for name, call in CALLS.items()}
 
 

@@ -34,7 +34,7 @@ OPERATION_S_MAX = 30.0
 """The time that a call waits for an operation on its descriptor."""
 INTERRUPT_S, INTERRUPT_S_MIN = 0.01, 0.001
 """Interval at which closes are interrupted, with few and with many connections to close, because a
-program can make sockets that linger for years. See `closing` for those that need no interrupt.
+program can make sockets that linger for years. `close_descriptor` needs no interrupt.
 """
 MANY_CLOSING = 16
 LINGER_S, LINGERING_MAX = 1.0, 64
@@ -238,7 +238,12 @@ _NO_LINGER = struct.pack("ii", 0, 0)
 
 
 def close_descriptor(descriptor: int) -> None:
-    """Close a descriptor; a socket does not linger."""
+    """Close a descriptor; a socket does not linger.
+
+    The last close of a TCP socket with SO_LINGER waits until its data is sent. Without the option,
+    the kernel sends it afterwards. A socket within an unread message of another socket keeps the
+    option.
+    """
     with suppress(OSError):  # it is not a socket
         # The family and type may differ from the socket's; given them, Python queries nothing.
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)

@@ -1,4 +1,10 @@
-"""Limits that the users of the daemon share, so that no user can take everything."""
+"""Limits that users share, so that no user can take everything: amounts, and the loop's time.
+
+The loop and the models share the machine's cores: a user who keeps the loop busy slows the turns of
+all others. While requests of other users are in flight, a user's requests may therefore take a
+tenth of a core; more of them wait. Requests start in the order of users in turn, a few in each
+iteration of the loop.
+"""
 
 from __future__ import annotations
 

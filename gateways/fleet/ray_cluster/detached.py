@@ -1,4 +1,10 @@
-"""Waits for the end of processes that are not children, by their descriptors."""
+"""Processes that outlive the process that starts them, each found by the lock that it holds.
+
+`python -m inferd.gateways.fleet.ray_cluster.detached LOCK LOG COMMAND…` starts one, unless its lock
+is held. It takes the lock between fork and exec, so that there is never a second one. The kernel
+releases the lock when the process ends. As the processes are not children, their ends are waited
+for by descriptors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The memory that a load of a model takes on a node, compared with the memory that it has."""
+"""The choice of the node for a new context, and of one that loads a model before it is needed.
+
+In this order: the home of its session; a node on which its turn starts at once, preferably one that
+has computed the beginning of its prompt; the node with the lowest predicted wait, less the time
+that such a beginning saves. Nodes without enough memory for the model are left out where others
+have it.
+"""
 
 from __future__ import annotations
 

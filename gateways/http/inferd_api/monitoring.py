@@ -12,7 +12,7 @@ from ..quotas import STREAMS_MAX
 
 
 async def answer_caller(exchange: Exchange) -> None:
-    """Answer with the caller and its rights."""
+    """Answer with the caller and its rights, so that a program can hide all else from its user."""
     await exchange.send_json(caller_object(exchange.caller))
 
 

@@ -44,7 +44,7 @@ def _read_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Fi
 
 
 FILES = dict(_read_files(files(__package__) / "files"))
-"""The files by their paths, such as `libraries/katex.js`."""
+"""The files by their paths, such as `libraries/katex.js`, which tools/page_libraries.py writes."""
 
 
 _POLICY = (

@@ -96,7 +96,11 @@ class _UnsentFrame:
 
 
 class Outbox:
-    """The frames that are not sent yet, of a socket that does not block."""
+    """The frames that are not sent yet, of a socket that does not block.
+
+    Neither a cancelled caller nor Ctrl-C between any two lines truncates or repeats a frame: the
+    number of bytes that the kernel accepted is recorded by the same C function that sends them.
+    """
 
     def __init__(self, sock: socket.socket):
         self.unsent_bytes = 0

@@ -1,4 +1,8 @@
-"""The items of a request as messages of a chat; functions in the form of chat completions."""
+"""The items of a request as messages of a chat; functions in the form of chat completions.
+
+A response's id has a hash of the instructions with which its history began, by which a response
+that continues it is checked to have the same ones.
+"""
 
 from __future__ import annotations
 
