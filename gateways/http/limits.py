@@ -23,7 +23,8 @@ many streams.
 """
 PLACES_PER_S_MAX = 50
 """The reports of all streams together in a second. Beyond as many streams as this allows, the pause
-grows with their number, because reports take the processor's time from those that compute.
+grows with their number, up to `WAITING_PAUSE_S`, because reports take the processor's time from
+those that compute.
 """
 HEADER_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = FRAME_BYTES_MAX

@@ -11,7 +11,7 @@ import anyio
 
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent
-from ..limits import CHECK_AFTER_S, WAITING_PAUSE_S
+from ..limits import CHECK_AFTER_S, PLACE_PAUSE_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnProgress, TurnRequest
 from .exchange import Exchange
 from .statuses import status_of
@@ -194,7 +194,7 @@ class _StreamWriter:
         if self._check_at:
             self._check_at, self._check = 0.0, anyio.CancelScope()
             self._exchange.waiting.start(partial(self._check_unopened, self._check))
-        return self._exchange.waiting.place_pause_s
+        return PLACE_PAUSE_S  # nothing was sent: the headers follow soon after the acceptance
 
     async def _show_place(self) -> None:
         now = time.monotonic()

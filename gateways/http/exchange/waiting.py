@@ -17,11 +17,9 @@ from typing import Protocol
 import anyio
 import anyio.abc
 
-from ..limits import PLACE_PAUSE_S, PLACES_PER_S_MAX
+from ..limits import PLACE_PAUSE_S, PLACES_PER_S_MAX, WAITING_PAUSE_S
 
 log = logging.getLogger(__name__)
-
-
 _TOGETHER_S = 0.02
 """Streams are shown again at multiples of this time, so that many are shown after one wait: a wait
 takes longer than a stream that is shown.
@@ -58,8 +56,10 @@ class WaitingStreams:
 
     @property
     def place_pause_s(self) -> float:
-        """The least pause between two reports of a stream's place."""
-        return max(PLACE_PAUSE_S, len(self._due) / PLACES_PER_S_MAX)
+        """The least pause between two reports of a stream's place. It is no longer than the pause
+        between two comments, by which clients and proxies notice that the stream has not ended.
+        """
+        return min(max(PLACE_PAUSE_S, len(self._due) / PLACES_PER_S_MAX), WAITING_PAUSE_S)
 
     def add(self, stream: WaitingStream, seconds: float) -> None:
         """Show *stream* after *seconds* if it still waits then."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import anyio
 import pytest
 
-from inferd.gateways.http.exchange import WaitingStreams
-from inferd.gateways.http.limits import PLACES_PER_S_MAX
+from inferd.gateways.http.exchange import Exchange, WaitingStreams
+from inferd.gateways.http.exchange.streaming import StreamForm, _StreamWriter
+from inferd.gateways.http.limits import PLACE_PAUSE_S, PLACES_PER_S_MAX, WAITING_PAUSE_S
 
 pytestmark = pytest.mark.asyncio
 
@@ -56,6 +60,23 @@ async def test_all_streams_together_are_not_shown_more_often_than_allowed() -> N
     for _ in range(3 * PLACES_PER_S_MAX):
         waiting.add(Stream(), 3600)
     assert waiting.place_pause_s == 3
+
+
+async def test_streams_send_their_comments_however_many_wait() -> None:
+    waiting = WaitingStreams()
+    for _ in range(100 * PLACES_PER_S_MAX):
+        waiting.add(Stream(), 3600)
+    assert waiting.place_pause_s == WAITING_PAUSE_S
+
+
+async def test_a_stream_whose_turn_is_not_accepted_does_not_wait_for_the_places_of_others() -> None:
+    waiting = WaitingStreams()
+    for _ in range(3 * PLACES_PER_S_MAX):
+        waiting.add(Stream(), 3600)
+    exchange = cast("Exchange", SimpleNamespace(waiting=waiting))
+    writer = _StreamWriter(exchange, cast("StreamForm", None), answers=1)
+    writer._check_at = 0.0  # its check has begun
+    assert await writer.show_waiting() == PLACE_PAUSE_S
 
 
 async def test_a_check_that_fails_does_not_end_the_other_streams(
