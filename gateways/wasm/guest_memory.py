@@ -72,7 +72,8 @@ class GuestMemory:
         """Return the tensor recorded at *address*."""
         record = self.read(address, _TENSOR.size)
         dimensions, dimensions_len, kind, data, size = _TENSOR.unpack(record)
-        shape = self.read(dimensions, 4 * dimensions_len)[: 4 * DIMENSIONS_MAX]
+        self.check_range(dimensions, 4 * dimensions_len)
+        shape = self.read(dimensions, 4 * min(dimensions_len, DIMENSIONS_MAX))
         return Tensor(self.read(data, size), struct.unpack(f"<{len(shape) // 4}I", shape), kind)
 
     def read_builders(self, address: int, number: int) -> list[bytes]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,20 @@ def test_a_guest_loads_sets_input_computes_and_reads(client: Client) -> None:
         assert guest.call("compute", context) == 0
         assert guest.output(context) == b"What is up?"
         assert guest.metadata(context)["stop_reason"] == "eos"
+
+
+def test_of_a_long_list_of_dimensions_only_the_first_are_copied(client: Client) -> None:
+    with Driver(client, pages=512) as guest:
+        context, text = guest.context(), guest.put(b"hi")
+        record = guest.put(struct.pack("<IIIII", 0, guest.size // 4, 0, text, 2))
+        tracemalloc.start()
+        try:
+            assert guest.call("set_input", context, 0, record) == 0
+            assert tracemalloc.get_traced_memory()[1] < guest.size // 8
+        finally:
+            tracemalloc.stop()
+        record = guest.put(struct.pack("<IIIII", 0, guest.size // 4 + 1, 0, text, 2))
+        assert guest.call("set_input", context, 0, record) == 1
 
 
 def test_a_guest_computes_tensors_of_numbers(client: Client) -> None:
