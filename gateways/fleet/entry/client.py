@@ -183,6 +183,10 @@ class Fleet:
         """The locks of swaps by model: swaps of one name reach all nodes in the same order."""
         self.model_copies = NameLocks(MODEL_COPIES_MAX)
         """The locks of copies of models by node and model, so that a file is copied once."""
+        self.metrics_lock = anyio.Lock()
+        """Held while a text of metrics is written. A client that requests many of them then takes
+        neither the threads, which new connections need, nor the time of the event loop.
+        """
         self.stopping = anyio.Event()
         """Set once the entry accepts no new requests, and exits when those under way have ended."""
         self.idle = anyio.Event()

@@ -105,9 +105,10 @@ class FleetFamilies(Collector):
 
 async def metrics_text(fleet: Fleet) -> bytes:
     """Return all metrics in Prometheus's text format."""
-    families = FleetFamilies(samples_of(fleet, time.monotonic()))
-    # Not on the event loop: the text of a large fleet takes long.
-    return await anyio.to_thread.run_sync(generate_latest, families)
+    async with fleet.metrics_lock:
+        families = FleetFamilies(samples_of(fleet, time.monotonic()))
+        # Not on the event loop: the text of a large fleet takes long.
+        return await anyio.to_thread.run_sync(generate_latest, families)
 
 
 async def read_metrics(
