@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from inferd import Client
 from inferd.backends.errors import Cancelled, InferdError
-from inferd.gateways.fleet.entry.client import ClientRequest, FleetClient, Withdrawal
+from inferd.gateways.fleet.entry.client import (
+    ClientConnection,
+    ClientRequest,
+    FleetClient,
+    Withdrawal,
+)
 from inferd.gateways.fleet.frames import frame_of, open_message
 from inferd.gateways.fleet.routing.homes import FleetUser
 from inferd.ipc.messages import CALLS, ClientHello, Kind
+from inferd.ipc.peer import peer_of
 from inferd.ipc.priorities import Priority
+from inferd.ipc.server.descriptors import ClientDescriptors
+from inferd.ipc.server.fairness import LoopTime, SharedLimit
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.raw import RawClient
@@ -198,36 +207,29 @@ def test_a_turn_stays_in_its_queue_if_the_free_node_hangs(fleet: RunningFleet) -
 
 @pytest.mark.asyncio
 async def test_an_answer_that_was_held_back_is_sent_at_once() -> None:
-    sent: list[bytes] = []
-
-    class Socket:
-        unsent_bytes = 0
-        unflushed: ClassVar[list[bytes]] = []
-
-        def add_frame(self, frame: bytes) -> None:
-            self.unflushed.append(frame)
-
-        def flush(self) -> None:
-            sent.extend(self.unflushed)
-            self.unflushed.clear()
-
-        def request_ended(self) -> None:
-            pass
-
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    shared = SharedLimit(1 << 20)
+    user = ClientDescriptors().of_user(0)
+    connection = ClientConnection(ours, peer_of(ours), user, shared, LoopTime(), shared)
     fleet: Any = SimpleNamespace(
         nodes=None,
         incarnations=None,
         copies=SimpleNamespace(are_awaited=False),
         check_idle=lambda: None,
     )
-    anything: Any = Socket()
     hello = ClientHello(protocol=(1, 0), software="test")
-    client = FleetClient(fleet, anything, FleetUser("u", ""), hello, cast(Any, None))
+    client = FleetClient(fleet, connection, FleetUser("u", ""), hello, cast(Any, None))
     request = client.requests[1] = ClientRequest(1, "chat", CALLS["chat"])
     upstream: Any = SimpleNamespace(lost=None, node="a")
     request.upstream, request.withdrawal = upstream, Withdrawal()
     reply = msgspec.msgpack.encode([int(Kind.REPLY), 1, {"text": b"x"}])
-    client._pass_on(request, upstream, open_message(reply))
-    assert not sent
-    client.pass_held(request)
-    assert sent == [frame_of(reply)] and not client.requests
+    with theirs:
+        client._pass_on(request, upstream, open_message(reply))
+        connection.flush()
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+        client.pass_held(request)
+        assert theirs.recv(1000) == frame_of(reply) and not client.requests
+        connection.close()
