@@ -44,7 +44,8 @@ class GuestContext:
     `has_inputs`: whether the daemon's context has the inputs, which are a `prompt` or `tensors` by
     index.
     `text` is the output of the last turn, or None while only the daemon has it. `metadata` is the
-    metadata of a turn that has ended, else None.
+    metadata of a turn that has ended, else None. `outputs` are those of tensors, once the graph was
+    unloaded.
     `in_turn`: whether tokens of a turn are being streamed or pulled. `prefix` is the part of this
     turn's text from before the context was opened again. `failure` is the error of the last turn in
     the form of the protocol, or empty.
@@ -57,6 +58,7 @@ class GuestContext:
     settings: dict[bytes, None] = field(default_factory=dict)
     prompt: bytes | None = None
     tensors: dict[int, Tensor] = field(default_factory=dict)
+    outputs: list[bytes] = field(default_factory=list)
     text: bytes | None = b""
     piece: bytes = b""
     metadata: bytes | None = None

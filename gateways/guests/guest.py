@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from ...backends.errors import (
@@ -125,12 +126,22 @@ class Guest:
         """Keep a context's output, and close the context in the daemon, where it counts as a
         session.
         """
-        if context.text is None or context.tensors:
-            context.text = await self.remote.read_output(context, 0)
-        if context.metadata is None:
-            context.metadata = await self.remote.read_output(context, METADATA_INDEX)
+        if context.tensors:
+            context.outputs = await self._outputs(context)
+        else:
+            if context.text is None:
+                context.text = await self.remote.read_output(context, 0)
+            if context.metadata is None:
+                context.metadata = await self.remote.read_output(context, METADATA_INDEX)
         context.in_turn = False
         await self.remote.close_context(context)
+
+    async def _outputs(self, context: GuestContext) -> list[bytes]:
+        outputs: list[bytes] = []
+        with suppress(NotFound):  # after the last one
+            while True:
+                outputs.append(await self.remote.read_output(context, len(outputs)))
+        return outputs
 
     # Contexts.
 
@@ -283,6 +294,8 @@ class Guest:
         context = self._context(handle)
         if context.tensors and not context.graph.unloaded:
             return await self.remote.read_output(context, index)
+        if index < len(context.outputs):
+            return context.outputs[index]
         if index == METADATA_INDEX:
             metadata = context.metadata
             if metadata is None:

@@ -64,6 +64,19 @@ def test_a_guest_computes_tensors_of_numbers(client: Client) -> None:
         assert guest.output(context) == b"What is up?"
 
 
+def test_computed_tensors_can_be_read_after_unload(client: Client) -> None:
+    with Driver(client) as guest:
+        graph = guest.load(config={"stream-stdout": True})
+        context = guest.init(graph)
+        assert guest.call("set_input", context, 0, guest.tensor(b"12345678", 4, (2,))) == 0
+        assert guest.call("set_input", context, 1, guest.tensor(b"abcdefgh", 4, (2,))) == 0
+        assert guest.call("set_input", context, 2, guest.tensor(b"ABCDEFGH", 4, (2,))) == 0
+        assert guest.call("compute", context) == guest.call("unload", graph) == 0
+        outputs = [guest.output(context, index) for index in range(3)]
+        assert outputs == [b"12345678", b"abcdefgh", b"ABCDEFGH"]
+        assert guest.call("get_output", context, 3, guest.put(b""), 0, guest.put(bytes(4))) == 8
+
+
 def test_tokens_are_pulled_until_100(client: Client) -> None:
     with Driver(client) as guest:
         context = guest.context()
