@@ -104,9 +104,16 @@ def text_output(data: bytes, prompt: w.Tensor) -> w.Tensor:
 def set_tensor(session: Session, index: int, tensor: t.Tensor) -> None:
     """Set an input of the tensor model.
 
+    :raises InvalidArgument: the session has as many inputs as one computation may have.
     :raises QuotaExceeded: the owner's sessions would become too large.
     """
     _check_free(session)
+    inputs = session.tensors.inputs
+    if index not in inputs and len(inputs) >= w.INPUTS_MAX:
+        raise InvalidArgument(
+            f"{len(inputs)} inputs are set, and a computation has no more",
+            hint="a text drops them; set them anew",
+        )
     session.check_growth(len(tensor.data))
     session.tensors.set_input(index, tensor)
     session.count_kept_bytes()

@@ -13,7 +13,7 @@ from .graphs import GraphParams
 METADATA_INDEX = 1
 """The index of a context's parameters, as an input, and of its metadata, as an output."""
 INPUTS_MAX = 128
-"""The largest number of named inputs of one `compute`."""
+"""The largest number of inputs of one `compute`, named or set by their indices."""
 
 
 class OpenParams(GraphParams):

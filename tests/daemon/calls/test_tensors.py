@@ -20,6 +20,7 @@ from inferd import (
 )
 from inferd.backends.tensors import Tensor
 from inferd.daemon.calls.tensors import are_tensors, is_tensor
+from inferd.ipc.messages import INPUTS_MAX
 from inferd.sessions import TurnOptions
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
@@ -79,6 +80,17 @@ def test_numbers_are_inputs_by_index_and_a_text_replaces_them(raw: RawClient) ->
     assert raw.output(context) == b""
     raw.call("compute", context=context)
     assert (raw.output(context), raw.metadata(context)["output_tokens"]) == (b"text", 5)
+
+
+def test_the_inputs_by_index_are_bounded(raw: RawClient) -> None:
+    context = raw.context()
+    for index in range(INPUTS_MAX):
+        raw.set_input(context, b"fourfour", index, type="i32", dimensions=[2])
+    with pytest.raises(InvalidArgument, match=str(INPUTS_MAX)):
+        raw.set_input(context, b"fourfour", INPUTS_MAX, type="i32", dimensions=[2])
+    raw.set_input(context, b"eightbyt", 0, type="i32", dimensions=[2])
+    raw.call("compute", context=context)
+    assert raw.output(context, 0) == b"eightbyt"
 
 
 def test_an_input_for_get_output_counts_in_the_memory_of_sessions(raw: RawClient) -> None:
