@@ -12,7 +12,7 @@ from tools import cuda_toolkit
 from tools.build_engine import Variant, options_against_amx, wheel_dir
 from tools.cuda_toolkit import Driver, Toolkit
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 FROM_PYPI = Toolkit(nvcc=None, driver=None)
 NO_PIP = ["false"]
 """A stand-in for pip that must not be called."""

@@ -162,7 +162,7 @@ class ClientSessionSettings:
             raise InvalidArgument(
                 "a session on a graph has neither resume nor config: the graph ends with its"
                 " connection, and has a config of its own",
-                hint="leave the graph out, or resume and config",
+                hint="leave out one of the two",
             )
         if self.system is not None and self.from_state is not None:
             raise InvalidArgument(

@@ -364,7 +364,7 @@ def test_llama_cpp_prints_nothing(tmp_path: Path, tiny: Path) -> None:
         "from inferd.backends import Chunk, InferdError, ModelSpec, load_model\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
-        "        model = load_language_model(ModelSpec(name='m', path=path, threads=1))\n"
+        "        model = load_model(ModelSpec(name='m', path=path, threads=1), lambda _: True)\n"
         "        model.step([Chunk(0, [5], 0, True)])\n"
         "        model.close()\n"
         "    except InferdError:\n"

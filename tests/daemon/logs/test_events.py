@@ -29,7 +29,7 @@ from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.core import Daemon
 from inferd.daemon.logs.setup import LibraryHandler, Logs
 from inferd.daemon.workers.worker_log import GATHER_S, WorkerLines, cut_quotes
-from inferd.ipc.messages import LogLevelParams
+from inferd.ipc.messages import CALLS, LogLevelParams
 from inferd.scheduler.engine.reporter import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
@@ -267,7 +267,11 @@ async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
-            call="log_level", number=1, params=LogLevelParams(), connection=somebody
+            row=CALLS["log_level"],
+            call="log_level",
+            number=1,
+            params=LogLevelParams(),
+            connection=somebody,
         )
         with pytest.raises(PermissionDenied):
             await daemon.run_call(request)

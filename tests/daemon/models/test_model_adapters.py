@@ -26,7 +26,7 @@ from inferd.backends.errors import (
 from inferd.backends.model_spec import ADAPTERS_MAX
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
-from inferd.ipc.messages import AddAdapterParams, RemoveAdapterParams
+from inferd.ipc.messages import CALLS, AddAdapterParams, RemoveAdapterParams
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import Stranger
@@ -294,7 +294,7 @@ async def test_only_an_operator_changes_adapters(call: str, tmp_path: Path) -> N
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
-            call=call, number=1, params=params[call], connection=somebody
+            row=CALLS[call], call=call, number=1, params=params[call], connection=somebody
         )
         with pytest.raises(PermissionDenied):
             await daemon.run_call(request)

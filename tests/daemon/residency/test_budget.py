@@ -20,7 +20,7 @@ from inferd.backends.errors import (
 )
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
-from inferd.ipc.messages import NameParams
+from inferd.ipc.messages import CALLS, NameParams
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import Stranger
@@ -349,7 +349,11 @@ async def test_only_an_operator_pins(call: str, tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1)
         request: Any = SimpleNamespace(
-            call=call, number=1, params=NameParams(name="echo"), connection=somebody
+            row=CALLS[call],
+            call=call,
+            number=1,
+            params=NameParams(name="echo"),
+            connection=somebody,
         )
         with pytest.raises(PermissionDenied):
             await daemon.run_call(request)

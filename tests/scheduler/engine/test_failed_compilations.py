@@ -71,7 +71,7 @@ def test_an_exception_in_the_trial_process_has_its_type_and_place() -> None:
         checker.check(CheckRequest(regex="a"))
         reply = checker._exchange(b"\xc1 no request")
         assert reply.failure.startswith("DecodeError at ") and " in " in reply.failure
-        with pytest.raises(InferdError, match=r"^compiling the grammar failed: IndexError at ch"):
+        with pytest.raises(InferdError, match=r"^compiling the grammar failed: IndexError at tr"):
             checker.check(CheckRequest(gbnf="root ::= <[5]>", vocab_size=300, ends=(1000,)))
         assert checker._sandbox is None, "its process may be in any state"
         checker.check(CheckRequest(regex="a"))
