@@ -339,7 +339,7 @@ class ProcessClient:
         number = self.queries.new_number()
         sent = command(number)
         if isinstance(sent, _BOUNDED):
-            self._request_bytes.check_growth(self.user_of(sent), 0, Reserve.SMALL)
+            self._request_bytes.check_growth(self.user_of(sent), 0, Reserve.RESULT)
         self.queries.add_query(number, (user, text))
         self.send_command(sent)
         if self._exited.is_set():

@@ -44,9 +44,11 @@ class Reserve(IntEnum):
     """The number of reserves above the bounds that a request may use. Each is an eighth of them."""
 
     NONE = 0
-    SMALL = 1
-    """A request in a small frame, or a result of a request that was admitted."""
-    CANCEL = 2
+    RESULT = 1
+    """A result of a request that was admitted."""
+    SMALL = 2
+    """A request in a small frame, also while results have used up their reserve."""
+    CANCEL = 3
     """A request that cancels others."""
 
 
@@ -143,7 +145,7 @@ class Charge:
         self.size = 0
         self._counts, self._user, self._freed = counts, user, 0
 
-    def grow(self, more: int, reserve: Reserve = Reserve.SMALL) -> None:
+    def grow(self, more: int, reserve: Reserve = Reserve.RESULT) -> None:
         """Count *more* bytes.
 
         :raises Busy: the user, or all users together, would hold too many.

@@ -57,9 +57,12 @@ def test_a_user_at_the_bound_is_refused_until_a_request_has_ended() -> None:
     grow(counts, ADA, 60)
 
 
-def test_at_the_bound_small_requests_use_a_reserve_and_cancels_another_one() -> None:
+def test_at_the_bound_results_small_requests_and_cancels_have_a_reserve_each() -> None:
     counts = RequestBytes(user_max=800, total_max=8000)
-    grow(counts, ADA, 800)
+    request = grow(counts, ADA, 800)
+    request.grow(100)
+    with pytest.raises(Busy):
+        request.grow(1)
     grow(counts, ADA, 100, Reserve.SMALL)
     with pytest.raises(Busy):
         grow(counts, ADA, 1, Reserve.SMALL)
