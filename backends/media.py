@@ -154,7 +154,7 @@ class ShortItems:
             entries = tuple(item.entries())
             if self._digests.setdefault(entries, item.digest) != item.digest:
                 raise InvalidArgument(
-                    "a media item cannot be told apart from another one",
+                    "a media item cannot be distinguished from another one",
                     hint="send it in another size",
                 )
             if len(self._digests) > SHORT_ITEMS_MAX:

@@ -100,7 +100,7 @@ def _shorten_timeouts(request: Request, waited_s: float) -> None:
 
 
 async def _run_with_model(function: CallFunction, daemon: Daemon, request: Request) -> Any:
-    """Run a call once its model's residency gate admits it."""
+    """Run a call once the loader admits it to its model."""
     found = _gate_request(daemon, request)
     if found is None:
         return await function(daemon, request)
@@ -119,8 +119,8 @@ async def _run_with_model(function: CallFunction, daemon: Daemon, request: Reque
 
 
 class _WaitingCall:
-    """The gate's listener for a call. While the call waits, *ticket* counts as a waiting turn, and
-    *session* does not become idle.
+    """The loader's listener for a call. While the call waits, *ticket* counts as a waiting turn,
+    and *session* does not become idle.
     """
 
     def __init__(self, daemon: Daemon, ticket: Ticket | None, session: Session | None):
@@ -138,7 +138,7 @@ class _WaitingCall:
 def _gate_request(
     daemon: Daemon, request: Request
 ) -> tuple[ManagedModel, ResidencyRequest, Ticket | None] | None:
-    """Return a call's model, its request to the gate, and its ticket if it counts as waiting.
+    """Return a call's model, its request to the loader, and its ticket if it counts as waiting.
 
     Return None if the call needs no admission, because it will fail by itself.
     """

@@ -61,8 +61,8 @@ async def is_tensor(session: Session, index: int, tensor: t.Tensor) -> bool:
 
 
 async def _info_of(session: Session) -> ModelInfo:
-    """Return the facts about a session's model. There is no wait if the model is loaded: of
-    requests that a client sends at once, none may overtake an input.
+    """Return the facts about a session's model, without waiting if the model is loaded: a request
+    must not overtake an input that its client has sent before.
     """
     return (session.model.loaded or await session.model.ready()).info
 

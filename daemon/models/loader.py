@@ -28,7 +28,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from signal import SIGKILL
-from typing import Any
+from typing import Any, assert_never
 
 import anyio
 import anyio.abc
@@ -546,6 +546,8 @@ class Loader:
                 self._resume_tasks(load.model)
             case ProcessExited(code):
                 self._judge_exit(load, code)
+            case _:
+                assert_never(event)
 
     def _judge_exit(self, load: Load, code: int | None) -> None:
         """Set the error of a load whose process has exited, and note a death, after which the

@@ -144,7 +144,7 @@ def decide_load(
     # 2. The memory is free.
     if memory.is_free:
         return LoadDecision(LoadAct.PROCEED)
-    # 3. A load that nobody waits for evicts no model.
+    # 3. A load for which no request waits evicts no model.
     if not has_waiters:
         return LoadDecision(LoadAct.GIVE_UP)
     # 4. Memory becomes free: by evictions, or when models that are being loaded have served their

@@ -316,7 +316,7 @@ class SuspectReader:
         return self.reader.continue_on(client)
 
     def unread_for(self, seconds: float) -> bool:
-        """Return whether nobody has read its output; see `TaskReader.unread_for`."""
+        """Return whether its output has not been read; see `TaskReader.unread_for`."""
         return self.reader.unread_for(seconds)
 
 

@@ -269,7 +269,7 @@ class PipeEnd(asyncio.Protocol):
         if self.transport is None:
             return
         if self.transport.get_write_buffer_size() > BUFFER_BYTES:
-            self.transport.abort()  # its reader has stopped reading, so nobody waits for the data
+            self.transport.abort()  # its reader has stopped reading, so the data has no reader
         else:
             self.transport.close()
 
