@@ -77,6 +77,8 @@ class Moves:
         self._under_way: dict[SessionKey, anyio.Event] = {}
         self._interrupted: set[SessionKey] = set()
         """Sessions whose node is not known, until `_resolve` has found it out."""
+        self._is_incomplete = False
+        """Whether a move is left that `_resolve` may be able to end later."""
         self._wanted, self._resolved = anyio.Event(), anyio.Event()
         self.drains = anyio.Lock()
         """Held by the drain that moves sessions."""
@@ -135,7 +137,8 @@ class Moves:
         self._resolved.set()
         task_status.started()
         while True:
-            with anyio.move_on_after(RETRY_S if self._interrupted else None):
+            is_incomplete = self._is_incomplete or bool(self._interrupted)
+            with anyio.move_on_after(RETRY_S if is_incomplete else None):
                 await self._wanted.wait()
             self._wanted, resolved = anyio.Event(), self._resolved
             await self._resolve(on_listed)
@@ -224,8 +227,10 @@ class Moves:
             self._wanted.set()
             raise
         self._interrupted.discard(key)
-        with suppress(InferdError):  # else `_resolve` drops it when a node is found
+        try:
             await end_transfer(self._operator, source, transfer, "drop")
+        except InferdError:  # the session has moved; `_resolve` drops the record of its departure
+            self._wanted.set()
 
     async def _copy(
         self, source: str, target: str, transfer: str, session: Mapping[str, Any]
@@ -295,9 +300,11 @@ class Moves:
         if all(name in listed for name in self._nodes.links):
             self._interrupted &= keys
         still: set[SessionKey] = set()
+        self._is_incomplete = False
         for node, session in sorted(moving, key=lambda pair: pair[1]["state"]):  # arriving first
             key = key_of(session)
-            if key in self._under_way:
+            if key in self._under_way:  # by its own move, or by a copy
+                self._is_incomplete = True
                 continue
             with self.moving(key):
                 try:
@@ -309,11 +316,12 @@ class Moves:
                 self._interrupted.discard(key)
             elif not ended:
                 still.add(key)
+                self._is_incomplete = True
                 if session["state"] == ARRIVING:
                     self._interrupted.add(key)
 
     async def _end_interrupted(self, node: str, session: dict[str, Any], listed: Listed) -> bool:
-        """End the move of an arriving or departed session; return whether that was possible."""
+        """End the move of an arriving or departed session; return whether it has ended."""
         transfer, peer = session["transfer"]["id"], session["transfer"]["peer"]
         is_known = peer in self._nodes.links
         if is_known and peer not in listed:
@@ -321,8 +329,9 @@ class Moves:
         listed_there = listed[peer]["sessions"] if is_known else ()
         there = [s for s in listed_there if s["session_id"] and key_of(s) == key_of(session)]
         if session["state"] == DEPARTED:
-            if not any(s["state"] == ARRIVING for s in there):
-                await end_transfer(self._operator, node, transfer, "drop")
+            if any(s["state"] == ARRIVING for s in there):
+                return False  # it may be kept just now: its own move then ends the departure
+            await end_transfer(self._operator, node, transfer, "drop")
             return True
         released = any((s["transfer"] or {}).get("id") == transfer for s in there)
         if released or not is_known:

@@ -34,11 +34,15 @@ SESSION: dict[str, Any] = {
 
 
 class Node:
-    """A node that has one session at most. It is lost after it has carried out *lost_after*."""
+    """A node that has one session at most. It is lost after it has carried out *lost_after*.
 
-    def __init__(self, state: str | None = None, lost_after: str = ""):
-        self.state, self.lost_after = state, lost_after
+    *keeps_at* is the number of lists after which it carries out a `keep` that is under way.
+    """
+
+    def __init__(self, state: str | None = None, lost_after: str = "", keeps_at: int = 0):
+        self.state, self.lost_after, self.keeps_at = state, lost_after, keeps_at
         self.transfer: dict[str, str] | None = None
+        self.dropped = anyio.Event()
 
     async def call(self, call: str, params: dict[str, msgspec.Raw]) -> msgspec.Raw:
         given = {name: msgspec.msgpack.decode(raw) for name, raw in params.items()}
@@ -52,7 +56,10 @@ class Node:
         transfer = {"id": given.get("transfer", ""), "peer": given.get("peer", "")}
         if call == "sessions":
             found = {**SESSION, "state": self.state, "transfer": self.transfer}
-            return {"sessions": [found] if self.state else []}
+            self.keeps_at -= 1
+            if self.keeps_at == 0:
+                self.state = "dormant"
+            return {"sessions": [found] if found["state"] else []}
         if call == "export_session":
             self.transfer = transfer
             return {"data": b"history", "size": 7, "on_behalf_of": "@ada"}
@@ -65,6 +72,7 @@ class Node:
             self.state, self.transfer = "dormant", None
         else:
             self.state, self.transfer = None, None
+            self.dropped.set()
         return {}
 
 
@@ -116,4 +124,43 @@ async def test_a_session_can_be_opened_once_its_interrupted_move_has_ended(
         assert moves.interrupted == 0
         assert homes.find(key) != "a", "the next opening looks for it"
         assert (peers["a"].state, peers["b"].state) == (None, "dormant")
+        group.cancel_scope.cancel()
+
+
+async def test_a_departure_is_forgotten_though_the_arrival_was_being_kept_when_the_nodes_were_asked(
+    tmp_path: Path,
+) -> None:
+    """An entry was killed before the answer to `keep`, which the node was still writing down when
+    the next entry asked for its sessions: the arrival has no transfer any more, but its state.
+    """
+    nodes, homes, key = two_nodes(tmp_path), NodeTable[SessionKey](HOMES_MAX), key_of(SESSION)
+    peers = {"a": Node(DEPARTED), "b": Node(ARRIVING, keeps_at=1)}
+    peers["a"].transfer = {"id": "t", "peer": "b"}
+    async with anyio.create_task_group() as group:
+        operator = Operator(nodes, ClientHello(protocol=PROTOCOL_VERSION), group)
+        operator.peers = peers
+        moves = Moves(nodes, homes, operator, lambda _: None)
+        await group.start(moves.run, ignore)
+        with anyio.fail_after(20):
+            await peers["a"].dropped.wait()
+        assert peers["b"].state == "dormant"
+        assert moves.is_settled(key)
+        group.cancel_scope.cancel()
+
+
+async def test_a_departure_is_forgotten_though_a_copy_was_made_when_the_nodes_were_asked(
+    tmp_path: Path,
+) -> None:
+    nodes, homes, key = two_nodes(tmp_path), NodeTable[SessionKey](HOMES_MAX), key_of(SESSION)
+    peers = {"a": Node(DEPARTED), "b": Node("dormant")}
+    peers["a"].transfer = {"id": "t", "peer": "b"}
+    async with anyio.create_task_group() as group:
+        operator = Operator(nodes, ClientHello(protocol=PROTOCOL_VERSION), group)
+        operator.peers = peers
+        moves = Moves(nodes, homes, operator, lambda _: None)
+        with moves.moving(key):
+            await group.start(moves.run, ignore)
+            assert peers["a"].state == DEPARTED
+        with anyio.fail_after(20):
+            await peers["a"].dropped.wait()
         group.cancel_scope.cancel()
