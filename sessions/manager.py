@@ -17,6 +17,7 @@ from .conversation.state import SessionSettings
 from .elsewhere.copies import StoredCopies
 from .elsewhere.moving import MovingSessions
 from .entries import StoredSession
+from .history.recent import RecentChats
 from .identity import check_id
 from .journal.journal import ChangeSender, Journal, Recording
 from .lifetimes.deletion import Delete, DeletionNotes, SessionDeletion, nothing
@@ -66,6 +67,7 @@ class SessionManager:
             delete_files, nothing if journal is None else journal.erase_session
         )
         self.deletions = DeletionNotes(journal)
+        self.recent = RecentChats()
         self.expired = self.forked = 0
         """The numbers of sessions that were idle for too long, and of branches."""
         self.copies = StoredCopies(self.live, self.dormant, self.deletion, ledger, journal)
@@ -161,7 +163,10 @@ class SessionManager:
             return dormant, True
         self.ledger.kept_bytes.check_growth(owner, SESSION_BYTES + memory_bytes(defaults))
         settings = SessionSettings(Parameters(defaults), persist=persist)
-        session = Session(self._new_handle(), owner, model, self.ledger, settings, session_id)
+        recent = self.recent if session_id is None else None
+        session = Session(
+            self._new_handle(), owner, model, self.ledger, settings, session_id, recent
+        )
         if origin is not None:
             shared_kv = origin.shared_with(owner)
             session.begin_from(origin.name, origin.facts, origin.new_history(), shared_kv)
@@ -473,6 +478,7 @@ class SessionManager:
         self, session: Session, call: SessionCall, why: str, *, expired: bool = False
     ) -> None:
         session.end(call, why)
+        session.note_recent_chat()
         self._remove_live(session, expired=expired)
 
     def _end_for_another_user(self, session: Session, error: InferdError) -> None:

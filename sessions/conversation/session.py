@@ -25,7 +25,7 @@ from ...backends.errors import (
     UnsupportedOperation,
     WorkerCrashed,
 )
-from ...backends.params import BY_SPELLING, Options, nearest, read_options
+from ...backends.params import BY_SPELLING, Options, OverflowPolicy, nearest, read_options
 from ...backends.tool_formats import MARK_TOKENS
 from ...scheduler import messages as m
 from ...scheduler.messages import SharedKv
@@ -48,6 +48,7 @@ from ..entries import (
 )
 from ..history.history import History
 from ..history.overflow import ContextLimit
+from ..history.recent import RecentChats
 from ..history.state import HistoryState, HistoryVocabulary
 from ..identity import checked_title, first_words, name_of_id, opening_of
 from ..journal.journal import Recording
@@ -98,6 +99,8 @@ class Session:
     ledger: Ledger
     settings: SessionSettings
     session_id: str | None = None
+    recent: RecentChats | None = None
+    """The chats that it may continue, of sessions that have ended; None if it has an id."""
     conversation: Conversation = field(init=False, default_factory=Conversation)
     recording: Recording = field(init=False, default_factory=Recording)
     tensors: SessionTensors = field(init=False, default_factory=SessionTensors)
@@ -116,6 +119,8 @@ class Session:
     """The time at which its last turn ended; None if none has ended in this daemon."""
     turn_at: float = field(init=False, default=0.0)
     turns_begun: int = field(init=False, default=0)
+    _sent: Sequence[dict[str, Any]] = field(init=False, default=())
+    """The messages with which its chat began."""
     _lock: anyio.Lock = field(init=False, default_factory=anyio.Lock)
     """Held by each call that uses the model."""
     _starting: anyio.Lock = field(init=False, default_factory=anyio.Lock)
@@ -581,6 +586,7 @@ class Session:
                 )
             )
             before = self._accept_turn_input(history, unused)
+            self._sent = () if before.conversation.size else messages
         return await self._record_input(before)
 
     async def _with_text(
@@ -616,10 +622,38 @@ class Session:
         tool_use: ToolUse,
         limit: ContextLimit,
     ) -> tuple[History, Mapping[str, str]]:
-        history = self.conversation.current_history()
-        texts = client.texts_of(self.requester)
-        await history.add_messages(texts, messages, rendering, tool_use, limit)
+        history, texts = self.conversation.current_history(), client.texts_of(self.requester)
+        continued = await self._with_recent_chat(client, messages, rendering, tool_use, limit)
+        if continued is None:
+            await history.add_messages(texts, messages, rendering, tool_use, limit)
+        else:
+            history = continued
         return history, client.info.unused | _notes_on(history.messages, client.info.chat_notes)
+
+    async def _with_recent_chat(
+        self,
+        client: WorkerClient,
+        messages: Sequence[dict[str, Any]],
+        rendering: Rendering,
+        tool_use: ToolUse,
+        limit: ContextLimit,
+    ) -> History | None:
+        """Return the history of a recent chat that *messages* continue, with all of them, or None.
+        Turns are not dropped from it: which ones may be dropped depends on the whole input.
+        """
+        if self.recent is None or self.conversation.size or self.conversation.messages:
+            return None
+        found = self.recent.find(self.owner, client.info.fingerprint, messages)
+        if found is None:
+            return None
+        history, known = found
+        whole = replace(limit, policy=OverflowPolicy.ERROR) if limit.drops_turns else limit
+        texts = client.texts_of(self.requester)
+        try:
+            await history.add_messages(texts, messages[known:], rendering, tool_use, whole)
+        except (InvalidArgument, PromptTooLong):
+            return None  # the same is reported of the whole input
+        return None if limit.needs_drop(len(history.prompt)) else history
 
     def _check_messages(self, messages: Sequence[dict[str, Any]]) -> None:
         """Check the size of a history with *messages*, before the template renders them.
@@ -1172,6 +1206,22 @@ class Session:
             self.accept_history(SessionCall.SET_INPUT, history)
         else:
             self.conversation.history_state.replace_history(history)
+
+    def note_recent_chat(self) -> None:
+        """Note the chat of an ended session without an id, which a later request may continue."""
+        turn, conversation = self.turn, self.conversation
+        history = conversation.history_state.now
+        if self.recent is None or turn is None or not turn.ended.is_set() or turn.error is not None:
+            return
+        whole = len(history.messages) == len(self._sent) and not history.dropped_bytes
+        if whole and turn.generates and not (turn.stopped_by_text or conversation.shifted):
+            piece = TurnPiece(
+                tokens=m.pack_tokens(turn.tokens),
+                text=bytes(turn.text),
+                begin=TurnBegin(seed=turn.seed),
+            )
+            fingerprint = conversation.vocabulary.fingerprint
+            self.recent.add(self.owner, fingerprint, self._sent, history, piece)
 
     def end(self, call: SessionCall, why: str) -> None:
         """End by *call* (close, unload, expire): cancel the turn, whose reader gets *why*."""

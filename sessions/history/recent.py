@@ -1,0 +1,135 @@
+"""Chats whose sessions have ended, which later requests with the same messages continue.
+
+A program without a session sends the whole conversation each time. The template renders it anew,
+and its tokens can differ from those that the model has written: a model may divide a text into
+other tokens than the tokenizer, and the JSON of a call may be spaced in another way. So the history
+that has the same messages is continued instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...scheduler.owner import Owner
+from ..answers.calls import decode_object
+from ..entries import Replay, TurnPiece
+from .history import History
+
+CHATS_MAX = 256
+"""Chats of all owners."""
+BYTES_MAX = 32 << 20
+"""Memory of all chats, which is that of about 100 chats of 8000 tokens."""
+_IGNORED = frozenset(("refusal", "annotations", "audio", "function_call"))
+"""Keys of answers in OpenAI's form that templates do not read."""
+
+
+class _Key(NamedTuple):
+    """The messages before an answer, by a digest. With another *fingerprint*, the model differs."""
+
+    owner: Owner
+    fingerprint: str
+    messages: bytes
+
+
+class _Chat(NamedTuple):
+    history: History
+    piece: TurnPiece
+    kept_bytes: int
+
+
+class RecentChats:
+    """The last chats of each owner, the oldest first. Owned by the manager of the sessions. Past a
+    bound, the oldest chat of the owner with the most memory is deleted.
+    """
+
+    def __init__(self, chats_max: int = CHATS_MAX, bytes_max: int = BYTES_MAX):
+        self._chats_max, self._bytes_max = chats_max, bytes_max
+        self._chats: dict[_Key, _Chat] = {}
+        self._bytes: dict[Owner, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._chats)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._bytes.values())
+
+    def add(
+        self,
+        owner: Owner,
+        fingerprint: str,
+        messages: Sequence[Mapping[str, Any]],
+        history: History,
+        piece: TurnPiece,
+    ) -> None:
+        """Add a chat: the *history* that a client's *messages* have made, and its answer."""
+        key = _Key(owner, fingerprint, _digest(messages))
+        size = history.kept_bytes + len(piece.text) + len(piece.tokens)
+        self._remove(key)
+        self._chats[key] = _Chat(history, piece, size)
+        self._bytes[owner] = self._bytes.get(owner, 0) + size
+        while len(self._chats) > self._chats_max or self.bytes > self._bytes_max:
+            largest = max(self._bytes, key=self._bytes.__getitem__)
+            self._remove(next(key for key in self._chats if key.owner == largest))
+
+    def _remove(self, key: _Key) -> None:
+        chat = self._chats.pop(key, None)
+        if chat is not None:
+            self._bytes[key.owner] -= chat.kept_bytes
+            if not self._bytes[key.owner]:
+                del self._bytes[key.owner]
+
+    def find(
+        self, owner: Owner, fingerprint: str, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[History, int] | None:
+        """Return the history that *messages* continue, with the number of its messages, or None."""
+        answered = (at for at in range(len(messages) - 1, 0, -1) if _answers(messages[at]))
+        at = next(answered, None)
+        if at is None:
+            return None
+        chat = self._chats.get(_Key(owner, fingerprint, _digest(messages[:at])))
+        if chat is None:
+            return None
+        history = chat.history.after(Replay(chat.history.prompt, (chat.piece,)))
+        same = _comparable(history.client_messages[-1]) == _comparable(messages[at])
+        return (history, at + 1) if same and at + 1 < len(messages) else None
+
+
+def _answers(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant"
+
+
+def _digest(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    return blake2b(msgspec.msgpack.encode(messages), digest_size=16).digest()
+
+
+def _comparable(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer in one form. White space around its texts differs between programs."""
+    found = {key: value for key, value in answer.items() if value and key not in _IGNORED}
+    for key in ("content", "reasoning_content"):
+        found[key] = str(found.get(key, "")).strip()
+    found["tool_calls"] = list(map(_comparable_call, answer.get("tool_calls") or ()))
+    return found
+
+
+def _comparable_call(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function", {})
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        decoded = decode_object(arguments)
+        arguments = arguments if decoded is None else decoded
+    return [call.get("id"), function.get("name"), _encoded(arguments)]
+
+
+def _encoded(arguments: object) -> bytes | None:
+    """Return arguments in a form that distinguishes 1, 1.0 and True, which Python finds equal; None
+    for a map whose keys are not texts, which no model writes.
+    """
+    try:
+        return msgspec.json.encode(arguments, order="sorted")
+    except TypeError:
+        return None
