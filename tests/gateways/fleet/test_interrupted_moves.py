@@ -131,7 +131,7 @@ async def test_a_departure_is_forgotten_though_the_arrival_was_being_kept_when_t
     tmp_path: Path,
 ) -> None:
     """An entry was killed before the answer to `keep`, which the node was still writing down when
-    the next entry asked for its sessions: the arrival has no transfer any more, but its state.
+    the next entry asked for its sessions: the arrival no longer has a transfer, but its state.
     """
     nodes, homes, key = two_nodes(tmp_path), NodeTable[SessionKey](HOMES_MAX), key_of(SESSION)
     peers = {"a": Node(DEPARTED), "b": Node(ARRIVING, keeps_at=1)}
