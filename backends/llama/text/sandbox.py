@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import msgspec
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -39,6 +40,17 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Undefined(jinja2.ChainableUndefined):
+    """A missing value: its keys are missing too, and beside a text it is an empty text. As in
+    llama.cpp: some templates read keys of schemas that few schemas have.
+    """
+
+    def __add__(self, other: Any) -> Any:
+        return other if isinstance(other, str) else self._fail_with_undefined_error()
+
+    __radd__ = __add__
+
+
 class _Environment(SandboxedEnvironment):
     """The sandbox, with a bound on operators that make large values from small ones."""
 
@@ -50,6 +62,9 @@ class _Environment(SandboxedEnvironment):
         if _size(operator, left, right) > CHARACTERS_MAX:
             raise jinja2.TemplateRuntimeError(f"the result of {operator} is past the limit")
         return super().call_binop(context, operator, left, right)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        raise SecurityError(f"a template may not read the attribute {attribute!r}")
 
 
 def _size(operator: str, left: Any, right: Any) -> float:
@@ -67,7 +82,12 @@ def _size(operator: str, left: Any, right: Any) -> float:
 def _compile(source: str) -> jinja2.Template:
     """Compile a template, which also evaluates its constant expressions."""
     extensions: list[str | type[Extension]] = ["jinja2.ext.loopcontrols", _Generation]
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=extensions,
+        undefined=_Undefined,
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -39,6 +40,13 @@ _BARE_TOOL = {"type": "function", "function": {"name": "probe_tool"}}
 _ARGUMENTS = {"probe_key": "probe-value", "count": 17}
 _SHORT_ID, _LONG_ID = "probe0001", "call_0123456789abcdef01234567"
 _RESULT = "probe-result"
+_REASONING = "probe-reasoning"
+_REASONS = {"enable_thinking": True, "thinking": True}
+"""Arguments with which many templates write reasoning."""
+_BESIDE = {"content": "probe-beside"}
+_PRINTED_PART = re.compile(r"thinking['\"]\s*:")
+"""A part of content that was written as data."""
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking", "thought", "tool_plan", "parts")
 _EMPTY_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -67,6 +75,10 @@ class TemplateForm(msgspec.Struct, frozen=True, kw_only=True):
     """It refuses several calls in one message."""
     needs_properties: bool = False
     """It reads the properties of a function's parameters even if there are none."""
+    reasoning: tuple[str, ...] = ("reasoning_content",)
+    """The keys from which it reads the reasoning of an answer; `parts`: a part of the content."""
+    reasoning_excludes_content: bool = False
+    """It refuses reasoning and content beside calls; the content is kept."""
 
     @property
     def notes(self) -> dict[str, str]:
@@ -88,6 +100,11 @@ def derive_form(render: Render) -> TemplateForm:
     """Return the form of the template that *render* renders. It raises `ValueError` if the template
     refuses the messages; any other error ends the derivation.
     """
+    return _with_reasoning(render, _message_form(render))
+
+
+def _message_form(render: Render) -> TemplateForm:
+    """Return the form, except for reasoning."""
 
     def text_of(
         form: TemplateForm,
@@ -145,6 +162,38 @@ def derive_form(render: Render) -> TemplateForm:
     return form
 
 
+def _with_reasoning(render: Render, form: TemplateForm) -> TemplateForm:
+    """Return the form with the keys of reasoning."""
+
+    def writes(key: str, message: Message, more: Sequence[Message], **names: Any) -> bool:
+        tried = msgspec.structs.replace(form, reasoning=(key,))
+        probe = [_USER, {**message, "reasoning_content": _REASONING}, *more]
+        written, tools, own = form_values(tried, probe, [_TOOL])
+        try:
+            text = render(written, tools, {**own, **names})
+        except ValueError:
+            return False
+        return _REASONING in text and _PRINTED_PART.search(text) is None
+
+    answer = {"role": "assistant", "content": "probe-answer"}
+    _, call, *results = _called(1)
+    last: dict[str, Any] = {"add_generation_prompt": False}
+    found: list[str] = []
+    for probe in (
+        lambda key: writes(key, answer, (), **last),
+        lambda key: writes(key, answer, (), **last, **_REASONS),
+        lambda key: writes(key, call, results),
+        lambda key: writes(key, call, results, **_REASONS),
+    ):
+        found += [key for key in (*found, *REASONING_KEYS) if probe(key)][:1]
+    if found:
+        form = msgspec.structs.replace(form, reasoning=tuple(dict.fromkeys(found)))
+    if found and form.calls != "none" and not writes(found[-1], {**call, **_BESIDE}, results):
+        refused = writes(found[-1], call, results)
+        form = msgspec.structs.replace(form, reasoning_excludes_content=refused)
+    return form
+
+
 def _called(count: int, call_id: str = _SHORT_ID) -> list[dict[str, Any]]:
     """Return a conversation with *count* calls in one message, and their results."""
     ids = [call_id[:-1] + str(n) for n in range(count)]
@@ -191,6 +240,10 @@ def _written(form: TemplateForm, message: Message) -> dict[str, Any]:
     """Return a message without its null values, with calls and ids in the template's form."""
     kept = {key: value for key, value in message.items() if value is not None}
     calls = kept.pop("tool_calls", None)
+    reasoning = kept.pop("reasoning_content", None)
+    excluded = calls and kept.get("content") and form.reasoning_excludes_content
+    if isinstance(reasoning, str) and reasoning and not excluded:
+        kept |= _reasoning_values(form, reasoning, kept.get("content") or "")
     if calls and form.calls == "none":
         listed = "\n".join(_json(_plain_call(call)) for call in calls)
         kept["content"] = f"{kept['content']}\n{listed}" if kept.get("content") else listed
@@ -202,6 +255,15 @@ def _written(form: TemplateForm, message: Message) -> dict[str, Any]:
     if form.short_ids and "tool_call_id" in kept:
         kept["tool_call_id"] = _short_id(str(kept["tool_call_id"]))
     return kept
+
+
+def _reasoning_values(form: TemplateForm, reasoning: str, content: Any) -> dict[str, Any]:
+    """Return the values of the keys from which the template reads reasoning."""
+    values: dict[str, Any] = dict.fromkeys(form.reasoning, reasoning)
+    if values.pop("parts", "") and isinstance(content, str):
+        text = [{"type": "text", "text": content}] if content else []
+        values["content"] = [{"type": "thinking", "thinking": reasoning}, *text]
+    return values
 
 
 def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "GigaChat3.1-10B-A1.8B": {"single_calls": True},
     "HuggingFaceTB-SmolLM3-3B": {"calls": "none"},
     "LFM2-8B-A1B": {"calls": "none"},
+    "LFM2.5-8B-A1B": {"reasoning": ("thinking",)},
     "LFM2.5-Instruct": {"calls": "none"},
     "Mistral-Small-3.2-24B-Instruct-2506": {"short_ids": True},
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": {"lists_no_tools": True},
@@ -42,8 +43,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "meta-llama-Llama-3.2-3B-Instruct": {"single_calls": True},
     "meta-llama-Llama-3.3-70B-Instruct": {"single_calls": True},
     "microsoft-Phi-3.5-mini-instruct": {"calls": "none", "results": False},
+    "mistralai-Ministral-3-14B-Reasoning-2512": {"reasoning": ("parts",)},
     "mistralai-Mistral-Nemo-Instruct-2407": {"short_ids": True},
-    "openai-gpt-oss-120b": {"single_calls": True},
+    "openai-gpt-oss-120b": {
+        "single_calls": True, "reasoning": ("thinking",), "reasoning_excludes_content": True,
+    },
+    "upstage-Solar-Open-100B": {"reasoning": ("reasoning",)},
 }  # fmt: skip
 """By template, the properties that differ from most templates'."""
 TOOL = {"type": "function", "function": {"name": "weather"}}
@@ -88,9 +93,9 @@ def renderer_of(template: Path) -> Callable[..., str]:
         tools: Sequence[Mapping[str, Any]] | None,
         names: Mapping[str, Any],
     ) -> str:
-        values = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
+        values = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True, **names}
         try:
-            return compiled.render(messages=messages, tools=tools, **values, **names)
+            return compiled.render(messages=messages, tools=tools, **values)
         except (jinja2.TemplateError, TypeError, AttributeError, KeyError) as exc:
             raise ValueError(str(exc)) from None
 
