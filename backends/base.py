@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from .answer_form import PLAIN_ANSWERS, AnswerForm
 from .batch import Chunk, Move
 from .embedder import Embedder, EmbedInfo
 from .model_spec import AdapterInfo, AdapterSpec
@@ -76,6 +77,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its file or the configuration has a chat template."""
     tool_format: ToolFormat = ToolFormat.NONE
     """The form in which the model writes tool calls."""
+    answer_form: AnswerForm = PLAIN_ANSWERS
+    """The marks of reasoning, content and tool calls in its answers."""
     unused: dict[str, str] = {}
     """Parameters that have no effect on its answers, with the reasons."""
     chat_notes: dict[str, str] = {}

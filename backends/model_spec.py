@@ -87,6 +87,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Replaces the model file's template."""
     chat_template_file: str = ""
     """A file with such a template."""
+    tool_format: str | dict[str, Any] = ""
+    """The name of a known form of answers, or a form as data, that replaces the derived one."""
     options: dict[str, Any] = {}
     adapters: tuple[AdapterSpec, ...] = ()
     """Loaded after the model."""

@@ -38,6 +38,7 @@ from ..memory import layers_on_devices
 from ..model_spec import AdapterInfo, AdapterSpec, LoadProgress, ModelSpec, split_key
 from ..params import FORMATS, SamplingParams
 from ..tensors import NamedTensor
+from ..tool_formats import named_form
 from ..tuning_choice import (
     PROBES,
     ModelShape,
@@ -375,6 +376,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         token_bytes_max=1,
         has_chat_template=True,
         tool_format=options.tool_format,
+        answer_form=named_form(options.tool_format),
         unused=dict.fromkeys((*FORMATS, "tool-choice"), "the model echo repeats its prompt")
         | {"tools": "the model echo has no chat template"},
         computes_tensors=True,

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from ..answer_form import read_answer_form
 from ..texts import choice_of, shorten
-from ..tool_formats import FUNCTION_NAME_CHARACTERS_MAX
+from ..tool_formats import FUNCTION_NAME_CHARACTERS_MAX, KNOWN_FORMS
 from .fitting import Fitting
 from .json_texts import check_containers, decode_json, nests_deeper
 from .parameter_table import Parameter
@@ -168,3 +169,16 @@ def read_json(value: Any, bytes_max: int) -> Any:
     if nests_deeper(decoded, DEPTH_MAX):
         raise ValueError(f"it nests more than {DEPTH_MAX} deep")
     return decoded
+
+
+def read_answer_format(_: Parameter, value: Any) -> str | dict[str, Any]:
+    """Return the name of a known form of answers, or a form given as a map or its JSON text, or
+    raise ValueError.
+    """
+    if isinstance(value, str) and not value.lstrip().startswith("{"):
+        if value and value not in KNOWN_FORMS:
+            raise ValueError(f"{shorten(value)} is not one of {', '.join(KNOWN_FORMS)}, or a map")
+        return value
+    form = read_json(value, ARGUMENTS_BYTES_MAX)
+    read_answer_form(form)
+    return dict(form)

@@ -34,6 +34,7 @@ Kind = Literal[
     "tools",
     "tool-choice",
     "arguments",
+    "answer-form",
     "scales",
 ]
 """The form in which a value is read; `parameters_schema` describes each one."""
@@ -125,6 +126,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("keep-alive", "float", "model", None, "idle time in seconds after which the model is unloaded; -1: only when memory is low", low=-1, high=2_592_000),
     Parameter("chat-template", "text", "model", "", "chat template in Jinja that replaces the one in the model file"),
     Parameter("chat-template-file", "text", "model", "", "file with the chat template, read at each load"),
+    Parameter("tool-format", "answer-form", "model", "", "form of reasoning and tool calls in answers, which replaces the one derived from the chat template: a name (hermes, llama, â¦), or a map as `inferd show --template` prints it"),
     Parameter("similarity-model", "text", "model", "", "model whose embeddings `stop-similarity` compares while it is loaded; empty: none"),
     Parameter("similarity-wait-ms", "int", "model", 1000, "maximum time in milliseconds that a turn waits for one comparison", low=1, high=60_000),
     Parameter("append", "bool", "context", False, "set_input(0) adds to the history instead of replacing it"),

@@ -39,6 +39,7 @@ _TYPES: dict[Kind, tuple[str, dict[str, Any]]] = {
     "tools": ("array of tools, or text", {"type": _TEXT_OR_LIST, "items": {"type": "object"}}),
     "tool-choice": ("name, or map", {"type": ["string", "object"]}),
     "arguments": ("map, or text", {"type": ["string", "object"]}),
+    "answer-form": ("name, or map", {"type": ["string", "object"]}),
     "scales": ("map of numbers, or array", {"type": ["object", "array", "null"]}),
 }
 """For each kind, the words for its type in tables, and its JSON schema."""

@@ -10,7 +10,13 @@ import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding, TooLarge, UnsupportedOperation
 from ..texts import plain_number, shorten
-from .chat_options import read_arguments, read_choice, read_tool_choice, read_tools
+from .chat_options import (
+    read_answer_format,
+    read_arguments,
+    read_choice,
+    read_tool_choice,
+    read_tools,
+)
 from .fitting import without_nulls
 from .json_texts import JSON_BYTES_MAX, decode_json, read_schema
 from .numbers_of_items import check_distinct, check_list_text, read_biases, read_scales, read_shares
@@ -355,6 +361,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "tools": read_tools,
     "tool-choice": read_tool_choice,
     "arguments": read_arguments,
+    "answer-form": read_answer_format,
 }
 _ITEM_READERS: dict[Kind, Callable[[Any, Clamp | None], Any]] = {
     "biases": read_biases,

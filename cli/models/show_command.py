@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from ...backends.answer_form import AnswerForm
 from ...backends.errors import NotFound, error_from_wire
 from ...daemon.printable import escape_controls, size_text
 from ..client import client_of
@@ -40,7 +42,11 @@ SETTING_SOURCES = {
 def show(
     name: ModelName,
     template: Annotated[
-        bool, typer.Option("--template", help="Print only the whole chat template of the file.")
+        bool,
+        typer.Option(
+            "--template",
+            help="Print only the whole chat template of the file, and the form of answers.",
+        ),
     ] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
@@ -54,7 +60,7 @@ def show(
     if as_json:
         write_json(found)
     elif template:
-        write_answer(_template_of(found))
+        write_answer(_template_of(found) + _answer_comment(found))
     else:
         _write_sections(found)
 
@@ -66,6 +72,36 @@ def _template_of(found: Mapping[str, Any]) -> str:
             f"the file of {found['name']} has no chat template", hint=f"prompt it with {RAW}"
         )
     return str(text)
+
+
+def _answer_comment(found: Mapping[str, Any]) -> str:
+    """Return the form of answers as a comment of the template, as `tool-format` takes it."""
+    form = _answer_form(found)
+    if form is None:
+        return ""
+    data = json.dumps(msgspec.to_builtins(form), ensure_ascii=False, indent=2)
+    return (
+        f"\n{{#- The form of answers, as tool-format takes it:\n{data.replace('#}', '#')}\n-#}}\n"
+    )
+
+
+def _answer_form(found: Mapping[str, Any]) -> AnswerForm | None:
+    """Return the form of answers: of the loaded model, or derived from the file's template."""
+    if found["info"] is not None:
+        return msgspec.convert(found["info"]["answer_form"], AnswerForm)
+    if _sets_template(found) or "tool-format" in found["options"]:
+        return None
+    from ...backends.llama.text.renderer import Renderer, TemplateRefusal
+    from ...backends.llama.text.template import ChatTemplate
+
+    with closing(
+        ChatTemplate(Renderer(_template_of(found)), bos="", eos="", strip_bos=False)
+    ) as made:
+        try:
+            made.prepare()
+        except TemplateRefusal:
+            return None
+        return made.answer_form
 
 
 def _write_sections(found: Mapping[str, Any]) -> None:
@@ -115,10 +151,22 @@ def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
         ("tools", _tools_text(found)),
         ("license", _license_text(facts)),
         ("chat template", _template_notes(found)),
+        *_answer_entries(info.get("answer_form")),
         ("file", ", ".join([file, *sizes]) if file else None),
         ("swapped to", _swap_text(found)),
         ("problem", found.get("file_error")),
     ]
+
+
+def _answer_entries(data: Mapping[str, Any] | None) -> Iterator[Entry]:
+    """Yield the marks in answers of a loaded model, and what could not be found of them."""
+    if data is None:
+        return
+    form = msgspec.convert(data, AnswerForm)
+    yield "reasoning", ", ".join(f"{b.begin.strip()} … {b.end.strip()}" for b in form.reasoning)
+    marks = [next(iter(call.triggers), "a JSON object") for call in form.calls]
+    yield "tool calls", ", ".join(filter(None, (form.shown_name, *dict.fromkeys(marks))))
+    yield "answers", "; ".join(form.warnings) or None
 
 
 def _swap_text(found: Mapping[str, Any]) -> str | None:

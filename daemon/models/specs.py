@@ -42,6 +42,7 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         tensor_split=tuple(options.get("tensor-split", requested.get("tensor-split", ()))),
         threads=options.get("threads", 0) or config.cores,
         **_template(model, config),
+        tool_format=options.get("tool-format", ""),
         options=_engine_options(model),
         adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
         tuning=model.kept_tuning or tuner.load_tuning(keeps_threads=keeps_threads),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from inferd import Client
+from inferd.backends.answer_form import PLAIN_ANSWERS, read_answer_form
 from inferd.cli.models.show_command import count_text
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
@@ -101,9 +103,14 @@ def test_the_echo_model_has_neither_a_file_nor_memory(daemon: RunningDaemon) -> 
     }
 
 
-def test_the_whole_template_is_printed_alone(daemon: RunningDaemon) -> None:
+def test_the_whole_template_is_printed_alone_with_the_form_of_answers(
+    daemon: RunningDaemon,
+) -> None:
     result = inferd("show", "tiny-llama", "--template", socket=daemon.socket)
-    assert result.stdout == f"{CHAT_TEMPLATE}\n"
+    template, _, comment = result.stdout.partition("{#-")
+    assert template == f"{CHAT_TEMPLATE}\n"
+    data = comment.partition(":\n")[2].removesuffix("\n-#}\n\n")
+    assert read_answer_form(json.loads(data)).reasoning == PLAIN_ANSWERS.reasoning
     missing = inferd("show", "echo", "--template", socket=daemon.socket)
     assert missing.exit_code == 1 and "has no chat template" in missing.stderr
 

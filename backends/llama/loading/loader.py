@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from llama_cpp import llama_cpp as lib
 
+from ...answer_form import PLAIN_ANSWERS, AnswerForm
 from ...base import ModelInfo
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
@@ -19,7 +20,7 @@ from ...errors import InvalidArgument, load_cancelled
 from ...library import LLAMA_COMMIT
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
-from ...tool_formats import ToolFormat
+from ...tool_formats import ToolFormat, configured_form
 from ...tuning_choice import ModelTuning
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
@@ -220,6 +221,7 @@ def _model_info(
         special_tokens=vocab.named_tokens(),
         has_chat_template=template is not None and "chat-template" not in notes,
         tool_format=ToolFormat.NONE if template is None else template.tool_format,
+        answer_form=_answer_form(spec, vocab, template),
         unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},
         chat_notes=notes,
         kv_kind=context.kv_kind,
@@ -229,6 +231,22 @@ def _model_info(
         embedding=embedding,
         generates=not isinstance(context, EncoderContext),
     )
+
+
+def _answer_form(spec: ModelSpec, vocab: Vocab, template: ChatTemplate | None) -> AnswerForm:
+    """Return the form of answers: as configured, or as the template shows it. Marks at the end of
+    answers that are tokens which end a generation are left out.
+    """
+    form = PLAIN_ANSWERS if template is None else template.answer_form
+    form = configured_form(spec.tool_format, form)
+    stops = tuple(stop for stop in form.stops if not _ends_generation(vocab, stop))
+    return msgspec.structs.replace(form, stops=stops)
+
+
+def _ends_generation(vocab: Vocab, text: str) -> bool:
+    tokens = vocab.tokenize(text.encode(), special=True, bos=False)
+    blank = all(not vocab.piece(token).strip() for token in tokens[:-1])
+    return bool(tokens) and blank and vocab.is_eog(tokens[-1])
 
 
 def _recommended_sampling(model: Any) -> dict[str, Any]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from time import monotonic
 from typing import Any
 
+from ...answer_form import PLAIN_ANSWERS, AnswerForm
 from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InferdError, InvalidArgument, LoadFailed, TooLarge
 from ...gguf.facts import uses_tools
 from ...model_spec import ModelSpec
-from ...tool_formats import tool_format_of
+from ...tool_formats import marked_form, tool_format_of, with_name
+from .answer_probes import derive_answer_form
 from .renderer import Renderer, TemplateRefusal
 from .template_form import TemplateForm, derive_form, form_values
 
 SOURCE_BYTES_MAX = 1 << 20
+PROBES_S_MAX = 1.0
+"""Time for all probe conversations with one template. One takes less than a millisecond."""
 CHATML_BEGIN = "<|im_start|>"
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -48,6 +53,10 @@ class ChatTemplate:
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""
         self._form: TemplateForm | None = None
+        known = marked_form(source)
+        self.answer_form = PLAIN_ANSWERS if known is None else known.form
+        """The form of answers: by marks in the source until `prepare` derives it."""
+        self._probes_until = 0.0
 
     def close(self) -> None:
         """End the processes; the next rendering starts another one."""
@@ -64,10 +73,18 @@ class ChatTemplate:
         if self._form is None:
             try:
                 self._renderer.compile()
+                self._probes_until = monotonic() + PROBES_S_MAX
                 self._form = derive_form(self._render_probe)
+                self.answer_form = self._derived_answer_form(self._form)
             except InferdError:  # too slow or too large even for a probe; the first request says so
-                self._form = TemplateForm()
+                self._form = self._form or TemplateForm()
         return self._form.notes
+
+    def _derived_answer_form(self, form: TemplateForm) -> AnswerForm:
+        if self._with_tools is not None:
+            self._with_tools.prepare()
+            return self._with_tools.answer_form
+        return with_name(derive_answer_form(self._render_probe, form, self._renderer.source))
 
     def _render_probe(
         self,
@@ -75,6 +92,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         names: Mapping[str, Any],
     ) -> str:
+        if monotonic() > self._probes_until:
+            raise TooLarge("the chat template is too slow for probe conversations")
         try:
             return self._render(messages, tools, names, PLAIN_RENDERING)
         except TemplateRefusal as exc:
@@ -93,7 +112,9 @@ class ChatTemplate:
             **self._names,
             "messages": messages,
             "tools": tools,
-            "add_generation_prompt": rendering.add_generation_prompt,
+            "add_generation_prompt": names.get(
+                "add_generation_prompt", rendering.add_generation_prompt
+            ),
         }
         return self._renderer.render(values)
 

@@ -16,6 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from ....backends import Rendering
+from ....backends.answer_form import PLAIN_ANSWERS, AnswerForm
 from ....backends.errors import (
     InferdError,
     InvalidArgument,
@@ -32,7 +33,7 @@ from ....backends.params import (
     sampling_params,
     tool_choice_of,
 )
-from ....backends.tool_formats import ToolFormat, tool_format_of
+from ....backends.tool_formats import marked_form
 from ....ipc.chat_messages import checked_messages
 from ....ipc.client import AsyncClient
 from ....ipc.payloads import turn_input
@@ -42,8 +43,6 @@ from .answers import TurnRequest
 from .pool import ConnectionPool
 
 _REFUSALS = (InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation)
-_UNMARKED = (ToolFormat.NONE, ToolFormat.JSON, ToolFormat.LLAMA)
-"""The forms in which `strict` alone makes no grammar."""
 _REFUSE_LONG = (None, "auto", "error")
 """Values of `overflow` with which a prompt that begins a session must fit into the context."""
 _CALL_S_MAX = 10.0
@@ -109,7 +108,7 @@ class TurnPrecheck:
         messages.
         """
         source = _template_of(info)
-        self._check_functions(values, tool_format_of(source))
+        self._check_functions(values, _answer_form_of(info, source))
         if not source or info.get("info") or request.raw or request.session_id is not None:
             return
         from ....backends.llama.text.renderer import Renderer
@@ -121,13 +120,16 @@ class TurnPrecheck:
         finally:
             template.close()
 
-    def _check_functions(self, values: Values, form: ToolFormat) -> None:
-        """Check the schemas of functions that calls in an answer have to follow."""
+    def _check_functions(self, values: Values, form: AnswerForm) -> None:
+        """Check the schemas of functions that calls in an answer have to follow. Without a mark
+        before calls, `strict` alone makes no grammar.
+        """
+        marked = bool(form.calls) and not form.calls[0].whole
         choice = tool_choice_of(values.get("tool-choice", "auto"))
         for function in (tool["function"] for tool in values.get("tools", ())):
             if choice.mode == "none" or (choice.names and function["name"] not in choice.names):
                 continue
-            strict = function.get("strict") is True and form not in _UNMARKED
+            strict = function.get("strict") is True and marked
             if strict or choice.mode == "required":
                 schema = {"type": "object", **(function.get("parameters") or {})}
                 text = msgspec.json.encode(schema).decode()
@@ -148,6 +150,14 @@ def _template_of(info: Mapping[str, Any]) -> str:
     if options.get("chat-template-file"):
         return ""
     return str(options.get("chat-template") or file.get("chat_template") or "")
+
+
+def _answer_form_of(info: Mapping[str, Any], source: str) -> AnswerForm:
+    """Return the form of answers of a loaded model, or as far as its template names it."""
+    if info.get("info"):
+        return msgspec.convert(info["info"]["answer_form"], AnswerForm)
+    known = marked_form(source)
+    return PLAIN_ANSWERS if known is None else known.form
 
 
 def _messages_of(request: TurnRequest) -> list[dict[str, Any]]:

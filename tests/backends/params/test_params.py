@@ -103,6 +103,7 @@ BAD: dict[str, list[Any]] = {
         {"type": "function", "function": {"name": "a b"}},
     ],
     "arguments": [1, "", "[]", [], {"a b": 1}, "\ud800"],
+    "answer-form": [7, "nobody", [], {"calls": [{"begin": "a"}]}, {"marks": []}, "{"],
 }
 
 

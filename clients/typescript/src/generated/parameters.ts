@@ -55,6 +55,8 @@ export interface ModelParameters {
   "chat-template"?: string | undefined;
   /** file with the chat template, read at each load (default: "") */
   "chat-template-file"?: string | undefined;
+  /** form of reasoning and tool calls in answers, which replaces the one derived from the chat template: a name (hermes, llama, â¦), or a map as `inferd show --template` prints it (default: "") */
+  "tool-format"?: string | object | undefined;
   /** model whose embeddings `stop-similarity` compares while it is loaded; empty: none (default: "") */
   "similarity-model"?: string | undefined;
   /** maximum time in milliseconds that a turn waits for one comparison (default: 1000) */
