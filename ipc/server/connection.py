@@ -11,6 +11,7 @@ import anyio
 
 from ...backends.errors import Busy
 from ...scheduler.owner import Owner
+from ...wire.frames import pack_frame
 from ..messages import CALLS, CREDIT_MAX, Kind
 from ..peer import Peer
 from .descriptors import UnclaimedDescriptors, UserDescriptors
@@ -157,4 +158,4 @@ class Request:
 
     def emit(self, event: Any, *, flush: bool = True) -> None:
         """Send an event before the reply; without *flush*, the next flush sends it."""
-        self.connection.send([_EVENT, self.number, event], flush=flush)
+        self.connection.send_frame(pack_frame([_EVENT, self.number, event]), flush=flush)

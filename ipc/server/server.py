@@ -25,10 +25,10 @@ from .decoding import decode_integer, decode_request, open_frame, pack_error, pa
 from .descriptors import ClientDescriptors
 from .fairness import FairStarts, LoopTime, SharedLimit
 from .incomplete_frames import IncompleteFrames
-from .outbox import OUTBOXES_BYTES_MAX
 from .request_bytes import SMALL_FRAME_BYTES, RequestBytes, Reserve, request_bytes
 from .socket_connection import (
     HELLO_TIMEOUT_S,
+    OUTBOXES_BYTES_MAX,
     SOFTWARE_CHARACTERS,
     ArrivalTimer,
     check_names,

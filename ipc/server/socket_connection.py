@@ -1,4 +1,6 @@
-"""The socket of one client of a daemon or of the entry of a fleet, and the client's hello."""
+"""The socket of one client of a daemon or of the entry of a fleet: its reading, the frames that the
+client has not read yet, and the client's hello.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,6 @@ from ..names import check_label, check_user_name
 from ..peer import Peer
 from .descriptors import SCM_MAX_FD, UnclaimedDescriptors, UserDescriptors
 from .fairness import CHECK_S, LoopTime, SharedLimit
-from .outbox import Outbox, OutboxListener
 
 HELLO_TIMEOUT_S = 10.0
 SOFTWARE_CHARACTERS = 200
@@ -34,6 +35,9 @@ whose handling occupies the loop for about 10 ms.
 """
 OUTBOX_PAUSE_BYTES = 1 << 20
 """Above this amount of data that a client has not read, the daemon stops reading from it."""
+OUTBOX_BYTES_MAX = 64 << 20
+OUTBOXES_BYTES_MAX = 128 << 20
+"""Unread data of all connections. A user has at most as much as is free; alone, half of all."""
 
 
 class Pause(Enum):
@@ -49,9 +53,10 @@ class Pause(Enum):
     """The client sends no more."""
 
 
-class SocketConnection(OutboxListener):
+class SocketConnection:
     """The socket of a client's connection, owned by the event loop. *user* has the descriptors of
-    all connections of its user; *unclaimed* those of this one that no request has taken.
+    all connections of its user; *unclaimed* those of this one that no request has taken. *outboxes*
+    is the limit on the unread bytes of all connections.
     """
 
     def __init__(
@@ -68,7 +73,11 @@ class SocketConnection(OutboxListener):
         """Whether the user may take the places that are reserved for operators."""
         self._sock, self._unclaimed = sock, unclaimed
         self._reading = SocketReading(sock, self._read_some)
-        self._outbox = Outbox(sock, self.uid, outboxes, self)
+        self._outboxes = outboxes
+        self._unsent = bytearray()
+        self._unsent_counted = 0
+        """The unsent bytes that are counted in the shared limit."""
+        self._accepts_frames, self._writing = True, False
         self._loop_time = loop_time
         self._loop = asyncio.get_running_loop()
         self.active_at_s = time.monotonic()
@@ -99,15 +108,16 @@ class SocketConnection(OutboxListener):
     @property
     def unsent_bytes(self) -> int:
         """The bytes that the client has not read."""
-        return self._outbox.unsent_bytes
+        return len(self._unsent)
 
     def send(self, message: Any, *, flush: bool = True) -> None:
         """Send a message; buffer the rest where the socket is full."""
         self.send_frame(pack_frame(message), flush=flush)
 
     def send_frame(self, frame: bytes, *, flush: bool = True) -> None:
-        """Send a message that is already a frame."""
-        self._outbox.add_frame(frame)
+        """Send a message that is already a frame; without *flush*, the next flush sends it."""
+        if self._accepts_frames:
+            self._unsent += frame
         if flush:
             self.flush()
 
@@ -117,8 +127,43 @@ class SocketConnection(OutboxListener):
         self._has_goodbye = True
 
     def flush(self) -> None:
-        """Send as much as the socket accepts now, and the rest once it is writable."""
-        self._outbox.flush()
+        """Send as much as the socket accepts now, and the rest once it is writable.
+
+        A client that leaves more than `OUTBOX_BYTES_MAX` unread, or more than its user's part of
+        `OUTBOXES_BYTES_MAX`, is disconnected.
+        """
+        try:
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
+        except BlockingIOError:
+            if not self._count_unsent():
+                self.cut()
+            elif not self._writing:
+                self._loop.add_writer(self._sock, self.flush)
+                self._writing = True
+        except OSError:
+            self.cut()
+        else:
+            self._stop_writing()
+            self.outbox_emptied()
+
+    def _count_unsent(self) -> bool:
+        """Count the unsent bytes; return whether they are within the bounds."""
+        size = len(self._unsent)
+        more = size - self._unsent_counted
+        if size > OUTBOX_BYTES_MAX or (more > 0 and not self._outboxes.fits(self.uid, more)):
+            return False
+        self._outboxes.take_amount(self.uid, more)
+        self._unsent_counted = size
+        return True
+
+    def _stop_writing(self) -> None:
+        """Stop waiting for a writable socket."""
+        if self._writing:
+            self._loop.remove_writer(self._sock)
+            self._writing = False
+            self._outboxes.take_amount(self.uid, -self._unsent_counted)
+            self._unsent_counted = 0
 
     def outbox_emptied(self) -> None:
         """Resume reading if that was paused."""
@@ -144,8 +189,11 @@ class SocketConnection(OutboxListener):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _stop(self) -> None:
-        if self._outbox.is_open:
-            self._outbox.close()
+        """Drop the unsent frames, accept no more, and end the reader task."""
+        if self._accepts_frames:
+            self._accepts_frames = False
+            self._unsent.clear()
+            self._stop_writing()
             self.outbox_emptied()
             self.end()
 
@@ -183,7 +231,7 @@ class SocketConnection(OutboxListener):
         """Read once and handle the data, unless reading pauses; return whether there was any."""
         if self._ended.done():
             return False
-        if self._outbox.unsent_bytes > OUTBOX_PAUSE_BYTES:
+        if len(self._unsent) > OUTBOX_PAUSE_BYTES:
             self.pause_reading(Pause.OUTBOX)
             return False
         if pause_s := self._loop_time.reading_pause_s(self.uid):
@@ -209,7 +257,7 @@ class SocketConnection(OutboxListener):
         """Read no more. The client has closed the connection or only its sending side. In the
         second case the connection ends once its requests are answered.
         """
-        if not (self.has_requests or self._outbox.unsent_bytes):
+        if not (self.has_requests or self._unsent):
             self.end()
             return
         self.pause_reading(Pause.END)
@@ -218,7 +266,7 @@ class SocketConnection(OutboxListener):
         self._loop.add_reader(self._hangup, self.end)
 
     def _end_if_answered(self) -> None:
-        if self._hangup is not None and not (self.has_requests or self._outbox.unsent_bytes):
+        if self._hangup is not None and not (self.has_requests or self._unsent):
             self.end()
 
     def note_request_ended(self) -> None:

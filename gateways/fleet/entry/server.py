@@ -24,9 +24,9 @@ from ....ipc.server.acceptor import Acceptor
 from ....ipc.server.descriptors import ClientDescriptors
 from ....ipc.server.fairness import LoopTime, SharedLimit
 from ....ipc.server.listener import UnixListener
-from ....ipc.server.outbox import OUTBOXES_BYTES_MAX
 from ....ipc.server.socket_connection import (
     HELLO_TIMEOUT_S,
+    OUTBOXES_BYTES_MAX,
     SOFTWARE_CHARACTERS,
     ArrivalTimer,
     check_names,

@@ -14,13 +14,17 @@ from anyio.lowlevel import checkpoint
 from inferd.backends.errors import ProtocolError
 from inferd.ipc.messages import CREDIT_MAX
 from inferd.ipc.peer import peer_of
-from inferd.ipc.server import outbox
+from inferd.ipc.server import socket_connection
 from inferd.ipc.server.connection import Request, ServerConnection
 from inferd.ipc.server.descriptors import ClientDescriptors
 from inferd.ipc.server.fairness import LoopTime, SharedLimit
-from inferd.ipc.server.outbox import OUTBOXES_BYTES_MAX
 from inferd.ipc.server.request_bytes import RequestBytes
-from inferd.ipc.server.socket_connection import OUTBOX_PAUSE_BYTES, REQUESTS_BYTES, Pause
+from inferd.ipc.server.socket_connection import (
+    OUTBOX_PAUSE_BYTES,
+    OUTBOXES_BYTES_MAX,
+    REQUESTS_BYTES,
+    Pause,
+)
 from inferd.wire.frames import READ_BYTES
 
 pytestmark = pytest.mark.asyncio
@@ -137,7 +141,7 @@ async def test_the_end_of_a_client_with_unread_replies_is_noticed_behind_its_req
 async def test_a_client_past_the_outbox_bound_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outbox, "OUTBOX_BYTES_MAX", OUTBOX_PAUSE_BYTES)
+    monkeypatch.setattr(socket_connection, "OUTBOX_BYTES_MAX", OUTBOX_PAUSE_BYTES)
     async with reading() as (connection, _, reader):
         connection.send(MUCH)
 
