@@ -19,7 +19,7 @@ from .identity import check_id, check_search, checked_title, matches, name_of_id
 from .journal.journal import ChangeSender, Journal, Recording
 from .lifetimes.dormant import DAY_S, DormantLimits
 from .lifetimes.places import PlaceBounds, PlaceWait
-from .manager import SessionManager
+from .manager import Opening, SessionManager
 from .named_states import NamedState, NamedStates, StateFacts, StateLimits
 from .table import SessionState
 from .turn.options import Parameters, TurnNotes, TurnOptions
@@ -41,6 +41,7 @@ __all__ = (
     "ModelSource",
     "NamedState",
     "NamedStates",
+    "Opening",
     "StateFacts",
     "StateLimits",
     "WorkerClient",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import structlog
@@ -35,6 +35,35 @@ BRANCHES_MAX = 16
 """Branches that one call makes."""
 
 log = structlog.get_logger(logger_name="sessions")
+
+
+class Opening(NamedTuple):
+    """The request to open a session of *connection*, or to attach the one with an id.
+
+    A new session begins with the history of its *origin*, if it has one, and is written to disk
+    only with *persist*. *defaults* are its parameters.
+    """
+
+    connection: object
+    owner: Owner
+    model: ModelSource
+    defaults: dict[str, Any]
+    session_id: str | None = None
+    persist: bool = True
+    origin: NamedState | None = None
+
+
+class _FoundId(NamedTuple):
+    """The sessions with an id: open on a *connection*, dormant, or deleted and restorable."""
+
+    connection: object
+    live: Session | None
+    dormant: Session | None
+    deleted: Session | None
+
+    @property
+    def any(self) -> Session | None:
+        return self.live or self.dormant or self.deleted
 
 
 class SessionManager:
@@ -86,75 +115,39 @@ class SessionManager:
 
     # Opening.
 
-    def open_session(
-        self,
-        connection: object,
-        owner: Owner,
-        model: ModelSource,
-        defaults: dict[str, Any],
-        session_id: str | None = None,
-        *,
-        persist: bool = True,
-        origin: NamedState | None = None,
-    ) -> tuple[Session, bool]:
-        """Return a session of *connection*, and whether it existed already (by its id). A new
-        session begins with the history of its *origin*, if it has one, and is written to disk only
-        with *persist*.
+    def open_session(self, opening: Opening) -> tuple[Session, bool]:
+        """Return a session, and whether it existed already (by its id).
 
         :raises Busy: the bound of all sessions is reached.
         :raises QuotaExceeded: one of the user's own bounds is reached.
         :raises SessionBusy: the id is in use on another connection.
         :raises InvalidArgument: the session with this id has another model.
         """
-        found = self._find_live(connection, owner, session_id, model)
+        found = self._find_live(opening)
         if found is not None:
             return found, True
-        with self.places.taken_places(owner):
-            return self._open(
-                connection, owner, model, defaults, session_id, persist=persist, origin=origin
-            )
+        with self.places.taken_places(opening.owner):
+            return self._open(opening)
 
     async def open_session_in_queue(
-        self,
-        connection: object,
-        owner: Owner,
-        model: ModelSource,
-        defaults: dict[str, Any],
-        session_id: str | None = None,
-        *,
-        persist: bool = True,
-        origin: NamedState | None = None,
-        wait: PlaceWait,
+        self, opening: Opening, wait: PlaceWait
     ) -> tuple[Session, bool]:
         """Do the same as `open_session`, after a *wait* for a place.
 
         :raises Timeout: no place was free in time.
         :raises Busy: too many requests wait.
         """
-        found = self._find_live(connection, owner, session_id, model)
+        found = self._find_live(opening)
         if found is not None:
             return found, True
-        async with self.places.waited_place(owner, wait):
+        async with self.places.waited_place(opening.owner, wait):
             # Another call may have opened it during the wait.
-            found = self._find_live(connection, owner, session_id, model)
-            if found is not None:
-                return found, True
-            return self._open(
-                connection, owner, model, defaults, session_id, persist=persist, origin=origin
-            )
+            found = self._find_live(opening)
+            return self._open(opening) if found is None else (found, True)
 
-    def _open(
-        self,
-        connection: object,
-        owner: Owner,
-        model: ModelSource,
-        defaults: dict[str, Any],
-        session_id: str | None,
-        *,
-        persist: bool,
-        origin: NamedState | None,
-    ) -> tuple[Session, bool]:
+    def _open(self, opening: Opening) -> tuple[Session, bool]:
         """Open a session or activate the dormant one, in a place that is reserved for it."""
+        connection, owner, model, defaults, session_id, persist, origin = opening
         dormant = None if session_id is None else self.dormant.find_session(owner, session_id)
         if dormant is not None:
             dormant.attach(self._new_handle(), model)  # if refused, it stays dormant
@@ -176,36 +169,44 @@ class SessionManager:
         self._publish(connection, session, changed=origin is not None)
         return session, False
 
-    def _find_live(
-        self, connection: object, owner: Owner, session_id: str | None, model: ModelSource
-    ) -> Session | None:
-        """Return the live session with an id, if there is one.
+    def _find_live(self, opening: Opening) -> Session | None:
+        """Return the live session with the id of an *opening*, if there is one.
 
         :raises SessionBusy: it is open on another connection or another daemon, or is being moved
             or deleted.
         :raises InvalidArgument: it has another model, or this cannot be an id.
         """
+        owner, session_id = opening.owner, opening.session_id
         if session_id is None:
             return None
-        check_id(session_id)
+        found = self._find_id(owner, session_id)
         if self.deletion.under_way(owner, session_id):
             raise SessionBusy(f"session {session_id!r} is being deleted", hint="try again soon")
         self.moving.check_free(owner, session_id)
-        if self.dormant.find_deleted(owner, session_id) is not None:
+        if found.deleted is not None:
             raise SessionBusy(
                 f"session {session_id!r} was deleted, and can still be restored",
                 hint="restore it; or delete it again, which is final, and then open a new one",
             )
-        holder, live = self.live.find_id(owner, session_id)
-        if live is not None:
-            if holder is connection:
-                live.check_model(model)
-                return live
+        if found.live is not None and found.connection is not opening.connection:
             raise SessionBusy(
                 f"session {session_id!r} is open on another connection",
                 hint="close it there first; it is free once that connection ends",
             )
-        return None
+        if found.live is not None:
+            found.live.check_model(opening.model)
+        return found.live
+
+    def _find_id(self, owner: Owner, session_id: str) -> _FoundId:
+        """Return the sessions with an id.
+
+        :raises InvalidArgument: this cannot be an id.
+        """
+        check_id(session_id)
+        connection, live = self.live.find_id(owner, session_id)
+        dormant = self.dormant.find_session(owner, session_id)
+        deleted = self.dormant.find_deleted(owner, session_id)
+        return _FoundId(connection, live, dormant, deleted)
 
     def _publish(self, connection: object, session: Session, *, changed: bool = False) -> None:
         """Add an open session; with *changed*, this call has changed its history."""
@@ -305,12 +306,9 @@ class SessionManager:
                 hint="give one for each, all different, or none",
             )
         for session_id in session_ids:
-            check_id(session_id)
+            found = self._find_id(owner, session_id)
             self.moving.check_free(owner, session_id)
-            _, found = self.live.find_id(owner, session_id)
-            found = found or self.dormant.find_session(owner, session_id)
-            found = found or self.dormant.find_deleted(owner, session_id)
-            if found is not None or self.deletion.under_way(owner, session_id):
+            if found.any is not None or self.deletion.under_way(owner, session_id):
                 raise SessionBusy(
                     f"there is a session {session_id!r} already",
                     hint="delete it, or use another id",
@@ -336,9 +334,8 @@ class SessionManager:
 
         :raises InvalidArgument: this cannot be an id.
         """
-        check_id(session_id)
-        _, live = self.live.find_id(owner, session_id)
-        return live or self.dormant.find_session(owner, session_id)
+        found = self._find_id(owner, session_id)
+        return found.live or found.dormant
 
     async def delete_restorably(self, owner: Owner, session_id: str, undo_s: float) -> bool:
         """Delete a session that `restore_deleted` brings back for *undo_s* seconds. Return whether
@@ -346,8 +343,7 @@ class SessionManager:
 
         :raises SessionBusy: the session is being moved to another daemon.
         """
-        check_id(session_id)
-        _, live = self.live.find_id(owner, session_id)
+        live = self._find_id(owner, session_id).live
         if live is not None:
             if not live.can_be_dormant:
                 await self.delete_session(live)
@@ -371,8 +367,7 @@ class SessionManager:
 
     async def restore_deleted(self, owner: Owner, session_id: str) -> Session | None:
         """Restore a session that was deleted; return None if there is none."""
-        check_id(session_id)
-        session = self.dormant.find_deleted(owner, session_id)
+        session = self._find_id(owner, session_id).deleted
         if session is None:
             return None
         self._set_undo(session, 0.0)
@@ -444,13 +439,11 @@ class SessionManager:
         """Delete a session by its id, live or dormant, or deleted but not for good; return whether
         there was one. Its files and rows on disk are deleted in any case.
         """
-        check_id(session_id)
-        _, live = self.live.find_id(owner, session_id)
-        if live is not None:
-            await self.delete_session(live)
+        ids = self._find_id(owner, session_id)
+        if ids.live is not None:
+            await self.delete_session(ids.live)
             return True
-        session = self.dormant.find_session(owner, session_id)
-        session = session or self.dormant.find_deleted(owner, session_id)
+        session = ids.dormant or ids.deleted
         if session is None:
             found = self.moving.forget_session(owner, session_id)
             found |= self.copies.forget_copy(owner, session_id)

@@ -11,7 +11,7 @@ from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...scheduler.owner import Priority
 from ...scheduler.stopping import CONTEXT_FULL
-from ...sessions import NamedState, PlaceWait, Session, TurnNotes, TurnOptions
+from ...sessions import NamedState, Opening, PlaceWait, Session, TurnNotes, TurnOptions
 from ..core import Daemon
 from .arguments import (
     bounded,
@@ -53,15 +53,15 @@ async def _open_session(
     priority = priority_of(p.priority)
     state, missing = _find_origin(daemon, request, session_id)
     options = graph.options if state is None else state.defaults_on(graph.options, graph.origins)
-    new = (request.connection, request.owner, graph.lease, options, session_id)
+    opening = Opening(
+        request.connection, request.owner, graph.lease, options, session_id, persist, state
+    )
     if queue_timeout_s:
         wait = PlaceWait(Priority.NORMAL if priority is None else priority, queue_timeout_s)
-        session, attached = await sessions.open_session_in_queue(
-            *new, persist=persist, origin=state, wait=wait
-        )
+        session, attached = await sessions.open_session_in_queue(opening, wait)
         _check_graph(daemon, request, session, attached=attached)
     else:
-        session, attached = sessions.open_session(*new, persist=persist, origin=state)
+        session, attached = sessions.open_session(opening)
     if missing is not None and not attached:  # the session was deleted while the call waited
         sessions.discard_session(session)
         raise missing

@@ -20,6 +20,7 @@ from inferd.daemon.metrics.collector import SLICE_S
 from inferd.daemon.metrics.exposition import Exposition
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.scheduler.owner import Owner
+from inferd.sessions import Opening
 from tests.daemon.metrics.scraping import ScrapedMetrics
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import InProcessClient, Source
@@ -40,7 +41,7 @@ async def daemon_with(sessions: int, folder: Path) -> AsyncIterator[Daemon]:
         daemon = Daemon(config, group, 1)
         source = Source(InProcessClient(Bench()))
         for number in range(sessions):
-            daemon.sessions.open_session(number, Owner(1), source, {})
+            daemon.sessions.open_session(Opening(number, Owner(1), source, {}))
         yield daemon
 
 

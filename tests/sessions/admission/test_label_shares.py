@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inferd.backends.errors import Busy, QuotaExceeded
 from inferd.scheduler.owner import Owner, OwnerClock, Priority
 from inferd.scheduler.settings import EngineSettings
-from inferd.sessions import AdmissionBounds, Ledger, Quota
+from inferd.sessions import AdmissionBounds, Ledger, Opening, Quota
 from inferd.sessions.admission.bounds import KeptBytes, OwnerCounts, Spending, Ticket, exceeds_share
 from inferd.sessions.admission.forecast import Forecast
 from tests.sessions.doubles import Harness
@@ -139,7 +139,9 @@ def test_sessions_of_a_label_leave_some_for_another_and_have_their_own_ids() -> 
     harness = Harness(sessions_max=4)
 
     def opened(owner: Owner, session_id: str) -> bool:
-        session, attached = harness.manager.open_session("c", owner, harness.source, {}, session_id)
+        session, attached = harness.manager.open_session(
+            Opening("c", owner, harness.source, {}, session_id)
+        )
         assert session.owner == owner
         return attached
 
@@ -155,11 +157,13 @@ def test_sessions_of_a_label_leave_some_for_another_and_have_their_own_ids() -> 
 @pytest.mark.asyncio
 async def test_a_session_is_attached_and_deleted_only_by_its_label() -> None:
     harness = Harness()
-    harness.manager.open_session("gone", GUEST, harness.source, {}, "diary")
+    harness.manager.open_session(Opening("gone", GUEST, harness.source, {}, "diary"))
     harness.manager.close_connection("gone")
     for owner in (OTHER, PLAIN, Owner(2, "guest"), Owner(2)):
         assert not await harness.manager.delete_session_by_id(owner, "diary")
-        session, attached = harness.manager.open_session("c", owner, harness.source, {}, "diary")
+        session, attached = harness.manager.open_session(
+            Opening("c", owner, harness.source, {}, "diary")
+        )
         assert not attached
         await harness.manager.delete_session(session)
-    assert harness.manager.open_session("c", GUEST, harness.source, {}, "diary")[1]
+    assert harness.manager.open_session(Opening("c", GUEST, harness.source, {}, "diary"))[1]

@@ -14,6 +14,7 @@ from inferd.sessions import (
     AdmissionBounds,
     DormantLimits,
     Ledger,
+    Opening,
     Quota,
     TurnOptions,
     check_priority,
@@ -264,7 +265,9 @@ def test_the_class_of_a_session_from_before_the_rule_is_looked_at_when_it_begins
 def opened(
     harness: Harness, owner: int, session_id: str | None = None, home: str = "here"
 ) -> object:
-    return harness.manager.open_session(home, Owner(owner), harness.source, {}, session_id)[0]
+    return harness.manager.open_session(
+        Opening(home, Owner(owner), harness.source, {}, session_id)
+    )[0]
 
 
 def harness_with(sessions: int) -> Harness:
@@ -296,9 +299,9 @@ def test_the_refusal_of_a_session_says_when_the_users_first_one_expires() -> Non
 
 def test_branches_and_sessions_that_are_come_back_to_count() -> None:
     harness = harness_with(2)
-    harness.manager.open_session("gone", Owner(1), harness.source, {}, "diary")
+    harness.manager.open_session(Opening("gone", Owner(1), harness.source, {}, "diary"))
     harness.manager.close_connection("gone")
-    first, _ = harness.manager.open_session("here", Owner(1), harness.source, {})
+    first, _ = harness.manager.open_session(Opening("here", Owner(1), harness.source, {}))
     with pytest.raises(QuotaExceeded):
         harness.manager.fork_session("here", first, 2)
     assert len(harness.manager.live) == 1, "all branches, or none"
@@ -313,7 +316,7 @@ async def test_a_session_s_turns_are_counted_to_their_end() -> None:
     harness = harness_with(9)
     quota = Quota(rule="r", tokens_per_minute=60)
     harness.ledger.bounds.quota_of = lambda _: quota
-    session, _ = harness.manager.open_session("here", Owner(1), harness.source, {})
+    session, _ = harness.manager.open_session(Opening("here", Owner(1), harness.source, {}))
     await session.set_input(b"x" * 40)
     turn = await session.start_turn(TurnOptions())
     harness.port.run()
@@ -332,12 +335,14 @@ async def test_a_turn_that_is_resumed_counts_what_is_computed_again_and_what_is_
     harness = harness_with(9)
     quota = Quota(rule="r", tokens_per_minute=1000)
     harness.ledger.bounds.quota_of = lambda _: quota
-    session, _ = harness.manager.open_session("gone", Owner(1), harness.source, {}, "diary")
+    session, _ = harness.manager.open_session(
+        Opening("gone", Owner(1), harness.source, {}, "diary")
+    )
     await session.set_input(b"abcdefghij")
     await session.start_turn(TurnOptions(credit=3))
     harness.port.run()
     harness.manager.close_connection("gone")
-    back, _ = harness.manager.open_session("here", Owner(1), harness.source, {}, "diary")
+    back, _ = harness.manager.open_session(Opening("here", Owner(1), harness.source, {}, "diary"))
     turn = await back.resume_turn(TurnOptions(), [], b"")
     harness.port.run()
     assert turn.stats is not None and bytes(turn.text) == b"abcdefghij"

@@ -9,7 +9,7 @@ from inferd.backends.echo.model import EMBEDDING_SIZE
 from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
-from inferd.sessions import Session, TurnOptions
+from inferd.sessions import Opening, Session, TurnOptions
 from inferd.sessions.conversation.outputs import embedding_json
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Harness
@@ -20,7 +20,7 @@ EMBED = TurnOptions(embeds=True)
 
 def opened(harness: Harness, **options: object) -> Session:
     session, _ = harness.manager.open_session(
-        object(), Owner(1000), harness.source, {"embedding": True, **options}
+        Opening(object(), Owner(1000), harness.source, {"embedding": True, **options})
     )
     return session
 

@@ -15,7 +15,7 @@ from inferd.backends.errors import (
     SessionExpired,
 )
 from inferd.scheduler.owner import Owner
-from inferd.sessions import DormantLimits, Session, Turn, TurnOptions
+from inferd.sessions import DormantLimits, Opening, Session, Turn, TurnOptions
 from inferd.sessions.table import SessionState
 from inferd.wire.frames import CREDIT_MAX
 from tests.sessions.doubles import Harness, Source
@@ -25,7 +25,9 @@ HERE, THERE = object(), object()
 
 
 def opened(harness: Harness, connection: object = HERE, **fields: object) -> Session:
-    session, _ = harness.manager.open_session(connection, Owner(1000), harness.source, {}, **fields)  # type: ignore[arg-type]
+    session, _ = harness.manager.open_session(
+        Opening(connection, Owner(1000), harness.source, {}, **fields)  # type: ignore[arg-type]
+    )
     return session
 
 
@@ -283,9 +285,11 @@ async def test_a_session_with_an_id_outlives_its_connection_and_only_its_user_ge
     harness.manager.close_connection(HERE)
 
     other, attached_other = harness.manager.open_session(
-        THERE, Owner(1001), harness.source, {}, "mine"
+        Opening(THERE, Owner(1001), harness.source, {}, "mine")
     )
-    back, attached = harness.manager.open_session(THERE, Owner(1000), harness.source, {}, "mine")
+    back, attached = harness.manager.open_session(
+        Opening(THERE, Owner(1000), harness.source, {}, "mine")
+    )
 
     assert not attached_other
     assert other is not session
@@ -310,7 +314,7 @@ async def test_a_session_is_attached_only_with_its_own_model(dormant: bool) -> N
         harness.manager.detach_session(session)
     other = Source(harness.port, "other")
     with pytest.raises(InvalidArgument, match="'mine' has model 'echo', not 'other'"):
-        harness.manager.open_session(HERE, Owner(1000), other, {}, "mine")
+        harness.manager.open_session(Opening(HERE, Owner(1000), other, {}, "mine"))
     assert opened(harness, session_id="mine") is session
 
 
@@ -361,7 +365,7 @@ async def test_dormant_sessions_are_bounded_and_the_longest_dormant_goes() -> No
     assert len(harness.manager.dormant) == 2
     await harness.manager.deletion.drain()
     assert harness.port.deleted == [(Owner(1000), "id:a")]
-    _, attached = harness.manager.open_session(HERE, Owner(1000), harness.source, {}, "a")
+    _, attached = harness.manager.open_session(Opening(HERE, Owner(1000), harness.source, {}, "a"))
     assert not attached
 
 

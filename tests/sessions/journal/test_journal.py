@@ -24,7 +24,7 @@ from inferd.backends.errors import BackendError, InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.messages import pack_tokens
 from inferd.scheduler.owner import Owner, Priority
-from inferd.sessions import DormantLimits, Journal, Session, TurnOptions
+from inferd.sessions import DormantLimits, Journal, Opening, Session, TurnOptions
 from inferd.sessions.entries import (
     HistoryEntry,
     Mark,
@@ -112,7 +112,9 @@ def end_of(session: Session) -> Any:
 
 
 async def reopened(harness: Kept, session_id: str = "diary") -> Session:
-    session, attached = harness.manager.open_session(THERE, OWNER, harness.source, {}, session_id)
+    session, attached = harness.manager.open_session(
+        Opening(THERE, OWNER, harness.source, {}, session_id)
+    )
     assert attached
     return session
 
@@ -782,7 +784,7 @@ async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as harness:
         assert harness.journal.status["moved_to"] is None
         assert all_of(await reopened(harness, "one")) == expected, "it was written into the new one"
-        assert not harness.manager.open_session(HERE, OWNER, harness.source, {}, "two")[1]
+        assert not harness.manager.open_session(Opening(HERE, OWNER, harness.source, {}, "two"))[1]
 
 
 @pytest.mark.asyncio
@@ -794,7 +796,7 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
         harness.manager.detach_all()
     async with Kept(tmp_path).running() as harness:
         with pytest.raises(InvalidArgument, match="has another vocabulary"):
-            harness.manager.open_session(THERE, OWNER, harness.source, {}, "diary")
+            harness.manager.open_session(Opening(THERE, OWNER, harness.source, {}, "diary"))
         assert await harness.manager.delete_session_by_id(OWNER, "diary")
 
 
@@ -999,7 +1001,9 @@ async def do(harness: Kept, session: Session, call: str, value: Any) -> Session:
                 await session.finish_turn(turn)
         case "sleep":
             harness.manager.detach_session(session)
-            session, _ = harness.manager.open_session(HERE, OWNER, harness.source, {}, "diary")
+            session, _ = harness.manager.open_session(
+                Opening(HERE, OWNER, harness.source, {}, "diary")
+            )
     return session
 
 

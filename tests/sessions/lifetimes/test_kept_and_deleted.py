@@ -8,7 +8,7 @@ import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, QuotaExceeded, SessionBusy
 from inferd.scheduler import Owner
-from inferd.sessions import DormantLimits, Session
+from inferd.sessions import DormantLimits, Opening, Session
 from inferd.sessions.identity import checked_title, first_words, matches, opening_of
 from inferd.sessions.lifetimes.deletion import DeletionNotes
 from tests.sessions.doubles import Harness
@@ -19,7 +19,7 @@ ADA, BOB = Owner(1000), Owner(1001)
 
 
 def opened(harness: Harness, name: str, owner: Owner = ADA) -> Session:
-    return harness.manager.open_session(HERE, owner, harness.source, {}, name)[0]
+    return harness.manager.open_session(Opening(HERE, owner, harness.source, {}, name))[0]
 
 
 def dormant(harness: Harness, *names: str, owner: Owner = ADA) -> list[Session]:

@@ -18,7 +18,7 @@ from inferd.backends.errors import (
 )
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
-from inferd.sessions import DormantLimits, PlaceWait, Session, Turn, TurnOptions
+from inferd.sessions import DormantLimits, Opening, PlaceWait, Session, Turn, TurnOptions
 from inferd.sessions.lifetimes.places import PlaceBounds
 from inferd.sessions.table import SessionState
 from tests.sessions.conversation.test_sessions import HERE, THERE, opened
@@ -95,7 +95,7 @@ async def yielded(
 
 
 def opened_by_another(harness: Harness) -> Session:
-    session, _ = harness.manager.open_session(THERE, OTHER, harness.source, {})
+    session, _ = harness.manager.open_session(Opening(THERE, OTHER, harness.source, {}))
     return session
 
 

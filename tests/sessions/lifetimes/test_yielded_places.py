@@ -13,7 +13,7 @@ from inferd.backends.errors import (
     SessionExpired,
 )
 from inferd.scheduler.owner import Owner, Priority
-from inferd.sessions import DormantLimits, PlaceWait, Quota, Session, TurnOptions
+from inferd.sessions import DormantLimits, Opening, PlaceWait, Quota, Session, TurnOptions
 from tests.sessions.conversation.test_sessions import HERE, answer, opened
 from tests.sessions.doubles import Harness
 
@@ -232,7 +232,7 @@ async def test_a_class_above_the_user_s_highest_does_not_wait() -> None:
     harness.ledger.bounds.quota_of = lambda _: Quota(rule="r", priority_max=Priority.NORMAL)
     with pytest.raises(PermissionDenied):
         await harness.manager.open_session_in_queue(
-            HERE, Owner(1000), harness.source, {}, wait=PlaceWait(Priority.HIGH, 1.0)
+            Opening(HERE, Owner(1000), harness.source, {}), PlaceWait(Priority.HIGH, 1.0)
         )
     assert harness.manager.live.places_taken == 0
 
@@ -244,7 +244,9 @@ async def test_idle_sessions_yield_to_waiting_requests_in_time() -> None:
     manager, done = harness.manager, anyio.Event()
 
     async def open_in_turn() -> None:
-        await manager.open_session_in_queue(HERE, Owner(1000), harness.source, {}, wait=PlaceWait())
+        await manager.open_session_in_queue(
+            Opening(HERE, Owner(1000), harness.source, {}), PlaceWait()
+        )
         done.set()
 
     async with anyio.create_task_group() as group:

@@ -11,7 +11,7 @@ from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.backends.model_spec import adapter_key, split_key
 from inferd.scheduler.messages import AdapterReport
 from inferd.scheduler.owner import Owner
-from inferd.sessions import TurnOptions
+from inferd.sessions import Opening, TurnOptions
 from inferd.sessions.turn.options import chosen_keys, scales_by_name
 from tests.sessions.doubles import Harness
 
@@ -98,7 +98,7 @@ def test_a_key_has_the_very_scale(scale: float) -> None:
 @pytest.mark.asyncio
 async def test_a_session_looks_for_its_state_by_the_adapters_of_its_last_turn() -> None:
     harness = Harness()
-    session, _ = harness.manager.open_session("c", Owner(1), harness.source, {}, "id")
+    session, _ = harness.manager.open_session(Opening("c", Owner(1), harness.source, {}, "id"))
     await session.set_input(b"a text")
     turn = await session.start_turn(TurnOptions(options={"lora": ["loud"]}))
     harness.port.run()

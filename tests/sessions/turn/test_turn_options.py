@@ -11,7 +11,7 @@ from inferd.backends.echo.options import VOCAB_SIZE
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params import PARAMETERS, read_options
 from inferd.scheduler.owner import Owner
-from inferd.sessions import Session, TurnOptions
+from inferd.sessions import Opening, Session, TurnOptions
 from inferd.sessions.turn.options import Parameters
 from inferd.wire.metadata import Metadata
 from tests.sessions.doubles import Harness
@@ -74,7 +74,9 @@ def test_a_turn_cannot_set_what_does_not_hold_for_a_turn(name: str) -> None:
 
 
 def opened(harness: Harness, **fields: object) -> Session:
-    session, _ = harness.manager.open_session(HERE, Owner(1000), harness.source, {}, **fields)  # type: ignore[arg-type]
+    session, _ = harness.manager.open_session(
+        Opening(HERE, Owner(1000), harness.source, {}, **fields)  # type: ignore[arg-type]
+    )
     return session
 
 
