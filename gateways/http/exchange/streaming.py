@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import anyio
@@ -68,101 +69,48 @@ async def stream_turn(
     :raises InferdError: a turn failed before the response began.
     """
     requests = [request] if isinstance(request, TurnRequest) else request
-    writer = _StreamWriter(exchange, form, sum(each.answers for each in requests))
+    writer = _StreamWriter(exchange, form, requests)
     if form.shows_waiting:
         exchange.waiting.add(writer, exchange.limits.hold_s)
     try:
         with writer.scope:
-            await _stream_all(exchange, requests, writer)
+            await _stream_all(exchange, writer)
     finally:
         writer.end_waiting()
     await writer.finish()
 
 
-async def _stream_all(
-    exchange: Exchange, requests: Sequence[TurnRequest], writer: _StreamWriter
-) -> None:
-    readers, number = [], 0
-    for request in requests:
-        readers.append(_NumberedReader(writer, request, number))
-        number += request.answers
-    writer.readers = readers
-    if len(readers) == 1:  # the usual case, without a further task and group
-        await _stream_one(exchange, readers[0])
+async def _stream_all(exchange: Exchange, writer: _StreamWriter) -> None:
+    if len(writer.turns) == 1:  # the usual case, without a further task and group
+        await _stream_one(exchange, writer, *writer.turns[0])
         return
     async with anyio.create_task_group() as group:
-        for reader in readers:
-            group.start_soon(_stream_one, exchange, reader)
+        for first, request in writer.turns:
+            group.start_soon(_stream_one, exchange, writer, first, request)
 
 
-async def _stream_one(exchange: Exchange, reader: _NumberedReader) -> None:
+async def _stream_one(
+    exchange: Exchange, writer: _StreamWriter, first: int, request: TurnRequest
+) -> None:
     try:
-        await exchange.turns.stream(exchange.caller, reader.request, reader)
+        await exchange.turns.stream(exchange.caller, request, writer, first)
     except InferdError as exc:
-        reader.writer.note_error(exc)
-
-
-class _NumberedReader:
-    """The reader of one of several turns, whose answers are numbered from *first* on."""
-
-    def __init__(self, writer: _StreamWriter, request: TurnRequest, first: int):
-        self.writer, self.request, self._first = writer, request, first
-        self.opened = False
-        """Whether the session is open, so that the daemon checks the turn."""
-
-    def note_opened(self) -> None:
-        """Note that the session is open."""
-        self.opened = True
-
-    def note_place(self, answer: int, place: QueueEvent) -> None:
-        """Note a place in the queue; only that of the first turn is shown."""
-        self.note_accepted(answer)
-        if not self._first:
-            self.writer.note_place(place)
-
-    def add_progress(self, answer: int, progress: TurnProgress) -> None:
-        """Add the progress of an answer's prompt."""
-        self.writer.add_progress(self._first + answer, progress)
-
-    def note_accepted(self, answer: int) -> None:
-        """Note that the turn of an answer was accepted."""
-        self.writer.note_accepted(self._first + answer)
-
-    def note_all_accepted(self) -> None:
-        """Note that the request was accepted, with all its answers."""
-        for answer in range(self.request.answers):
-            self.note_accepted(answer)
-
-    def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
-        """Add a piece."""
-        self.writer.add_piece(self._first + answer, piece, probabilities)
-
-    def write_now(self) -> bool:
-        """Write the added pieces if that needs no waiting; return whether they are written."""
-        return self.writer.write_now()
-
-    async def write_added(self) -> None:
-        """Write the added pieces."""
-        await self.writer.write_added()
-
-    async def write_end(self, answer: int, end: Answer) -> None:
-        """Write the end of an answer. The first error is kept for the end of the stream."""
-        if end.error is not None:
-            self.writer.note_error(end.error)
-        else:
-            await self.writer.write_end(self._first + answer, end)
+        writer.note_error(exc)
 
 
 class _StreamWriter:
-    """The reader of a turn's answers that writes them to the client."""
+    """The reader of the answers of one or several turns that writes them to the client."""
 
-    def __init__(self, exchange: Exchange, form: StreamForm, answers: int):
+    def __init__(self, exchange: Exchange, form: StreamForm, requests: Sequence[TurnRequest]):
         self._exchange, self._form = exchange, form
         self.scope = anyio.CancelScope()
         """The scope of all turns."""
-        self.readers: Sequence[_NumberedReader] = ()
-        """The readers of the turns, which may be checked while they wait for their model."""
-        self._unaccepted = set(range(answers))
+        ends = list(accumulate((request.answers for request in requests), initial=0))
+        self.turns = list(zip(ends[:-1], requests, strict=True))
+        """The turns, each with the number of its first answer."""
+        self._opened: set[int] = set()
+        """The first answers of turns whose session is open, so that the daemon checks them."""
+        self._unaccepted = set(range(ends[-1]))
         """The answers whose turns may still be refused. Until there are none, nothing is sent."""
         self._accepted = anyio.Event()
         self._check_at = time.monotonic() + CHECK_AFTER_S
@@ -214,17 +162,18 @@ class _StreamWriter:
         """Check the turns that wait for their model, and accept them, or end the stream."""
         exchange = self._exchange
         with scope:  # without the write, of which a part could be missing
-            for reader in self.readers:
-                if not self.waits or reader.opened:
+            for first, request in self.turns:
+                if not self.waits or first in self._opened:
                     continue
                 try:
-                    await exchange.turns.precheck.check(exchange.caller, reader.request)
+                    await exchange.turns.precheck.check(exchange.caller, request)
                 except InferdError as exc:
-                    if self.waits and not reader.opened:
+                    if self.waits and first not in self._opened:
                         self.note_error(exc)
                         return
                 else:
-                    reader.note_all_accepted()
+                    for answer in range(first, first + request.answers):
+                        self.note_accepted(answer)
         if self.waits and not self._unaccepted:
             await self._show_place()
 
@@ -235,9 +184,15 @@ class _StreamWriter:
             if not self._unaccepted:
                 self._accepted.set()
 
-    def note_place(self, place: QueueEvent) -> None:
-        """Note a place in the queue."""
-        self._place, self._show_at = place, 0.0
+    def note_opened(self, first: int) -> None:
+        """Note that the session is open of the turn whose answers begin with *first*."""
+        self._opened.add(first)
+
+    def note_place(self, answer: int, place: QueueEvent) -> None:
+        """Note a place in the queue; only that of the first turn is shown."""
+        self.note_accepted(answer)
+        if answer < self.turns[0][1].answers:
+            self._place, self._show_at = place, 0.0
 
     def add_progress(self, answer: int, progress: TurnProgress) -> None:
         """Add the progress of an answer's prompt."""
@@ -287,7 +242,10 @@ class _StreamWriter:
             self._writing -= 1
 
     async def write_end(self, answer: int, end: Answer) -> None:
-        """Write the end of an answer."""
+        """Write the end of an answer. The first error is kept for the end of the stream."""
+        if end.error is not None:
+            self.note_error(end.error)
+            return
         self.note_accepted(answer)
         self._begin()
         self._added += self._form.end(answer, end)

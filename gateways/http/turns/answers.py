@@ -100,8 +100,10 @@ class TurnProgress:
 class TurnReader(Protocol):
     """The reader of streamed answers. The methods of several answers run side by side."""
 
-    def note_opened(self) -> None:
-        """Note that the session is open: the daemon now checks the turn."""
+    def note_opened(self, first: int) -> None:
+        """Note that the session of the turn whose answers begin with *first* is open: the daemon
+        now checks the turn.
+        """
 
     def note_place(self, answer: int, place: QueueEvent) -> None:
         """Note an answer's place in the queue, before its first piece. Its turn was accepted."""

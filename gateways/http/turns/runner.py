@@ -47,6 +47,17 @@ class Embedded(NamedTuple):
     load_s: float
 
 
+class _AnswerStream(NamedTuple):
+    """The stream of an answer: its *number* among those of its request, and its number as an
+    *answer* of the reader.
+    """
+
+    stream: AsyncStream
+    number: int
+    answer: int
+    progress: _ReportedProgress | None
+
+
 class TurnRunner:
     """The turns of all callers.
 
@@ -89,8 +100,10 @@ class TurnRunner:
                 raise answer.error
         return answers
 
-    async def stream(self, caller: Caller, request: TurnRequest, reader: TurnReader) -> None:
-        """Write the answers to *reader* as they arise.
+    async def stream(
+        self, caller: Caller, request: TurnRequest, reader: TurnReader, first: int = 0
+    ) -> None:
+        """Write the answers to *reader*, numbered from *first* on, as they arise.
 
         :raises InferdError: the session could not be opened. If the turn fails later, the error is
             written with the end of the answer.
@@ -100,60 +113,57 @@ class TurnRunner:
         end_of_session: Answer | None = None
         async with self._open(caller, request, requests=request.answers) as (session, request):
             load_s = time.monotonic() - began
-            reader.note_opened()
+            reader.note_opened(first)
             live = await self._begin_live(caller, request, session)
             branches = await session.fork(request.answers - 1) if request.answers > 1 else []
             streams = []
             for number, each in enumerate([session, *branches]):
-                progress = _ReportedProgress(reader, number) if request.progress else None
+                answer = first + number
+                progress = _ReportedProgress(reader, answer) if request.progress else None
                 stream = each.stream(
                     request.prompt,
-                    on_queue=_place_sink(reader, number, live),
-                    on_start=partial(reader.note_accepted, number),
+                    on_queue=_place_sink(reader, answer, live),
+                    on_start=partial(reader.note_accepted, answer),
                     on_prompt=None if progress is None else progress.note_prompt,
                     **self._turn_keywords(request, deadline, number),
                 )
-                streams.append((stream, progress))
+                streams.append(_AnswerStream(stream, number, answer, progress))
             if len(streams) == 1:
-                end = await self._read_stream(caller, request, *streams[0], 0, reader, load_s, live)
+                end = await self._read_stream(caller, request, streams[0], reader, load_s, live)
                 await self._store_note(session, request, end)
                 if request.session_id is None:
-                    await reader.write_end(0, end)
+                    await reader.write_end(first, end)
                 else:
                     end_of_session = end  # written once the session is dormant
             else:
                 async with anyio.create_task_group() as group:
-                    for number, (stream, progress) in enumerate(streams):
-                        read = partial(self._read_to_end, caller, request, stream, progress)
-                        group.start_soon(read, number, reader, load_s)
+                    for one in streams:
+                        group.start_soon(self._read_to_end, caller, request, one, reader, load_s)
         if end_of_session is not None:
-            await reader.write_end(0, end_of_session)
+            await reader.write_end(first, end_of_session)
 
     async def _read_to_end(
         self,
         caller: Caller,
         request: TurnRequest,
-        stream: AsyncStream,
-        progress: TurnProgress | None,
-        number: int,
+        one: _AnswerStream,
         reader: TurnReader,
         load_s: float,
     ) -> None:
-        end = await self._read_stream(caller, request, stream, progress, number, reader, load_s)
-        await reader.write_end(number, end)
+        end = await self._read_stream(caller, request, one, reader, load_s)
+        await reader.write_end(one.answer, end)
 
     async def _read_stream(
         self,
         caller: Caller,
         request: TurnRequest,
-        stream: AsyncStream,
-        progress: TurnProgress | None,
-        number: int,
+        one: _AnswerStream,
         reader: TurnReader,
         load_s: float,
         live: LiveTurn | None = None,
     ) -> Answer:
         """Write the pieces of a stream to *reader* and to *live*, and return its end."""
+        stream, number, answer, progress = one
         written = 0
         scored = False
         error: InferdError | None = None
@@ -174,7 +184,7 @@ class TurnRunner:
                     progress.note_tokens(len(stream.tokens))
                 if live is not None:
                     live.add_piece(piece)
-                reader.add_piece(number, piece, probabilities)
+                reader.add_piece(answer, piece, probabilities)
             return reader.write_now()
 
         try:
@@ -185,17 +195,17 @@ class TurnRunner:
             error = exc
         finally:
             note_prompt()
-            answer = Answer(
+            end = Answer(
                 metadata=stream.metadata,
                 finish_reason=finish_reason_of(stream.metadata, bool(stream.tool_calls)),
                 probabilities=stream.probabilities[written:],
                 error=error,
                 load_s=load_s,
             )
-            self._charge(caller, answer, number)  # a client's disconnect does not save tokens
+            self._charge(caller, end, number)  # a client's disconnect does not save tokens
         if live is not None:
-            live.note_end(answer)
-        return answer
+            live.note_end(end)
+        return end
 
     async def _begin_live(
         self, caller: Caller, request: TurnRequest, session: AsyncSession
@@ -437,30 +447,30 @@ def no_previous(response_id: str) -> InvalidArgument:
 
 
 def _place_sink(
-    reader: TurnReader, number: int, live: LiveTurn | None
+    reader: TurnReader, answer: int, live: LiveTurn | None
 ) -> Callable[[QueueEvent], None]:
     """Return a function that passes the places of an answer's turn in the queue on."""
     if live is None:
-        return partial(reader.note_place, number)
+        return partial(reader.note_place, answer)
 
     def note_place(place: QueueEvent) -> None:
         live.note_place(place)
-        reader.note_place(number, place)
+        reader.note_place(answer, place)
 
     return note_place
 
 
 class _ReportedProgress(TurnProgress):
-    """The progress of the answer *number*, whose *reader* gets that of its prompt."""
+    """The progress of an *answer*, whose *reader* gets that of its prompt."""
 
-    def __init__(self, reader: TurnReader, number: int):
+    def __init__(self, reader: TurnReader, answer: int):
         super().__init__()
-        self._reader, self._number = reader, number
+        self._reader, self._answer = reader, answer
 
     def note_prompt(self, progress: Mapping[str, Any]) -> None:
         """Note the progress of the prompt, and pass it on."""
         super().note_prompt(progress)
-        self._reader.add_progress(self._number, self)
+        self._reader.add_progress(self._answer, self)
 
 
 def _whole_answer(reply: Reply, load_s: float) -> Answer:
