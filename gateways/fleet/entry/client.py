@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import socket
 import time
@@ -52,7 +53,7 @@ from ..link import ContentKind
 from ..nodes.fair_share import FairShare
 from ..nodes.moves import Moves
 from ..nodes.nodes import NodeLink, Nodes
-from ..nodes.upstream import NodeConnections, Upstream, lost_error
+from ..nodes.upstream import NodeConnections, Upstream, lost_error, result_of
 from ..ray_cluster.discovery import discovery_of
 from ..routing.homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
 from ..routing.own_turns import OwnTurns
@@ -373,14 +374,50 @@ class FleetClient(NodeConnections):
 
         :raises InferdError: the node cannot be reached.
         """
+        upstream = self._send_request(request, node, params, self._pass_on, has_contents)
+        if request.credit:
+            self._send_credit(request, upstream, request.credit)
+
+    def _send_request(
+        self,
+        request: ClientRequest,
+        node: str,
+        params: Fields,
+        handle: Callable[[ClientRequest, Upstream, OpenFrame], None],
+        has_contents: bool,
+    ) -> Upstream:
+        """Send a request to *node* under the client's id; *handle* gets the messages about it."""
         upstream = self.upstream(node)
         frame = request_frame(request.number, request.call, params)
         if has_contents:
             frame = pack_frame([ContentKind.REQUEST, frame[HEADER_BYTES:]])
-        upstream.send_request(request.number, frame, partial(self._pass_on, request, upstream))
+        upstream.send_request(request.number, frame, partial(handle, request, upstream))
         request.upstream = upstream
-        if request.credit:
-            self._send_credit(request, upstream, request.credit)
+        return upstream
+
+    async def exchange(
+        self, request: ClientRequest, node: str, params: Fields, *, has_contents: bool = False
+    ) -> tuple[Upstream, msgspec.Raw]:
+        """Send a request to *node*, with the contents that were sent there; pass its events, and
+        return its result.
+
+        :raises InferdError: the request failed.
+        """
+        answer: asyncio.Future[OpenFrame] = asyncio.get_running_loop().create_future()
+
+        def handle(request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
+            if message.kind == Kind.EVENT:
+                self.pass_event(request, upstream, message)
+            elif not answer.done():
+                answer.set_result(message)
+
+        upstream = self._send_request(request, node, params, handle, has_contents)
+        try:
+            result = result_of(await answer)
+            await self.wait_copied(request)
+            return upstream, result
+        finally:
+            request.upstream = None
 
     def grant_credit(self, request: ClientRequest, credit: int) -> None:
         """Pass on a grant of credit. A grant before the first token holds on each node to which the

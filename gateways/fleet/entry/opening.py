@@ -37,20 +37,17 @@ from ....backends.errors import (
     ShuttingDown,
     WorkerCrashed,
 )
-from ....ipc.messages import Kind
-from ....wire.frames import HEADER_BYTES, pack_frame
+from ....wire.frames import pack_frame
 from ..frames import (
     Fields,
-    OpenFrame,
     integers_in,
     model_refused,
     raw_of,
-    request_frame,
     text_in,
     with_handle,
 )
 from ..link import HANDSHAKE_S_MAX, RECEIVED, TOKEN_BYTES, ContentKind
-from ..nodes.upstream import Upstream, lost_error, result_of
+from ..nodes.upstream import lost_error
 from ..routing.calls import session_homes
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.homes import RecentKey, SessionKey
@@ -218,41 +215,6 @@ def _retry_s(error: InferdError) -> float:
     return error.retry_after_s if isinstance(error, Busy) else float("inf")
 
 
-async def exchange(
-    client: FleetClient,
-    request: ClientRequest,
-    node: str,
-    params: Fields,
-    *,
-    has_contents: bool = False,
-) -> tuple[Upstream, msgspec.Raw]:
-    """Send a request to *node* under the client's id, with the contents that were sent there; pass
-    its events, and return its result.
-
-    :raises InferdError: the request failed.
-    """
-    upstream = client.upstream(node)
-    answer: asyncio.Future[OpenFrame] = asyncio.get_running_loop().create_future()
-
-    def handle(message: OpenFrame) -> None:
-        if message.kind == Kind.EVENT:
-            client.pass_event(request, upstream, message)
-        elif not answer.done():
-            answer.set_result(message)
-
-    frame = request_frame(request.number, request.call, params)
-    if has_contents:
-        frame = pack_frame([ContentKind.REQUEST, frame[HEADER_BYTES:]])
-    upstream.send_request(request.number, frame, handle)
-    request.upstream = upstream
-    try:
-        result = result_of(await answer)
-        await client.wait_copied(request)
-        return upstream, result
-    finally:
-        request.upstream = None
-
-
 def check_graphs(client: FleetClient) -> None:
     """Check that a client may have another graph.
 
@@ -278,7 +240,7 @@ async def load_graph(client: FleetClient, request: ClientRequest, params: Fields
     recent = client.fleet.recent.find(RecentKey(client.owner, model))
 
     async def attempt(node: str) -> Fields:
-        upstream, raw = await exchange(client, request, node, params)
+        upstream, raw = await client.exchange(request, node, params)
         result = msgspec.msgpack.decode(raw, type=GraphHandle)
         graph.leases[node], graph.model = result.graph, result.model or graph.model
         client.graphs[client.contexts.client_handle(upstream, result.graph)] = graph
@@ -330,7 +292,7 @@ async def open_context(client: FleetClient, request: ClientRequest, params: Fiel
         try:
             async with leased(client, graph, node) as handle:
                 fields = with_handle(params, "graph", handle)
-                upstream, raw = await exchange(client, request, node, fields)
+                upstream, raw = await client.exchange(request, node, fields)
                 found = msgspec.msgpack.decode(raw, type=_Opened)
                 kind = TurnKind(graph.model, class_of(params))
                 is_new = home is None and not found.attached
@@ -429,7 +391,7 @@ async def work_on_graph(client: FleetClient, request: ClientRequest, params: Fie
     async def attempt(node: str) -> Fields:
         async with leased(client, graph, node) as handle:
             fields = with_handle(params, "graph", handle)
-            upstream, raw = await exchange(client, request, node, fields)
+            upstream, raw = await client.exchange(request, node, fields)
         return client.mapped(upstream, raw, request.row.handles_in_result)
 
     known = next((node for node in graph.leases if client.fleet.nodes.is_reachable(node)), None)
@@ -519,7 +481,7 @@ async def load_passed(
             upstream.check_connected()
         # No `await` until the request is sent, as the content belongs to the next request sent.
         upstream.send_frame(pack_frame([ContentKind.PASSED, token]))
-        upstream, raw = await exchange(client, request, own.name, params, has_contents=True)
+        upstream, raw = await client.exchange(request, own.name, params, has_contents=True)
         graph = FleetGraph(request.call, params, "", own.name)
         graph.leases[own.name] = msgspec.msgpack.decode(raw, type=GraphHandle).graph
         client.graphs[client.contexts.client_handle(upstream, graph.leases[own.name])] = graph
