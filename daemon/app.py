@@ -213,7 +213,7 @@ def _service(daemon: Daemon) -> ServiceNotifier:
         turns=lambda: sum(session.active for session in daemon.sessions.live),
         pending_restart=lambda: daemon.pending_restart,
     )
-    daemon.components.listener = service
+    daemon.components.on_change = service.component_changed
     daemon.registry.loader.listeners.append(_LoadStatus(service))
     return service
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -92,13 +92,6 @@ COMPONENTS = {
 """All components. A remedy that depends on the cause is passed to `note`."""
 
 
-class ComponentListener(Protocol):
-    """The receiver of changes of components."""
-
-    def component_changed(self, name: str) -> None:
-        """Handle the failure of a component, or its recovery."""
-
-
 @dataclass(frozen=True)
 class _Failure(Component):
     cause: str
@@ -109,7 +102,8 @@ class Components:
     """Health of the components. Owned by the event loop; before that runs, by the main thread."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
-        self.listener: ComponentListener | None = None
+        self.on_change: Callable[[str], None] = lambda _: None
+        """Called with the name of a component that fails or works again."""
         self._seconds = seconds
         self._failures: dict[str, _Failure] = {}
 
@@ -122,7 +116,7 @@ class Components:
             if before is not None:
                 del self._failures[name]
                 log.info("component.recovered", component=name)
-                self._notify(name)
+                self.on_change(name)
             return
         component = COMPONENTS[name]
         self._failures[name] = failure = _Failure(
@@ -135,11 +129,7 @@ class Components:
             log.error(
                 "component.failing", component=name, cause=failure.cause, remedy=failure.remedy
             )
-            self._notify(name)
-
-    def _notify(self, name: str) -> None:
-        if self.listener is not None:
-            self.listener.component_changed(name)
+            self.on_change(name)
 
     async def run_component(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a component's *work*; an unexpected failure ends only that component."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from ...backends.errors import ConnectionLost, InferdError
 from ..messages import CREDIT_DEFAULT, QueueEvent, ToolCallPart
@@ -25,21 +25,14 @@ LOSSES_MAX = 8
 """A turn fails after this many losses of its connection in a row without a new token."""
 
 
-class Starter(Protocol):
-    """A function that sends a turn's request; a session's function first ends its previous turn."""
-
-    async def __call__(self, deadline: float) -> InFlight:
-        """Send the request and return it."""
-
-
-class TurnRecovery(Protocol):
-    """A function that continues a turn after its connection was lost."""
-
-    async def __call__(self, turn: StreamedTurn, lost: InFlight) -> InFlight:
-        """Return a request for the rest of *turn*, whose request was *lost*.
-
-        :raises InferdError: the turn cannot be continued.
-        """
+Starter: TypeAlias = Callable[[float], Awaitable[InFlight]]
+"""A function that sends a turn's request, which has a deadline, and returns it. A session's
+function first ends its previous turn.
+"""
+TurnRecovery: TypeAlias = Callable[["StreamedTurn", InFlight], Awaitable[InFlight]]
+"""A function that returns a request for the rest of a turn whose request was lost with its
+connection, or raises an `InferdError`.
+"""
 
 
 class StreamedTurn:

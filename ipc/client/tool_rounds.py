@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from ...backends.errors import InvalidArgument, Timeout
 from ..payloads import Prompt
@@ -19,11 +19,8 @@ ROUNDS_MAX = 8
 _CHOICE = ("tool-choice", "tool_choice")
 
 
-class ChatTurn(Protocol):
-    """A function that computes one turn of a chat."""
-
-    async def __call__(self, prompt: Prompt | None, keywords: Any) -> Reply:
-        """Return the reply to *prompt*."""
+ChatTurn: TypeAlias = Callable[[Prompt | None, Any], Awaitable[Reply]]
+"""A function that computes one turn of a chat: it returns the reply to a prompt."""
 
 
 class ToolRounds(NamedTuple):

@@ -16,7 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import starmap
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -154,24 +154,6 @@ _READ_EVENTS_MAX = 8
 """Events that are kept after they were read; the removal of all of them at once costs less."""
 
 
-class RequestOwner(Protocol):
-    """The connection over which a request was sent."""
-
-    def grant_credit(self, request: InFlight, events: int) -> None:
-        """Allow the daemon to send *events* more events of *request*."""
-
-    def abandon_request(self, request: InFlight) -> None:
-        """Cancel *request* in the daemon; its events are dropped."""
-
-    def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* soon where the connection may be used; `__del__` may call this."""
-
-    async def wait_for(
-        self, request: InFlight, ready: Callable[[], bool], until: float = math.inf
-    ) -> None:
-        """Wait until *request* has changed so that *ready* returns true, or until *until*."""
-
-
 def no_metadata() -> Metadata:
     """Return the metadata of a turn that has not ended."""
     return cast("Metadata", {})
@@ -194,7 +176,7 @@ class InFlight:
 
     def __init__(self, call: str, deadline: float):
         self.id = 0
-        self.connection: RequestOwner
+        self.connection: ConnectionCore
         self.call = call
         self.deadline = deadline
         self.result: dict[str, Any] = {}
@@ -288,21 +270,6 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-class FrameSender(Protocol):
-    """The frames that are not sent yet."""
-
-    unsent_bytes: int
-
-    def add_frame(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Add *frame* with *descriptors*, which stay the caller's; `flush` sends it."""
-
-    def flush(self) -> None:
-        """Send as much as can be sent without waiting."""
-
-    def close(self) -> None:
-        """Drop the unsent frames."""
-
-
 class ConnectionCore(ABC):
     """A connection to the daemon. One thread at a time changes it.
 
@@ -310,7 +277,7 @@ class ConnectionCore(ABC):
     C call, and repeatable: the next use continues where an interrupted one stopped.
     """
 
-    def __init__(self, path: str, outbox: FrameSender):
+    def __init__(self, path: str, outbox: Outbox):
         self.path = path
         self.server: ServerHello
         self.greeted = False

@@ -221,13 +221,8 @@ def test_an_extra_that_is_broken(tmp_path: Path) -> None:
 def test_a_failure_and_its_end_are_reported_once_each() -> None:
     now = 10.0
     reported: list[str] = []
-
-    class Listener:
-        def component_changed(self, name: str) -> None:
-            reported.append(name)
-
     parts = Components(lambda: now)
-    parts.listener = Listener()
+    parts.on_change = reported.append
     for cause in ("full", "full", "fuller"):
         parts.note("journal", cause)
     now = 13.0

@@ -16,14 +16,14 @@ from inferd.backends.errors import (
     ShuttingDown,
     TooLarge,
 )
-from inferd.ipc.client.connection.core import ConnectionCore, InFlight
+from inferd.ipc.client.connection.core import ConnectionCore, InFlight, Outbox
 from inferd.wire.frames import FrameReader, pack_frame
 from tests.ipc.fake_server import HELLO
 
 CANCELS_MAX = 16
 
 
-class Frames:
+class Frames(Outbox):
     """An outbox that decodes the frames."""
 
     def __init__(self) -> None:
