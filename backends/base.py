@@ -39,10 +39,11 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
 PLAIN_RENDERING = Rendering()
 
 
-KvKind = Literal["plain", "window", "recurrent"]
+KvKind = Literal["plain", "window", "recurrent", "hybrid"]
 """The part of a KV state that can be reused. *plain*: any prefix. *window* (sliding attention): the
 state has only the last tokens, so a prefix can be reused only while all tokens of its window are
-there. *recurrent* (and hybrids): only the whole state after its last token.
+there. *recurrent*: only the whole state after its last token. *hybrid* (recurrent layers beside
+attention): also a prefix at whose end the recurrent part was saved as a checkpoint.
 """
 
 
@@ -335,6 +336,18 @@ class LanguageModel(Model, Protocol):
 
     def restore(self, slot: int, state: bytes) -> bool:
         """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
+
+    def save_checkpoint(self, slot: int) -> bytes:
+        """Return the part of a slot's state that `trim` cannot cut, for `restore_checkpoint`. On
+        recurrent models it is the whole state.
+
+        :raises UnsupportedOperation: the memory is not of the kinds `recurrent` and `hybrid`.
+        """
+
+    def restore_checkpoint(self, slot: int, checkpoint: bytes) -> bool:
+        """Cut a slot of a hybrid back to the tokens after which *checkpoint* was saved. The slot
+        must begin with these tokens. Return False, with the slot empty, if it does not fit.
+        """
 
     def add_adapter(self, spec: AdapterSpec) -> AdapterInfo:
         """Load an adapter, unless it is loaded; it has no effect until `set_adapters` selects it.

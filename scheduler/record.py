@@ -135,7 +135,7 @@ PAGE_COUNTERS = (
 `ENGINE_COUNTS`; `MetricsPublisher` reads these when it publishes.
 """
 PAGE_GAUGES = (
-    *("kv_bytes", "kv_entries", "slot_tokens"),
+    *("kv_bytes", "kv_entries", "kv_checkpoints", "kv_checkpoint_bytes", "slot_tokens"),
     *(f"waiting_{reason}" for reason in WaitReason),
 )
 PAGE_HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {

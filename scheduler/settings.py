@@ -44,7 +44,9 @@ class EngineSettings:
     shared_prefix_tokens_min: int = 64
     """A task does not wait for a shared prefix that is shorter."""
     checkpoint_tokens: int = 2048
-    """Distance between the saved states of a prompt on models that can only use whole states."""
+    """Distance between saved states of a prompt on models whose states cannot be cut anywhere."""
+    checkpoints_max: int = 32
+    """Maximum number of checkpoints of one conversation on recurrent models and hybrids."""
     shifts_max: int = 8
     """Maximum number of context shifts in one turn."""
     kv_ram_bytes: int = 2 << 30

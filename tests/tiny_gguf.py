@@ -161,34 +161,64 @@ def _gemma3(path: Path) -> None:
     writer.finish()
 
 
+INNER, STATE, RANK, KERNEL = 128, 16, 8, 4
+"""The sizes of Mamba's layers."""
+
+
 def _mamba(path: Path) -> None:
     """Recurrent: no cells, one state per sequence."""
-    inner, state, rank, kernel = 128, 16, 8, 4
     writer = _Writer(path, "mamba")
     _common(writer, layers=2)
     _output(writer)
-    file = writer.file
-    file.add_feed_forward_length(0)
-    file.add_head_count(0)
-    file.add_ssm_conv_kernel(kernel)
-    file.add_ssm_inner_size(inner)
-    file.add_ssm_state_size(state)
-    file.add_ssm_time_step_rank(rank)
+    writer.file.add_feed_forward_length(0)
+    writer.file.add_head_count(0)
+    _mamba_sizes(writer.file)
     for layer in range(2):
-        block = f"blk.{layer}"
-        writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
-        writer.weight(f"{block}.ssm_in.weight", 2 * inner, EMBEDDING)
-        writer.weight(f"{block}.ssm_conv1d.weight", inner, kernel, scale=0.5)
-        writer.weight(f"{block}.ssm_conv1d.bias", inner, scale=0.1)
-        writer.weight(f"{block}.ssm_x.weight", rank + 2 * state, inner)
-        writer.weight(f"{block}.ssm_dt.weight", inner, rank)
-        writer.weight(f"{block}.ssm_dt.bias", inner, scale=0.5)
-        # Small decay: tokens read hundreds of tokens ago must still have an effect.
-        decay = -0.05 * np.tile(np.arange(1, state + 1, dtype=np.float32), (inner, 1))
-        file.add_tensor(f"{block}.ssm_a", decay)
-        writer.ones(f"{block}.ssm_d", inner)
-        writer.weight(f"{block}.ssm_out.weight", EMBEDDING, inner)
+        _mamba_layer(writer, f"blk.{layer}")
     writer.finish()
+
+
+def _jamba(path: Path) -> None:
+    """Hybrid: Mamba, with attention in every other layer."""
+    attends = [0, 1, 0, 1]
+    writer = _Writer(path, "jamba")
+    _common(writer, layers=4)
+    _output(writer)
+    _heads(writer.file, [HEADS_KV * a for a in attends])
+    _mamba_sizes(writer.file)
+    for layer, attention in enumerate(attends):
+        block = f"blk.{layer}"
+        _feed_forward(writer, block)
+        if attention:
+            _attention(writer, block)
+            continue
+        _mamba_layer(writer, block)
+        for name, size in (("dt", RANK), ("b", STATE), ("c", STATE)):
+            writer.ones(f"{block}.ssm_{name}_norm.weight", size)
+    writer.finish()
+
+
+def _mamba_sizes(file: Any) -> None:
+    file.add_ssm_conv_kernel(KERNEL)
+    file.add_ssm_inner_size(INNER)
+    file.add_ssm_state_size(STATE)
+    file.add_ssm_time_step_rank(RANK)
+
+
+def _mamba_layer(writer: _Writer, block: str) -> None:
+    inner, state, rank, kernel = INNER, STATE, RANK, KERNEL
+    writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
+    writer.weight(f"{block}.ssm_in.weight", 2 * inner, EMBEDDING)
+    writer.weight(f"{block}.ssm_conv1d.weight", inner, kernel, scale=0.5)
+    writer.weight(f"{block}.ssm_conv1d.bias", inner, scale=0.1)
+    writer.weight(f"{block}.ssm_x.weight", rank + 2 * state, inner)
+    writer.weight(f"{block}.ssm_dt.weight", inner, rank)
+    writer.weight(f"{block}.ssm_dt.bias", inner, scale=0.5)
+    # Small decay: tokens read hundreds of tokens ago must still have an effect.
+    decay = -0.05 * np.tile(np.arange(1, state + 1, dtype=np.float32), (inner, 1))
+    writer.file.add_tensor(f"{block}.ssm_a", decay)
+    writer.ones(f"{block}.ssm_d", inner)
+    writer.weight(f"{block}.ssm_out.weight", EMBEDDING, inner)
 
 
 def _lfm2(path: Path) -> None:
@@ -316,6 +346,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "gemma3": _gemma3,
     "mamba": _mamba,
     "lfm2": _lfm2,
+    "jamba": _jamba,
     "bert": _bert,
     "bert-rank": _bert_rank,
     "bert-bare": _bert_bare,

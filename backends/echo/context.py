@@ -13,6 +13,9 @@ from ..errors import BackendError, KvFull, UnsupportedOperation
 from ..media import begins_item, items_of, text_tokens
 from .options import EchoOptions
 
+_WHOLE_ONLY = "recurrent", "hybrid"
+"""The kinds of memory that `trim` cannot cut."""
+
 
 @dataclass(slots=True)
 class EchoSlot:
@@ -81,7 +84,7 @@ class EchoContext:
 
     def _can_continue(self, slot: EchoSlot, keep: int) -> bool:
         """Return whether llama.cpp's memory could decode on after *keep* tokens."""
-        if self._options.memory == "recurrent":
+        if self._options.memory in _WHOLE_ONLY:
             return keep == len(slot.tokens)
         return slot.first_cell <= max(0, keep - self._options.window)
 
@@ -135,7 +138,7 @@ class EchoContext:
         """Return the least number of tokens that `trim` can leave."""
         sequence = self.slots[slot]
         length, window = len(sequence.tokens), self._options.window
-        if self._options.memory == "recurrent":
+        if self._options.memory in _WHOLE_ONLY:
             return length
         return min(length, sequence.first_cell + window if sequence.first_cell else 1)
 
@@ -169,6 +172,28 @@ class EchoContext:
         if self._options.memory == "window":
             first_cell = max(sequence.first_cell, len(sequence.tokens) - self._options.window)
         return msgspec.msgpack.encode(_State(sequence.tokens, first_cell, sequence.adapters))
+
+    def save_checkpoint(self, slot: int) -> bytes:
+        """Return a checkpoint. That of a hybrid has the slot's text, to compare it later."""
+        if self._options.memory not in _WHOLE_ONLY:
+            raise UnsupportedOperation(f"a {self.info.kv_kind} memory has no checkpoints")
+        return self.save(slot)
+
+    def restore_checkpoint(self, slot: int, checkpoint: bytes) -> bool:
+        """Cut a slot back to a checkpoint; return False if that is damaged."""
+        sequence = self.slots[slot]
+        sequence.has_logits, sequence.scored = False, range(0)
+        try:
+            saved = msgspec.msgpack.decode(checkpoint, type=_State)
+        except msgspec.DecodeError:
+            self.trim(slot, 0)
+            return False
+        assert self._options.memory == "hybrid", "only a hybrid can be cut back"
+        assert sequence.tokens[: len(saved.tokens)] == saved.tokens, "it is of another text"
+        assert sequence.adapters == saved.adapters, "it is of other adapters"
+        del sequence.tokens[len(saved.tokens) :]
+        sequence.has_media = bool(items_of(saved.tokens))
+        return True
 
     def _check_saved(self, *slots: int) -> None:
         for slot in slots:

@@ -77,6 +77,7 @@ class LlamaModel:
         self.is_control = vocab.is_control
         self.is_eog = vocab.is_eog
         self.save = context.save
+        self.save_checkpoint = context.save_checkpoint
         self.length = context.length
         self.trim_min = context.trim_min
         self.add_adapter = adapters.add
@@ -222,6 +223,11 @@ class LlamaModel:
         """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
         self._logits.pop(slot, None)
         return self._context.restore(slot, state)
+
+    def restore_checkpoint(self, slot: int, checkpoint: bytes) -> bool:
+        """Cut a slot back to a checkpoint, and drop its logits."""
+        self._logits.pop(slot, None)
+        return self._context.restore_checkpoint(slot, checkpoint)
 
     def embedder(self) -> LlamaEmbedder:
         """Return the embedding context, created at the first call."""

@@ -279,7 +279,7 @@ def _options_text(options: Mapping[str, Any], added: int | None) -> str | None:
 
 
 def _grows_with_tokens(found: Mapping[str, Any]) -> bool:
-    """Return whether the KV state grows with each token; a recurrent model's does not."""
+    """Return whether the KV state grows with each token; one without attention does not."""
     if found["info"] is not None:
         return bool(found["info"]["kv_kind"] != "recurrent")
     return (found.get("file_info") or {}).get("kv_token_bytes_max") is not None

@@ -83,6 +83,7 @@ class Config:
     kv_share: Literal["user", "all"] = setting("user", "reuse of KV states: within one `user`, or across `all` users")
     shared_prefix_tokens_min: int = setting(64, "minimum length of a common prefix for which a prompt waits until another has computed it", 1, 1_000_000, NEXT_LOAD)
     checkpoint_tokens: int = setting(2048, "distance between checkpoints of a prompt, for models whose KV state cannot be truncated", 64, 10_000_000, NEXT_LOAD)
+    checkpoints_max: int = setting(32, "maximum number of checkpoints of a conversation in memory, for recurrent and hybrid models; they take at most a quarter of `kv-ram-bytes`", 1, 1000, NEXT_LOAD)
     shifts_max: int = setting(8, "maximum number of context shifts in one turn", 0, 1_000_000, NEXT_LOAD)
     step_ms_target: int = setting(150, "target duration of a decoding step, which bounds the prompt tokens added to it", 1, 10_000, NEXT_LOAD)
     quantum_tokens: int = setting(256, "tokens that a task computes before another task of the same priority may take its slot", 1, 1_000_000, NEXT_LOAD)

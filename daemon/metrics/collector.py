@@ -218,6 +218,8 @@ def _loaded(daemon: Daemon) -> Read:
     used: Counter[Labels] = Counter()
     silent: dict[Labels, float] = {}
     memory: Counter[Labels] = Counter()
+    checkpoints: Counter[Labels] = Counter()
+    checkpoint_bytes: Counter[Labels] = Counter()
     kv: Counter[Labels] = Counter({("", "disk"): daemon.registry.kv_index.bytes})
     for model in daemon.registry.catalog.known():
         worker = model.loaded
@@ -230,6 +232,8 @@ def _loaded(daemon: Daemon) -> Read:
         used[(name,)] += int(gauges["slot_tokens"])
         silent[(name,)] = max(silent.get((name,), 0.0), worker.silent_s)
         kv[name, "memory"] += int(gauges["kv_bytes"])
+        checkpoints[(name,)] += int(gauges["kv_checkpoints"])
+        checkpoint_bytes[(name,)] += int(gauges["kv_checkpoint_bytes"])
         for part, size in _parts(daemon, model):
             memory[name, part] += size
             if part == "context":
@@ -239,6 +243,8 @@ def _loaded(daemon: Daemon) -> Read:
     yield "worker_unresponsive_seconds", silent
     yield "model_memory_bytes", memory
     yield "kv_bytes", kv
+    yield "kv_checkpoints", checkpoints
+    yield "kv_checkpoint_bytes", checkpoint_bytes
     config = daemon.config
     bounds: dict[Labels, float] = {("memory",): config.kv_ram_bytes}
     yield "kv_bytes_max", bounds | {("disk",): config.kv_disk_bytes}

@@ -121,6 +121,12 @@ _TOKENS = (
         ("tier",),
     ),
     gauge("kv_disk_files", "Number of KV files."),
+    gauge(
+        "kv_checkpoints", "Number of checkpoints in memory: KV states within a conversation.", MODEL
+    ),
+    gauge(
+        "kv_checkpoint_bytes", "Size of the checkpoints, which is part of that in `memory`.", MODEL
+    ),
 )
 _STEPS = (
     histogram(

@@ -80,6 +80,7 @@ def engine_settings(config: Config) -> dict[str, Any]:
         "step_s_target": config.step_ms_target / 1000,
         "shared_prefix_tokens_min": config.shared_prefix_tokens_min,
         "checkpoint_tokens": config.checkpoint_tokens,
+        "checkpoints_max": config.checkpoints_max,
         "shifts_max": config.shifts_max,
         "kv_ram_bytes": config.kv_ram_bytes,
         "kv_shared": config.kv_share == "all",

@@ -39,6 +39,7 @@ class MetricsPublisher:
     def _read_parts(self) -> dict[str, int]:
         """Return the counters and gauges that other parts of the engine keep."""
         slots, store = self._kv.slots, self._kv.store
+        checkpoints = store.checkpoints
         self._waiting = self._count_waiting()
         return {
             **{f"reused_{tier}": tokens for tier, tokens in self._kv.task_states.reused.items()},
@@ -47,6 +48,8 @@ class MetricsPublisher:
             "over_target": self.page.over_target,
             "kv_bytes": store.bytes,
             "kv_entries": len(store),
+            "kv_checkpoints": len(checkpoints),
+            "kv_checkpoint_bytes": sum(len(entry.state) for entry in checkpoints),
             "slot_tokens": sum(task.computed for task in slots.tasks),
             **{f"waiting_{reason}": self._waiting[reason] for reason in WaitReason},
         }

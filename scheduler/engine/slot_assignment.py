@@ -5,10 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 from ...backends import LanguageModel
 from ...backends.errors import KvFull
 from ...backends.media import cut_point
+from ..kv.checkpoints import message_borders, spaced, thinned
+from ..kv.task_states import SAVE_TOKENS_MIN
 from ..policy.batch_plan import ScheduledTokens
 from ..policy.slot_plan import plan_slots, reader_lags
 from ..task import Task, TaskState
@@ -27,6 +30,7 @@ class SlotAssignment:
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._kv = tasks.kv
         self._counts = metrics.counts
+        self._is_control = cache(model.is_control)
 
     def eligible_tasks(self) -> list[Task]:
         """Return the tasks that may get a slot. Those parked by hand are among them only if the
@@ -123,17 +127,25 @@ class SlotAssignment:
         self._reporter.report_prompt(task, now)
 
     def _plan_checkpoints(self, task: Task) -> None:
-        """Plan where a prompt's state is saved on a model that can only use whole states: where it
-        diverges from another prompt, one token before its end, and at regular distances.
+        """Plan where a prompt's state is saved, unless the model can cut it anywhere: where it
+        diverges from another prompt, one token before its end, and at regular distances; on
+        recurrent models and hybrids also at the borders of messages.
         """
-        if self._model.info.kv_kind == "plain" or task.started_at is not None:
+        kind = self._model.info.kv_kind
+        if kind == "plain" or task.parks:
             return
         settings = self._tasks.settings
         size, every = task.prompt_size, settings.checkpoint_tokens
         shared = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
         if settings.shared_prefix_tokens_min <= shared < size:
             task.checkpoints.add(shared)
-        points = [*range(every, size, every), size - 1]
+        points, last = [*range(every, size, every)], size - 1
+        if kind != "window":
+            borders = message_borders(task.tokens[:size], self._is_control)
+            points = spaced(sorted({*borders, *points}), SAVE_TOKENS_MIN)
+            points = thinned(points, self._kv.store.checkpoints_max)
+        if kind != "hybrid" or not points or last - points[-1] >= SAVE_TOKENS_MIN:
+            points.append(last)
         task.checkpoints.update(cut_point(task.tokens, point) for point in points)
 
     def _park_task(self, task: Task, *, preempted_by_kv_pressure: bool = False) -> bool:

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from ...backends.base import KvKind
 from ...backends.media import has_short_item
 from .. import messages as m
+from ..prefix import common_prefix
 from ..task import Task
+from .checkpoints import thinned
 from .file_format import KvFile, KvKey
 from .files import KV_FILES_MAX, FileFailed, FileFound, FileRead, FilesDeleted, FileWritten, KvFiles
+from .search import StateSearch
 from .store import KvStore, Origin, SavedState, covered_tokens, is_named_state
 
 
@@ -82,11 +85,42 @@ class DiskTier:
         """
         best, most = None, more_than
         for file, have in self._index.values():
-            if not self._will_serve(file, origin):
+            if file.key.checkpoint or not self._will_serve(file, origin):
                 continue
             if covered := covered_tokens(have, tokens, self._kv_kind, most):
                 best, most = file, covered
         return best, most if best is not None else 0
+
+    def find_cut(
+        self, origin: Origin, tokens: array[int], more_than: int, search: StateSearch
+    ) -> tuple[list[KvFile], int]:
+        """Return the files with which a hybrid's state can be cut at a checkpoint that covers most
+        of *tokens*, and how many it covers: the checkpoint, a state whose text begins with that of
+        the checkpoint, or both, if only one of them or none is in memory. Return no files and 0 if
+        none covers more than *more_than*.
+        """
+        serving = [
+            (file, have) for file, have in self._index.values() if self._will_serve(file, origin)
+        ]
+        wholes = [
+            (common_prefix(have, tokens), number)
+            for number, (file, have) in enumerate(serving)
+            if not file.key.checkpoint
+        ]
+        on_disk, number = max(wholes, default=(0, -1))
+        in_memory = search.longest_text(origin, tokens)
+        places: dict[int, KvFile | None] = {
+            len(have): file
+            for file, have in serving
+            if file.key.checkpoint and len(have) < len(tokens) and tokens[: len(have)] == have
+        }
+        for saved in self._store.checkpoints_in(origin, tokens[:-1]):
+            places[len(saved.tokens)] = None
+        keep = max((at for at in places if at <= max(on_disk, in_memory)), default=0)
+        if keep <= more_than:
+            return [], 0
+        state = serving[number][0] if in_memory < keep else None
+        return [file for file in (places[keep], state) if file is not None], keep
 
     def prefetch_named_states(self, bytes_max: int) -> None:
         """Read the files of named states into memory, the last used first, at most *bytes_max*, so
@@ -160,7 +194,9 @@ class DiskTier:
         if name in self._index:  # otherwise it was deleted meanwhile
             tokens = self._index[name][1]
             for origin in self._reads[name].origins:
-                entry = self._store.add_state(origin, tokens, result.state, file.seconds)
+                entry = self._store.add_state(
+                    origin, tokens, result.state, file.seconds, checkpoint=file.key.checkpoint
+                )
                 if entry is not None:
                     entry.fetched = True
             if not self._reads[name].ahead:
@@ -183,7 +219,7 @@ class DiskTier:
     def _release_tasks(self, name: str) -> None:
         read = self._reads.pop(name, None)
         for task in () if read is None else read.tasks:
-            task.fetching = False
+            task.fetching = any(task in other.tasks for other in self._reads.values())
 
     # Writing.
 
@@ -192,13 +228,27 @@ class DiskTier:
         origin = entry.origin
         if not origin.persist or has_short_item(entry.tokens):
             return False
-        key = _key(entry)
+        key = self._key(entry)
         name = key.name
         if name in self._index or name in self._writing:
             return True
         if not self._files.queue_write(key, entry.state, entry.seconds):
             return False
         self._writing[name] = key
+        return True
+
+    def save_with_checkpoints(self, entry: SavedState) -> bool:
+        """Write an entry and the checkpoints in its text; return whether it is or will be on disk.
+        The checkpoints take at most as much space as the entry.
+        """
+        if not self.save_state(entry):
+            return False
+        checkpoints = self._store.checkpoints_in(entry.origin, entry.tokens)
+        size = max((len(checkpoint.state) for checkpoint in checkpoints), default=1)
+        places = thinned([len(c.tokens) for c in checkpoints], len(entry.state) // size)
+        for checkpoint in checkpoints:
+            if len(checkpoint.tokens) in places:
+                self.save_state(checkpoint)
         return True
 
     def save_named_state(self, entry: SavedState, request: int) -> Iterator[m.CommandResult]:
@@ -211,7 +261,7 @@ class DiskTier:
         """Write an entry. The answer to *request*, here or by `poll` once it is written, is the
         name of its file, or empty.
         """
-        yield from self._save_for(request, entry, _key(entry).name)
+        yield from self._save_for(request, entry, self._key(entry).name)
 
     def _save_for(
         self, request: int, entry: SavedState, answer: int | str
@@ -219,7 +269,7 @@ class DiskTier:
         """Write an entry. Its *request* gets the *answer* once the entry is on disk, or the empty
         answer of the same type if it cannot be written.
         """
-        name = _key(entry).name
+        name = self._key(entry).name
         if not self.save_state(entry):
             yield m.CommandResult(request, type(answer)())
         elif name in self._writing:
@@ -268,16 +318,16 @@ class DiskTier:
         """End the file thread."""
         self._files.close()
 
-
-def _key(entry: SavedState) -> KvKey:
-    origin = entry.origin
-    return KvKey(
-        origin.scope,
-        entry.tokens.tobytes(),
-        origin.session,
-        origin.approximate,
-        origin.adapters,
-    )
+    def _key(self, entry: SavedState) -> KvKey:
+        origin = entry.origin
+        return KvKey(
+            origin.scope,
+            entry.tokens.tobytes(),
+            origin.session,
+            origin.approximate,
+            origin.adapters,
+            not self._store.is_whole(entry),
+        )
 
 
 def _stored(file: KvFile) -> m.KvFileWritten:

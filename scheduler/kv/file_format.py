@@ -46,7 +46,8 @@ class KvDamaged(Exception):
 class KvKey(msgspec.Struct, frozen=True, array_like=True):
     """The owner of a state and its tokens, packed by `messages.pack_tokens`.
 
-    `session` wrote the state; a `private` state serves only that session.
+    `session` wrote the state; a `private` state serves only that session. A `checkpoint` is the
+    recurrent part of a hybrid's state.
     """
 
     owner: int
@@ -54,11 +55,16 @@ class KvKey(msgspec.Struct, frozen=True, array_like=True):
     session: str = ""
     private: bool = False
     adapters: tuple[str, ...] = ()
+    checkpoint: bool = False
 
     @property
     def name(self) -> str:
-        """The name of its file: a hash of all fields, 40 hex digits."""
-        return hashlib.blake2b(_encoder.encode(self), digest_size=_NAME_BYTES).hexdigest()
+        """The name of its file: a hash of all fields, 40 hex digits. That of a whole state lacks
+        the last field, as earlier versions wrote it.
+        """
+        fields = msgspec.structs.astuple(self)
+        hashed = _encoder.encode(fields if self.checkpoint else fields[:-1])
+        return hashlib.blake2b(hashed, digest_size=_NAME_BYTES).hexdigest()
 
 
 class KvFile(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ class KvManager:
         files: KvFiles | None,
     ):
         kv_kind = model.info.kv_kind
-        self.store = KvStore(settings.kv_ram_bytes, kv_kind)
+        self.store = KvStore(settings.kv_ram_bytes, kv_kind, settings.checkpoints_max)
         self.slots = SlotTable(model)
         self.disk = DiskTier(files, self.store, kv_kind) if files is not None else None
         if self.disk is not None:
@@ -52,6 +52,7 @@ class KvManager:
         )
         self.fetches = 0
         """Tasks for which a state was read from disk."""
+        self._kv_kind = kv_kind
         self._recompute_s = recompute_s
         self._settings = settings
         self._writing = False
@@ -156,22 +157,36 @@ class KvManager:
                 if slot.tokens == have and slot.origin.serves(origin):
                     self.idle.save_slot(slot)
             for entry in self.store:
-                if entry.tokens == have and entry.origin.serves(origin):
+                whole = self.store.is_whole(entry) and entry.origin.serves(origin)
+                if whole and entry.tokens == have:
                     return entry
         return None
 
     def _find_cached(self, origin: Origin, tokens: array[int]) -> int:
         cached = self.search.find_source(origin, tokens).keep
-        return max(cached, self._find_on_disk(origin, tokens))
+        return max(cached, self._find_on_disk(origin, tokens, cached))
 
-    def _find_on_disk(self, origin: Origin, tokens: array[int]) -> int:
-        return self.disk.find_file(origin, tokens, 0)[1] if self.disk is not None else 0
+    def _find_on_disk(self, origin: Origin, tokens: array[int], more_than: int = 0) -> int:
+        return 0 if self.disk is None else self._find_files(self.disk, origin, tokens, more_than)[1]
+
+    def _find_files(
+        self, disk: DiskTier, origin: Origin, tokens: array[int], more_than: int
+    ) -> tuple[list[KvFile], int]:
+        """Return the files with which a task can start, and how many of its tokens they cover, if
+        these are more than *more_than*.
+        """
+        file, keep = disk.find_file(origin, tokens, more_than)
+        if self._kv_kind == "hybrid":
+            files, cut = disk.find_cut(origin, tokens, max(more_than, keep), self.search)
+            if files:
+                return files, cut
+        return [] if file is None else [file], keep
 
     def _persist(self, origin: Origin, tokens: array[int]) -> int:
         for slot in self.idle.slots_of(origin.scope, origin.session):
             self.idle.save_slot(slot)
         entry, kept = self.store.find_state(origin, tokens)
-        if entry is not None and self.disk is not None and self.disk.save_state(entry):
+        if entry is not None and self.disk is not None and self.disk.save_with_checkpoints(entry):
             return kept
         return self._find_on_disk(origin, tokens)
 
@@ -225,9 +240,10 @@ class KvManager:
         """Have the state of a new task read from disk, if it covers enough more tokens."""
         tokens = array("i", task.tokens)
         cached = self.search.find_source(task.origin, tokens).keep
-        file, keep = disk.find_file(task.origin, tokens, cached)
-        if file is not None and keep - cached >= self._fetch_tokens_min(file, task.origin):
-            disk.fetch_state(task, file)
+        files, keep = self._find_files(disk, task.origin, tokens, cached)
+        if files and keep - cached >= self._fetch_tokens_min(files[0], task.origin):
+            for file in files:
+                disk.fetch_state(task, file)
             self.fetches += task.fetching
 
     def _fetch_tokens_min(self, file: KvFile, origin: Origin) -> int:
@@ -273,11 +289,14 @@ class KvManager:
 
     def statistics(self) -> dict[str, int | str]:
         """Return the numbers of states and bytes, in memory and on disk."""
-        disk = self.disk
+        disk, checkpoints = self.disk, self.store.checkpoints
         return {
             "fetches": self.fetches,
             "kv_ram_bytes": self.store.bytes,
             "kv_ram_entries": len(self.store),
+            "kv_ram_checkpoints": len(checkpoints),
+            "kv_ram_checkpoint_bytes": sum(len(entry.state) for entry in checkpoints),
+            "checkpoint_bytes": self.store.checkpoint_bytes,
             "kv_disk_files": len(disk) if disk is not None else 0,
             "kv_disk_bytes": disk.bytes if disk is not None else 0,
             "kv_disk_failures": disk.failures if disk is not None else 0,

@@ -17,11 +17,14 @@ COPY_TOKENS_MIN = 16
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """A state from which a task can start: the first *keep* tokens of a slot or saved state."""
+    """A state from which a task can start: the first *keep* tokens of a slot or saved state. That
+    of a hybrid may first have to be cut back to a *checkpoint*.
+    """
 
     keep: int = 0
     slot: Slot | None = None
     saved: SavedState | None = None
+    checkpoint: SavedState | None = None
 
     @property
     def approximate(self) -> bool:
@@ -59,6 +62,8 @@ class StateSearch:
             best = KvSource(keep, saved=saved)
         if self._kv_kind == "plain":
             best = self._find_running(origin, tokens, best)
+        elif self._kv_kind == "hybrid":
+            best = self._find_cut(origin, tokens, best)
         return best
 
     def _find_running(self, origin: Origin, tokens: array[int], best: KvSource) -> KvSource:
@@ -72,6 +77,46 @@ class StateSearch:
                 keep = covered_tokens(done, tokens, "plain", at)
                 best = KvSource(keep, slot=self._slots.slots[task.slot]) if keep else best
         return best
+
+    def _find_cut(self, origin: Origin, tokens: array[int], best: KvSource) -> KvSource:
+        """Return a hybrid's state with a checkpoint at which it can be cut, if that covers more
+        than *best*.
+        """
+        for checkpoint in reversed(self._store.checkpoints_in(origin, tokens[:-1])):
+            keep = len(checkpoint.tokens)
+            if keep <= best.keep:
+                break
+            source = self._find_text(origin, checkpoint, best.keep + COPY_TOKENS_MIN < keep)
+            if source is not None:
+                return source
+        return best
+
+    def _find_text(self, origin: Origin, checkpoint: SavedState, copies: bool) -> KvSource | None:
+        """Return a source whose text begins with that of *checkpoint*: an idle slot, a saved state
+        or, with *copies*, the slot of a running task.
+        """
+        text = checkpoint.tokens
+        keep = len(text)
+        for slot in self._slots.idle:
+            if slot.origin.serves(origin) and slot.tokens[:keep] == text:
+                return KvSource(keep, slot=slot, checkpoint=checkpoint)
+        for saved in self._store:
+            whole = self._store.is_whole(saved) and saved.origin.serves(origin)
+            if whole and saved.tokens[:keep] == text:
+                return KvSource(keep, saved=saved, checkpoint=checkpoint)
+        for task in self._slots.tasks if copies else ():
+            serves = task.computed >= keep and task.origin.serves(origin)
+            if serves and task.tokens[keep - 1] == text[-1] and task.tokens[:keep] == list(text):
+                slot = self._slots.slots[task.slot]
+                return KvSource(keep, slot=slot, checkpoint=checkpoint)
+        return None
+
+    def longest_text(self, origin: Origin, tokens: array[int]) -> int:
+        """Return how many of *tokens* a hybrid's states in slots and memory begin with."""
+        known = [(s.origin, s.tokens) for s in self._slots.idle]
+        known += [(s.origin, s.tokens) for s in self._store if self._store.is_whole(s)]
+        serving = (have for whose, have in known if whose.serves(origin))
+        return max((common_prefix(have, tokens) for have in serving), default=0)
 
     def shared_prefix(self, origin: Origin, tokens: array[int]) -> int:
         """Return the length of the longest prefix of *tokens* that was computed or soon will be.

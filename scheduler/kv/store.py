@@ -7,12 +7,13 @@ adapters that bound its use. A task that starts from a state does not consume it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...backends.base import KvKind
 from ...backends.media import cut_point
 from ..prefix import common_prefix
+from .checkpoints import thinned
 from .eviction_order import EvictionOrder
 
 SCOPE_ALL = -1
@@ -62,7 +63,7 @@ class Origin:
 
 @dataclass(eq=False, slots=True)
 class SavedState:
-    """One saved state. Immutable except for the last three fields."""
+    """One saved state. Immutable except for `pins`, `hits` and `fetched`."""
 
     origin: Origin
     tokens: array[int]
@@ -73,6 +74,10 @@ class SavedState:
     hits: int = 0
     fetched: bool = False
     """It was read from disk, and no task has used it since."""
+    checkpoint: bool = False
+    """It was saved within a conversation. That of a hybrid has only the recurrent part, and cuts
+    another state of a text that begins with its tokens.
+    """
 
 
 def covered_tokens(
@@ -103,16 +108,21 @@ class KvStore:
     """
 
     ENTRIES_MAX = 4096
+    CHECKPOINTS_SHARE = 4
+    """The divisor of `bytes_max` that bounds the checkpoints of one conversation."""
 
-    def __init__(self, bytes_max: int, kv_kind: KvKind):
+    def __init__(self, bytes_max: int, kv_kind: KvKind, checkpoints_max: int = 32):
         self.bytes_max = bytes_max
         self.bytes = 0
         self.evicted: list[SavedState] = []
+        self.checkpoint_bytes = 0
+        """The size of the last checkpoint."""
         self.changes = 0
         """Number of additions and removals."""
         self.low_memory = False
         """Memory is low: only pinned states stay."""
         self._kv_kind = kv_kind
+        self._checkpoints_max = checkpoints_max
         self._entries: list[SavedState] = []
         self._values = EvictionOrder[SavedState]()
 
@@ -130,11 +140,15 @@ class KvStore:
         """
         best, most = None, more_than
         for entry in self._entries:
-            if entry.origin.serves(origin):
+            if entry.origin.serves(origin) and self.is_whole(entry):
                 covered = covered_tokens(entry.tokens, tokens, self._kv_kind, most)
                 if covered:
                     best, most = entry, covered
         return best, most if best is not None else 0
+
+    def is_whole(self, entry: SavedState) -> bool:
+        """Return whether an entry has all of the state of its tokens."""
+        return not (entry.checkpoint and self._kv_kind == "hybrid")
 
     def covers(self, origin: Origin, tokens: Sequence[int]) -> bool:
         """Return whether an entry covers all that a state of *tokens* would cover."""
@@ -144,7 +158,7 @@ class KvStore:
             fits = len(entry.tokens) == size or (
                 self._kv_kind == "plain" and len(entry.tokens) > size
             )
-            if same and fits and entry.tokens[:size] == wanted:
+            if same and fits and entry.tokens[:size] == wanted and self.is_whole(entry):
                 return True
         return False
 
@@ -156,25 +170,87 @@ class KvStore:
         seconds: float,
         *,
         pin: bool = False,
+        checkpoint: bool = False,
     ) -> SavedState | None:
         """Add a state. Return None if it does not fit beside the pinned ones. Unless *pin* is set,
         it is then in `evicted`.
 
-        A plain state replaces the states of the same origin that cover only a prefix of its tokens,
-        unless they are pinned or were used twice.
+        The state of a plain model or a hybrid replaces the states of the same origin that cover
+        only a prefix of its tokens, unless they are pinned or were used twice. Checkpoints stay.
         """
-        entry = SavedState(origin, array("i", tokens), state, seconds, pins=int(pin))
+        entry = SavedState(
+            origin, array("i", tokens), state, seconds, pins=int(pin), checkpoint=checkpoint
+        )
         if not self._free_space(len(state)):
             if not pin:
                 self.evicted.append(entry)
             return None
-        if self._kv_kind == "plain":
+        if self._kv_kind in ("plain", "hybrid") and self.is_whole(entry):
             self._supersede(entry)
         self._entries.append(entry)
         self.changes += 1
         self.bytes += len(state)
         self._values.record_use(entry, len(entry.state), entry.seconds)
         return entry
+
+    @property
+    def checkpoints(self) -> list[SavedState]:
+        """The checkpoints, in no order."""
+        return [entry for entry in self._entries if entry.checkpoint]
+
+    @property
+    def checkpoints_max(self) -> int:
+        """The most checkpoints of one conversation, by number and by their size."""
+        fitting = self.bytes_max // self.CHECKPOINTS_SHARE // max(1, self.checkpoint_bytes)
+        return max(1, min(self._checkpoints_max, fitting))
+
+    def has_checkpoint(self, origin: Origin, tokens: array[int]) -> bool:
+        """Return whether there is a checkpoint after *tokens*, which may be a recurrent model's
+        whole state.
+        """
+        return any(
+            entry.tokens == tokens and entry.origin.serves(origin)
+            for entry in self._entries
+            if entry.checkpoint or self._kv_kind == "recurrent"
+        )
+
+    def checkpoints_in(self, origin: Origin, tokens: array[int]) -> list[SavedState]:
+        """Return the checkpoints that may serve a task of *origin* and whose tokens begin *tokens*,
+        in their order.
+        """
+        size = len(tokens)
+        found = [
+            entry
+            for entry in self._entries
+            if entry.checkpoint
+            and len(entry.tokens) <= size
+            and entry.origin.serves(origin)
+            and tokens[len(entry.tokens) - 1] == entry.tokens[-1]  # saves most comparisons
+            and tokens[: len(entry.tokens)] == entry.tokens
+        ]
+        return sorted(found, key=lambda entry: len(entry.tokens))
+
+    def add_checkpoint(
+        self,
+        origin: Origin,
+        tokens: array[int],
+        state: bytes,
+        recompute_s: Callable[[int], float],
+    ) -> None:
+        """Add a checkpoint, and thin those of the same origin in the text before it. Its value is
+        the time to compute the tokens since the checkpoint before it.
+        """
+        self.checkpoint_bytes = len(state)
+        earlier = self.checkpoints_in(origin, tokens)
+        before = len(earlier[-1].tokens) if earlier else 0
+        seconds = max(0.0, recompute_s(len(tokens)) - recompute_s(before))
+        if self.add_state(origin, tokens, state, seconds, checkpoint=True) is None:
+            return
+        own = [e for e in self.checkpoints_in(origin, tokens) if e.origin == origin and not e.pins]
+        kept = set(thinned([len(entry.tokens) for entry in own], self.checkpoints_max))
+        for entry in own:
+            if len(entry.tokens) not in kept:
+                self.remove(entry)
 
     def count_hit(self, entry: SavedState) -> None:
         """Count a use of an entry."""
@@ -216,7 +292,8 @@ class KvStore:
         return [entry for entry in self._values.by_value() if not entry.pins]
 
     def _supersede(self, entry: SavedState) -> None:
-        for other in [e for e in self._entries if e.origin == entry.origin and not e.pins]:
+        others = [e for e in self._entries if e.origin == entry.origin and not e.pins]
+        for other in filter(self.is_whole, others):
             size = len(other.tokens)
             if other.hits < 2 and size <= len(entry.tokens) and entry.tokens[:size] == other.tokens:
                 self.remove(other)

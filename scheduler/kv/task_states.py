@@ -13,7 +13,7 @@ from ..prefix import equal_runs
 from ..task import Task
 from .search import KvSource, StateSearch
 from .slots import Slot, SlotTable
-from .store import KvStore, SavedState
+from .store import KvStore, Origin, SavedState
 
 SAVE_TOKENS_MIN = 16
 """Fewer tokens are not saved, because computing them again is one small step."""
@@ -124,10 +124,12 @@ class TaskStates:
             source = KvSource()
             if not task.ignores_cache:
                 source = self._search.find_source(task.origin, tokens)
-            approximate, tier = source.approximate, source.tier
+            approximate, tier, origin = source.approximate, source.tier, task.origin
             if source.slot is not None and source.slot.task is None:
-                target = source.slot
+                target, origin = source.slot, source.slot.origin
             task.computed = self._start(task, target, source)
+            if self._kv_kind in ("recurrent", "hybrid") and source.checkpoint is None:
+                self._add_checkpoint(target.index, origin, tokens[: task.computed])
             if task.started_at is None:
                 self.reused[tier] += task.computed
             task.shifted |= approximate and task.computed > 0
@@ -144,6 +146,9 @@ class TaskStates:
 
     def _start(self, task: Task, target: Slot, source: KvSource) -> int:
         """Load the state of *source* into *target*; return its number of tokens."""
+        checkpoint = source.checkpoint
+        if checkpoint is not None:
+            checkpoint.pins += 1  # saving the slot's KV must not evict it
         if source.saved is not None:
             have = self._load_saved(target, source.saved)
         elif source.slot is not None and source.slot.task is not None:
@@ -154,8 +159,18 @@ class TaskStates:
             self._idle.vacate(target)
             have = array("i")
         keep = min(source.keep, len(have))
+        if checkpoint is not None:
+            keep = self._cut(target, checkpoint) if keep == source.keep else 0
+            self._store.unpin(checkpoint)
         reused = self._reuse(task, target, have, keep) if task.spec.cache_reuse else 0
         return reused or self._model.trim(target.index, keep)
+
+    def _cut(self, target: Slot, checkpoint: SavedState) -> int:
+        """Cut a hybrid's state back to *checkpoint*; return its number of tokens, or 0."""
+        if not self._model.restore_checkpoint(target.index, checkpoint.state):
+            return 0
+        self._store.count_hit(checkpoint)
+        return len(checkpoint.tokens)
 
     def _load_saved(self, target: Slot, saved: SavedState) -> array[int]:
         saved.pins += 1  # saving the slot's KV must not evict it
@@ -174,9 +189,10 @@ class TaskStates:
 
     def _take_over(self, slot: Slot, keep: int) -> array[int]:
         """Reuse idle KV. Save it first if the task drops a part of it, or if the model, once it has
-        extended the KV, cannot cut it back to this state.
+        extended the KV, cannot cut it back to this state. (Of recurrent models and hybrids, this
+        state is kept as a checkpoint.)
         """
-        if len(slot.tokens) - keep >= SAVE_TOKENS_MIN or self._kv_kind != "plain":
+        if len(slot.tokens) - keep >= SAVE_TOKENS_MIN or self._kv_kind == "window":
             self._idle.save_slot(slot)
         return slot.tokens
 
@@ -203,8 +219,17 @@ class TaskStates:
     def save_checkpoint(self, task: Task) -> None:
         """Save a running task's present state, for tasks that share this prefix."""
         tokens = array("i", task.tokens[: task.computed])
-        if len(tokens) >= SAVE_TOKENS_MIN and not self._store.covers(task.origin, tokens):
+        if self._kv_kind in ("recurrent", "hybrid"):
+            self._add_checkpoint(task.slot, task.origin, tokens)
+        elif len(tokens) >= SAVE_TOKENS_MIN and not self._store.covers(task.origin, tokens):
             self._save_running(task)
+
+    def _add_checkpoint(self, index: int, origin: Origin, tokens: array[int]) -> None:
+        """Save a checkpoint of the slot *index*, which has *tokens*, unless there is one."""
+        if len(tokens) < SAVE_TOKENS_MIN or self._store.has_checkpoint(origin, tokens):
+            return
+        state = self._model.save_checkpoint(index)
+        self._store.add_checkpoint(origin, tokens, state, self._recompute_s)
 
     def _save_running(self, task: Task) -> tuple[array[int], bytes]:
         state = self._model.save(task.slot)

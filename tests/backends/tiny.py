@@ -38,8 +38,8 @@ NOISE_MAX = 1e-3
 """The change of a logit by the shape of batches. Measured over shapes: llama 2e-6, gemma3 8e-5,
 mamba 4e-6, lfm2 4e-6. Of 500 cells, losing any single one moves llama's logits by 0.01 and more;
 losing one of the last 60 moves gemma3's by 0.1, lfm2's by 0.06."""
-KINDS = ("llama", "gemma3", "gemma3-full", "mamba", "lfm2")
-"""Plain; a window, with a cache for part of the context or all of it; recurrent; hybrid."""
+KINDS = ("llama", "gemma3", "gemma3-full", "mamba", "lfm2", "jamba")
+"""Plain; a window, with a cache for part of the context or all of it; recurrent; two hybrids."""
 SLOTS, SCRATCH, BATCH_SIZE = 4, 3, 64
 EXACT = {"flash-attn": "off", "cache-type-k": "f32", "cache-type-v": "f32"}
 

@@ -23,6 +23,8 @@ from ..threads import ComputeThreads
 
 _STATE = struct.Struct("<4s16sii")
 _STATE_MAGIC = b"ifkv"
+_WHOLE = 0
+"""The flags of a whole state, in its header; those of a checkpoint are llama.cpp's."""
 _NO_CELLS = 1
 _DECODE_ERRORS = {
     _NO_CELLS: "the batch finds no free KV cells",
@@ -106,9 +108,8 @@ class LlamaContext:
         self._vocab_size = vocab_size
         self._key = bytes.fromhex(fingerprint)[:16]
         self._window = int(lib.llama_model_n_swa(model))
-        self._whole_only = bool(
-            lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
-        )
+        self._hybrid = bool(lib.llama_model_is_hybrid(model))
+        self._whole_only = self._hybrid or bool(lib.llama_model_is_recurrent(model))
         # A hybrid reports that it can shift, but would move only the cells of its attention.
         self.can_shift = bool(lib.llama_memory_can_shift(self.memory)) and not self._whole_only
         self._lengths = dict.fromkeys(range(self.slots), 0)
@@ -129,7 +130,7 @@ class LlamaContext:
     def kv_kind(self) -> KvKind:
         """The kind of the KV states."""
         if self._whole_only:
-            return "recurrent"
+            return "hybrid" if self._hybrid else "recurrent"
         return "window" if self._window > 0 else "plain"
 
     def length(self, slot: int) -> int:
@@ -265,17 +266,28 @@ class LlamaContext:
 
     def save(self, slot: int) -> bytes:
         """Return the state of a slot, after a header with the model's key and the length."""
+        return self._save(slot, _WHOLE)
+
+    def save_checkpoint(self, slot: int) -> bytes:
+        """Return the recurrent part of a slot's state, after a header as in `save`."""
+        if not self._whole_only:
+            raise UnsupportedOperation(
+                f"a {self.kv_kind} memory has no checkpoints", hint="save the whole state"
+            )
+        return self._save(slot, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if self._hybrid else _WHOLE)
+
+    def _save(self, slot: int, flags: int) -> bytes:
         length = self.length(slot)
         if slot in self._shifted:
             raise BackendError(f"slot {slot} was shifted and not decoded into since")
-        size = lib.llama_state_seq_get_size_ext(self.pointer, slot, 0) if length else 0
+        size = lib.llama_state_seq_get_size_ext(self.pointer, slot, flags) if length else 0
         # The only way to let llama.cpp write into `bytes`, without a copy of 20 kB per token.
         state: bytes = _new_bytes(None, _STATE.size + size)
-        header = _STATE.pack(_STATE_MAGIC, self._key, length, 0)
+        header = _STATE.pack(_STATE_MAGIC, self._key, length, flags)
         ctypes.memmove(_at(state, 0), header, len(header))
         if size:
             written = lib.llama_state_seq_get_data_ext(
-                self.pointer, _at(state, _STATE.size), size, slot, 0
+                self.pointer, _at(state, _STATE.size), size, slot, flags
             )
             if written != size:
                 raise BackendError(f"slot {slot} could not be saved: {written} of {size} bytes")
@@ -284,22 +296,50 @@ class LlamaContext:
     def restore(self, slot: int, state: bytes) -> bool:
         """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
         self.clear(slot)
-        if len(state) < _STATE.size:
-            return False
-        magic, key, length, _ = _STATE.unpack_from(state)
-        if magic != _STATE_MAGIC or key != self._key or not 0 <= length <= self.ctx_size:
-            return False
-        size = len(state) - _STATE.size
-        if not length:
-            return size == 0
-        read = lib.llama_state_seq_set_data_ext(
-            self.pointer, _at(state, _STATE.size), size, slot, 0
-        )
-        if read != size or not self._is_complete(slot, length):
+        length = self._saved_length(state, _WHOLE)
+        if length is None or not length:
+            return length == 0 and len(state) == _STATE.size
+        if not self._read(slot, state, _WHOLE) or not self._is_complete(slot, length):
             self.clear(slot)
             return False
         self._lengths[slot] = length
         return True
+
+    def restore_checkpoint(self, slot: int, checkpoint: bytes) -> bool:
+        """Cut a hybrid's slot back to a checkpoint; see `LanguageModel.restore_checkpoint`.
+
+        llama.cpp replaces the recurrent part. Only then can the attention's cells be removed, since
+        a hybrid's `seq_rm` refuses to cut the recurrent part (`llama_memory_hybrid::seq_rm`).
+        """
+        flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        length = self._saved_length(checkpoint, flags) if self._hybrid else None
+        fits = (
+            length is not None
+            and 0 < length <= self.length(slot)
+            and self._read(slot, checkpoint, flags)
+            and lib.llama_memory_seq_rm(self.memory, slot, length, -1)
+            and self._is_complete(slot, length)
+        )
+        if not fits or length is None:
+            self.clear(slot)
+            return False
+        self._lengths[slot] = length
+        return True
+
+    def _saved_length(self, state: bytes, flags: int) -> int | None:
+        """Return the length in the header of a state of this model; None if it is of another."""
+        if len(state) < _STATE.size:
+            return None
+        magic, key, length, saved_flags = _STATE.unpack_from(state)
+        own = (magic, key, saved_flags) == (_STATE_MAGIC, self._key, flags)
+        return int(length) if own and 0 <= length <= self.ctx_size else None
+
+    def _read(self, slot: int, state: bytes, flags: int) -> bool:
+        size = len(state) - _STATE.size
+        read = lib.llama_state_seq_set_data_ext(
+            self.pointer, _at(state, _STATE.size), size, slot, flags
+        )
+        return bool(read == size)
 
     def swap(self, a: int, b: int) -> None:
         """Exchange two slots by saving and restoring both.

@@ -17,7 +17,7 @@ class EncoderContext(LlamaContext):
         self.slots, self.ctx_size, self.batch_size = slots, ctx_size, batch_size
         self.can_shift = False
         self._key = bytes.fromhex(fingerprint)[:16]
-        self._window, self._whole_only = 0, False
+        self._window, self._hybrid, self._whole_only = 0, False, False
         self._lengths = dict.fromkeys(range(slots), 0)
         self._shifted: set[int] = set()
 

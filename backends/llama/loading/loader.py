@@ -120,7 +120,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         )
         adapters = LlamaAdapters(model, context.pointer, file)
         probe_runner = partial(LlamaProbeRunner, model, spec, options, log)
-        if not generates or context.kv_kind == "recurrent":
+        if not generates or context.kv_kind in ("recurrent", "hybrid"):
             tuning = None  # its steps have little or no attention
         loaded = LlamaModel(
             *(model, context, vocab, template, info, embedder, probe_runner, adapters, matching),

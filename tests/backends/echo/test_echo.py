@@ -91,7 +91,7 @@ def test_a_step_on_missing_cells_is_a_bug() -> None:
         prefill(model, 0, [65], 70)
 
 
-@pytest.mark.parametrize("memory", ["window", "recurrent"])
+@pytest.mark.parametrize("memory", ["window", "recurrent", "hybrid"])
 def test_a_memory_that_cannot_shift_refuses_to(memory: KvKind) -> None:
     model = echo_of(memory)
     prefill(model, 0, [65] * 20)

@@ -56,7 +56,7 @@ class Recording(Bench):
         return m.Submit(spec_of(self, number, *parts, **fields))
 
 
-@pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+@pytest.mark.parametrize("memory", ["plain", "window", "recurrent", "hybrid"])
 def test_an_image_is_computed_whole_and_alone(memory: str) -> None:
     bench = Recording(options=EchoOptions(memory=memory))  # type: ignore[arg-type]
     one, two = image("one"), image("two")
@@ -81,7 +81,7 @@ def test_streams_continue_between_two_images() -> None:
     assert len(alone) == 4 and all(b - a > 1 for a, b in pairwise(alone))
 
 
-@pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+@pytest.mark.parametrize("memory", ["plain", "window", "recurrent", "hybrid"])
 def test_kv_state_is_reused_up_to_an_image_or_behind_it_but_never_inside(memory: str) -> None:
     bench = Recording(options=EchoOptions(memory=memory, window=4))  # type: ignore[arg-type]
     one = image("one")

@@ -123,7 +123,7 @@ def test_one_does_not_wait_for_a_prefix_that_another_computes() -> None:
     assert bench.text(1) == bench.text(2) == TEXT.encode()
 
 
-@pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+@pytest.mark.parametrize("memory", ["plain", "window", "recurrent", "hybrid"])
 def test_a_parked_prompt_continues_without_a_gap(memory: str) -> None:
     bench = bench_of(slots=1, options=msgspec.convert({"memory": memory}, EchoOptions))
     spec = bench.spec(1, TEXT, prompt_logprobs=1)

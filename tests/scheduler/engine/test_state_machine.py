@@ -398,7 +398,14 @@ class RecurrentMachine(EngineMachine):
     memory = "recurrent"
 
 
-@pytest.mark.parametrize("machine", [EngineMachine, WindowMachine, RecurrentMachine])
+class HybridMachine(EngineMachine):
+    memory = "hybrid"
+
+
+MACHINES = EngineMachine, WindowMachine, RecurrentMachine, HybridMachine
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_any_order_of_events(machine: type[EngineMachine]) -> None:
     run_state_machine_as_test(
         machine,

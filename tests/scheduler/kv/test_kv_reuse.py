@@ -20,7 +20,7 @@ from tests.scheduler.doubles import Bench
 
 PREFIX = "the beginning that all of these prompts have in common, and it is long: "
 SHARE = EngineSettings(shared_prefix_tokens_min=16)
-MEMORIES: tuple[KvKind, ...] = ("plain", "window", "recurrent")
+MEMORIES: tuple[KvKind, ...] = ("plain", "window", "recurrent", "hybrid")
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_prompts_with_a_short_common_prefix_run_in_parallel() -> None:
     assert len(bench.engine.slots.tasks) == 2
 
 
-@pytest.mark.parametrize("memory", ["window", "recurrent"])
+@pytest.mark.parametrize("memory", ["window", "recurrent", "hybrid"])
 def test_a_checkpoint_where_prompts_diverge_serves_the_next_one(memory: KvKind) -> None:
     bench = Bench(slots=1, settings=SHARE, options=EchoOptions(memory=memory))
     for number, tail in ((1, "first"), (2, "second"), (3, "third")):

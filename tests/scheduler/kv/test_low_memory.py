@@ -125,7 +125,7 @@ def rows_with(memory: KvKind, *commands: m.Command) -> int:
     return int(bench.engine.statistics()["batch_tokens"])
 
 
-@pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+@pytest.mark.parametrize("memory", ["plain", "window", "recurrent", "hybrid"])
 def test_parked_turns_keep_their_states_and_end_as_without_pressure(memory: KvKind) -> None:
     assert rows_with(memory, m.SetLowMemory(1, True)) == rows_with(memory)
 

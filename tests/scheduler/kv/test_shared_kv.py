@@ -82,7 +82,7 @@ def turn(bench: Bench, number: int, tokens: bytes, user: int = OTHER) -> m.Submi
     return m.Submit(msgspec.structs.replace(spec, tokens=tokens + spec.tokens, shared_kv=shared))
 
 
-@pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+@pytest.mark.parametrize("memory", ["plain", "window", "recurrent", "hybrid"])
 def test_a_state_in_memory_is_copied_for_the_other_user(memory: KvKind) -> None:
     bench = new_bench(memory=memory)
     tokens = save(bench)
