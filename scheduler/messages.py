@@ -170,8 +170,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The other stop conditions; they hold for the whole turn."""
     special: bool = False
     """Show special tokens' names in the text, as WasmEdge does."""
-    shown_tokens: tuple[str, ...] = ()
-    """Names of special tokens that are shown in any case; these mark tool calls."""
+    shown_marks: tuple[str, ...] = ()
+    """Special tokens in these are shown in any case; they mark reasoning, content or tool calls."""
     queue_timeout_s: float = 0.0
     total_timeout_s: float = 0.0
     session: str = ""

@@ -16,6 +16,7 @@ from ...ipc.chat_messages import checked_messages
 from ...ipc.server.connection import Request
 from ...scheduler.logprobs import describe_logprobs, describe_prompt
 from ...scheduler.messages import Position, PromptLogprobs, PromptProgress, Tokens
+from ...scheduler.stopping import CONTEXT_FULL, LENGTH, TIME
 from ...sessions import Session, TurnOptions
 from ...sessions.answers.calls import ToolCallPart, merge_parts
 from ...sessions.answers.splitter import AnswerParts, AnswerSplitter
@@ -24,6 +25,8 @@ from ...sessions.turn.turn import ProgressSink, TokensSink, Turn
 from ..core import Daemon
 from .arguments import turn_options
 
+LIMIT_REASONS = frozenset(reason.name for reason in (LENGTH, CONTEXT_FULL, TIME))
+"""Stop reasons of answers that a limit has cut."""
 QUEUE_EVENTS_MAX = 256
 """Events per turn about its position in the queue; they use no credit."""
 PROMPT_EVENTS_MAX = 256
@@ -141,12 +144,13 @@ def _check_credit(credit: int) -> None:
 
 def turn_result(session: Session, splitter: AnswerSplitter, text: bytes) -> w.TurnResult:
     """Return the result of a turn with its last *text*."""
-    last = splitter.split_last(text)
+    metadata = session.metadata()
+    last = splitter.split_last(text, cut=metadata.stop_reason in LIMIT_REASONS)
     return w.TurnResult(
         text=last.text,
         reasoning=last.reasoning,
         tool_calls=tool_call_parts(last.calls),
-        metadata=session.metadata(),
+        metadata=metadata,
     )
 
 
@@ -184,7 +188,7 @@ class _TokensSender:
             tool_calls=tool_call_parts(parts.calls) if parts.calls else [],
             offset=self._offset,
         )
-        if report.text != parts.text and self.splitter.finds_calls:
+        if report.text != parts.text and self.splitter.keeps_raw_text:
             event.raw_text = report.text
         if report.logprobs and (turn := self._session.turn) is not None:
             event.completion_probabilities = describe_logprobs(
@@ -335,14 +339,16 @@ class _Answers:
             error = exc
         finally:
             self._prompt_done.set()
-        parts = AnswerParts(b"")
+        metadata, parts = session.metadata(turn), AnswerParts(b"")
         if turn is not None:
-            parts = session.new_splitter(self._p.options, turn).split_last(bytes(turn.text))
+            splitter = session.new_splitter(self._p.options, turn)
+            cut = metadata.stop_reason in LIMIT_REASONS
+            parts = splitter.split_last(bytes(turn.text), cut=cut)
         self._answers[number] = {
             "text": parts.text,
             "reasoning": parts.reasoning,
             "tool_calls": msgspec.to_builtins(tool_call_parts(parts.calls)),
-            "metadata": session.metadata(turn),
+            "metadata": metadata,
             "error": None if error is None else error.to_wire(),
         }
 

@@ -169,7 +169,9 @@ def _piece(model: LanguageModel, task: Task, token: int) -> bytes:
     piece, spec = model.piece(token), task.spec
     if spec.special or not model.is_control(token):
         return piece
-    return piece if piece.decode(errors="replace") in spec.shown_tokens else b""
+    text = piece.decode(errors="replace")
+    shown = text and any(text in mark for mark in spec.shown_marks)
+    return piece if shown else b""
 
 
 FORCED_MAX = 64

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...backends.answer_form import PLAIN_ANSWERS, AnswerForm
 from ...backends.params.json_texts import check_containers, nests_deeper
-from ...backends.tool_formats import ToolFormat
+from ...backends.tool_formats import named_form
 
 ANSWER_CALLS_MAX = 128
 """Calls of one answer; later ones stay text."""
@@ -23,16 +24,37 @@ _ALPHABET = ascii_letters + digits
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the tool calls in the answers to a prompt, and their greatest number. If *names*
-    has any, only these functions may be called.
+    """The form of the answers to a prompt, and the greatest number of tool calls in one. If *names*
+    has any, only these functions may be called. Older versions stored the name of the form.
     """
 
-    form: ToolFormat = ToolFormat.NONE
+    form: AnswerForm | str = PLAIN_ANSWERS
     calls_max: int = ANSWER_CALLS_MAX
     names: tuple[str, ...] = ()
 
+    @property
+    def answers(self) -> AnswerForm:
+        """The form of the answers."""
+        return named_form(self.form) if isinstance(self.form, str) else self.form
 
-NO_TOOLS = ToolUse()
+    @property
+    def allows_calls(self) -> bool:
+        """Whether an answer may have calls."""
+        return self.calls_max > 0 and self.answers.calls != ()
+
+    @property
+    def form_name(self) -> str:
+        """The name of the form of calls, as clients see it."""
+        return self.answers.shown_name if self.allows_calls else "none"
+
+    @property
+    def shown_marks(self) -> tuple[str, ...]:
+        """The marks whose special tokens an answer has to show."""
+        form = self.answers
+        return (form if self.allows_calls else msgspec.structs.replace(form, calls=())).marks
+
+
+NO_TOOLS = ToolUse(calls_max=0)
 
 
 class ToolCall(NamedTuple):

@@ -7,52 +7,52 @@ from typing import Any
 
 import msgspec
 
+from ...backends.answer_form import AnswerForm, CallForm
 from ...backends.errors import InvalidArgument
 from ...backends.params import StructuralTag, StructuralTags, ToolChoice, structural_tag_text
-from ...backends.tool_formats import ToolFormat
 from .calls import json_text
 
 AUTO, NO_CALLS, REQUIRED = "auto", "none", "required"
 """The modes of a `ToolChoice`."""
-FUNCTIONARY_MARK = ">>>"
 _ANY_OBJECT = {"type": "object"}
-_JSON = {ToolFormat.JSON: "arguments", ToolFormat.LLAMA: "parameters"}
-"""The forms in which a call is only a JSON object, and its key for the arguments."""
 
 
 def constraint_of(
-    form: ToolFormat,
+    form: AnswerForm,
     tools: Iterable[Mapping[str, Any]],
     choice: ToolChoice,
     *,
     parallel: bool,
-    opened: bool,
+    opened: str,
 ) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that make an answer call *tools* in this *form*.
 
     The functions are those that *choice* names, or all. If its mode is `auto`, the answer may call
     any of them, and only the arguments of functions with `strict` follow their schemas; a form
     without a mark then has no grammar, because any answer may begin like a call. If the mode is
-    `required`, the answer must call one, and the arguments follow its schema. The prompt may have
-    *opened* the first call by the mark before it.
+    `required`, the answer must call one, and the arguments follow its schema. *opened* is the
+    mark of the answer with which the prompt ends.
 
     :raises InvalidArgument: no grammar can be made of the tools.
     """
     every = [tool["function"] for tool in tools]
     functions = [f for f in every if not choice.names or f["name"] in choice.names]
-    required = choice.mode == REQUIRED
+    required, call = choice.mode == REQUIRED, form.calls[0]
+    is_object = call.whole and call.layout == "json"
     if required:
         calls = {f["name"]: _schema(f) for f in functions}
-    elif form not in _JSON and (choice.names or any(f.get("strict") is True for f in functions)):
+    elif not is_object and (choice.names or any(f.get("strict") is True for f in functions)):
         calls = {f["name"]: _schema(f) if f.get("strict") else _ANY_OBJECT for f in functions}
     else:
         return {}
-    if form in _JSON:
-        return {"json_schema": _json_schema(calls, _JSON[form])}
-    opened = opened and form is ToolFormat.FUNCTIONARY
-    tags = [_tag(form, *call, opened=opened and required) for call in calls.items()]
-    single = required and (not parallel or opened)
-    mark = FUNCTIONARY_MARK if opened and not required else ""
+    if is_object:
+        return {"json_schema": _json_schema(calls, call.arguments_key)}
+    tags = [_tag(form, call, *function) for function in calls.items()]
+    opened = opened if all(tag.begin.startswith(opened) for tag in tags) else ""
+    if opened and required:
+        tags = [_without_mark(tag, opened) for tag in tags]
+    single = required and (not parallel or opened != "")
+    mark = "" if required else opened
     return {"structural_tag": _tags_text(tags, required=required, single=single, opened=mark)}
 
 
@@ -91,22 +91,33 @@ def _moved(schema: Any, place: str) -> Any:
     return moved
 
 
-def _tag(form: ToolFormat, name: str, schema: dict[str, Any], *, opened: bool) -> StructuralTag:
-    call = f'{{"name": {json_text(name)}, "arguments": '
-    match form:
-        case ToolFormat.HERMES:
-            trigger, begin, end = "<tool_call>", f"<tool_call>\n{call}", "}\n</tool_call>"
-        case ToolFormat.MISTRAL:
-            trigger, begin, end = "[TOOL_CALLS]", f"[TOOL_CALLS][{call}", "}]"
-        case ToolFormat.MISTRAL_ARGS:
-            trigger, begin, end = "[TOOL_CALLS]", f"[TOOL_CALLS]{name}[ARGS]", ""
-        case ToolFormat.FUNCTIONARY:
-            begin = f"{name}\n" if opened else f"{FUNCTIONARY_MARK}{name}\n"
-            trigger, end = begin, ""
-        case _:
-            begin, end = f"<function={name}>", "</function>"
-            trigger = "<function="
-    return StructuralTag(begin=begin, end=end, trigger=trigger, schema=schema)
+def _tag(form: AnswerForm, call: CallForm, name: str, schema: dict[str, Any]) -> StructuralTag:
+    if call.arguments.encoding != "json" or call.arguments.quote or call.id_place != "none":
+        raise InvalidArgument(
+            "tools: no grammar can be made of calls in the form of this model",
+            hint="use the tool choice auto, without `strict`",
+        )
+    opening, closing = ("[", "]") if call.array else ("", "")
+    begin = f"{call.section_begin}{opening}{call.begin}"
+    end = f"{call.end}{closing}{call.section_end}"
+    if call.layout == "json":
+        begin += f'{{"{call.name_key}": {json_text(name)}, "{call.arguments_key}": '
+        end = "}" + end
+    elif call.layout == "keyed":
+        begin += f"{{{json_text(name)}: "
+        end = "}" + end
+    else:
+        begin += call.name_begin + name + call.name_end + call.arguments.begin
+        end = call.arguments.end + end
+    begin, mark = begin.lstrip(), call.triggers[0]
+    is_content = any(block.begin.lstrip().startswith(mark) for block in form.content)
+    trigger = begin if is_content else mark
+    return StructuralTag(begin=begin, end=end.rstrip(), trigger=trigger, schema=schema)
+
+
+def _without_mark(tag: StructuralTag, mark: str) -> StructuralTag:
+    begin = tag.begin.removeprefix(mark)
+    return msgspec.structs.replace(tag, begin=begin, trigger=begin)
 
 
 def _tags_text(tags: Sequence[StructuralTag], *, required: bool, single: bool, opened: str) -> str:

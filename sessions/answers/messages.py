@@ -6,36 +6,37 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ...backends import Rendering
-from ...backends.tool_formats import ToolFormat
 from .calls import ToolCall, ToolUse, call_id, join_parts, json_text, template_arguments
-from .parser import ToolCallParser
-from .splitter import opens_reasoning
+from .parser import AnswerParser
 
 _RAW = "raw_answer"
 """The key of an answer's whole text, besides its text and its calls. No template gets it."""
 
 
 def new_parser(
-    use: ToolUse, rendering: Rendering, rendered: str, context: Callable[[], bytes]
-) -> ToolCallParser | None:
-    """Return the parser of an answer to the prompt *rendered*, or None if it cannot have calls. The
+    use: ToolUse,
+    rendering: Rendering,
+    rendered: str,
+    context: Callable[[], bytes],
+    *,
+    reasoning: bool,
+    finds_calls: bool,
+) -> AnswerParser | None:
+    """Return the parser of an answer to the prompt *rendered*, or None if all of it is text. The
     ids of the calls depend on *context*.
     """
-    if use.form is ToolFormat.NONE:
+    form, finds_calls = use.answers, finds_calls and use.allows_calls
+    if not (finds_calls or reasoning or form.content or form.dropped):
         return None
-    return ToolCallParser(
-        use.form,
+    return AnswerParser(
+        form,
         _schemas(rendering.tools, use.names),
         lambda index: call_id(context(), index),
         calls_max=use.calls_max,
-        opened=opens_call(rendered),
-        opens_reasoning=opens_reasoning(rendered),
+        prompt=rendered,
+        reasoning=reasoning,
+        finds_calls=finds_calls,
     )
-
-
-def opens_call(prompt: str) -> bool:
-    """Return whether a prompt ends with the mark before a call, as functionary's do."""
-    return prompt.endswith(">>>")
 
 
 def _schemas(
@@ -48,7 +49,7 @@ def _schemas(
     }
 
 
-def answer_message(answer: str, parser: ToolCallParser | None) -> dict[str, Any]:
+def answer_message(answer: str, parser: AnswerParser | None) -> dict[str, Any]:
     """Return the message of a whole answer."""
     if parser is not None:
         first, rest = parser.parse(answer), parser.finish()

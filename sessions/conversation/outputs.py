@@ -14,8 +14,7 @@ from ...backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.logprobs import describe_logprobs, describe_prompt
 from ...scheduler.messages import Embedded, TurnStats
 from ...wire.metadata import Metadata
-from ..answers.parser import ToolCallParser
-from ..answers.splitter import AnswerParts, AnswerSplitter, ReasoningSplitter, resume_splitting
+from ..answers.splitter import AnswerParts, AnswerSplitter, resume_splitting
 from ..history.history import History
 from ..history.state import HistoryState
 from ..turn.options import Parameters
@@ -56,7 +55,7 @@ def describe_turn(
         error=_error_of(conversation, turn) or UNSET,
         shifts=stats.shifts,
         shifted=stats.shifted,
-        tool_format=history.tool_use.form.value,
+        tool_format=history.tool_use.form_name,
         recomputed_tokens=history.recomputed.tokens,
         recomputed_reason=history.recomputed.why,
         dropped_tokens=history.dropped.tokens,
@@ -122,39 +121,38 @@ def new_splitter(
     history: History, seed: int, parameters: Parameters, options: Mapping[str, Any]
 ) -> AnswerSplitter:
     """Return the splitter of the answer to *history*, of a turn with this *seed* and *options*."""
-    on = parameters.in_turn("reasoning-format", options) != "none"
-    reasoning = ReasoningSplitter(on=on, opened=history.opens_reasoning)
-    return AnswerSplitter(reasoning, _parser(history, seed, parameters, options))
-
-
-def _parser(
-    history: History, seed: int, parameters: Parameters, options: Mapping[str, Any]
-) -> ToolCallParser | None:
-    """Return the parser of a turn with *options*, if its reader gets calls apart from text."""
-    return history.new_parser(seed) if parameters.in_turn("parse-tool-calls", options) else None
+    return AnswerSplitter(
+        history.new_parser(
+            seed,
+            reasoning=parameters.in_turn("reasoning-format", options) != "none",
+            finds_calls=parameters.in_turn("parse-tool-calls", options),
+        )
+    )
 
 
 def resume_splitter(
     history_state: HistoryState, parameters: Parameters, received: AnswerParts, raw: bytes
 ) -> tuple[bytes, AnswerSplitter]:
-    """Return the resumable turn's text that its reader has, and the splitter of the rest. If the
-    answer may have tool calls, *raw* is the text that the reader has.
+    """Return the resumable turn's text that its reader has, and the splitter of the rest.
+    *raw* is the text that the reader has, as the model wrote it, if its events had that.
 
     :raises InvalidArgument: the reader's parts differ.
     """
     last, history = history_state.resumable, history_state.before
     if last is None:
-        return received.text, AnswerSplitter(ReasoningSplitter(on=False))
-    options = last.begin.options
-    on, opened = parameters.in_turn("reasoning-format", options) != "none", history.opens_reasoning
-    parser = _parser(history, last.seed, parameters, options)
-    if parser is not None:
-        splitter = AnswerSplitter(ReasoningSplitter(on=on, opened=opened), parser)
+        return received.text, AnswerSplitter()
+
+    def new() -> AnswerSplitter:
+        return new_splitter(history, last.seed, parameters, last.begin.options)
+
+    splitter = new()
+    if splitter.keeps_raw_text:
         text = raw or received.text
         splitter.split(text)
         return text, splitter
-    text, reasoning = resume_splitting(last.text, received, on=on, opened=opened)
-    return text, AnswerSplitter(reasoning)
+    if splitter.is_text:
+        return received.text, splitter
+    return resume_splitting(last.text, received, new)
 
 
 def _joined(reasons: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:

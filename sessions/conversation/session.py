@@ -26,7 +26,6 @@ from ...backends.errors import (
     WorkerCrashed,
 )
 from ...backends.params import BY_SPELLING, Options, OverflowPolicy, nearest, read_options
-from ...backends.tool_formats import MARK_TOKENS
 from ...scheduler import messages as m
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import PRIORITIES, Owner, Requester
@@ -581,7 +580,7 @@ class Session:
             history, unused = await self._query(
                 lambda c: self._with_messages(
                     *(c, messages, rendering),
-                    parameters.tool_use(options, c.info.tool_format),
+                    parameters.tool_use(options, c.info.answer_form),
                     parameters.context_limit(options, c.info.ctx_size, chat=True),
                 )
             )
@@ -920,7 +919,7 @@ class Session:
             pull=call.pull,
             credit=call.credit,
             special=call.special,
-            shown_tokens=MARK_TOKENS.get(history.tool_use.form, ()),
+            shown_marks=history.tool_use.shown_marks,
             queue_timeout_s=call.queue_timeout_s,
             total_timeout_s=call.timeout_s,
             session=self.name,
@@ -931,7 +930,7 @@ class Session:
             request=str(get_contextvars().get("request", "")),
         )
         spec = parameters.fill(spec, client.info.vocab_size)
-        spec = parameters.constrain_calls(spec, history.tool_use, opened=history.opens_call)
+        spec = parameters.constrain_calls(spec, history.tool_use, opened=history.opened)
         if not call.scores_prompt:
             spec = msgspec.structs.replace(spec, prompt_logprobs=None)
         check_prompt_logprobs(spec)

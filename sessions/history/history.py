@@ -16,12 +16,10 @@ from ..answers.calls import NO_TOOLS, ToolUse
 from ..answers.messages import (
     answer_message,
     new_parser,
-    opens_call,
     raw_answer,
     without_raw_answer,
 )
-from ..answers.parser import ToolCallParser
-from ..answers.splitter import opens_reasoning
+from ..answers.parser import AnswerParser, opened_by
 from ..entries import (
     NOTHING_DROPPED,
     DroppedPart,
@@ -201,9 +199,12 @@ class History:
             new._shift(keep, discard)
         return new
 
-    def new_parser(self, seed: int) -> ToolCallParser | None:
-        """Return the parser of the answer's tool calls, if it may have some; *seed* is its turn's.
-        An answer on the same history with the same seed has calls with the same ids.
+    def new_parser(
+        self, seed: int, *, reasoning: bool = False, finds_calls: bool = True
+    ) -> AnswerParser | None:
+        """Return the parser of the answer, if not all of it is text; *seed* is its turn's. An
+        answer on the same history with the same seed has calls with the same ids. *reasoning* is
+        split off only if that is set.
         """
         prompt = self.prompt
         return new_parser(
@@ -211,6 +212,8 @@ class History:
             self.rendering,
             self._rendered or "",
             lambda: b"%d %b" % (seed, pack_tokens(prompt)),
+            reasoning=reasoning,
+            finds_calls=finds_calls,
         )
 
     def _append_messages(self, messages: Sequence[dict[str, Any]]) -> None:
@@ -411,14 +414,9 @@ class History:
         return list(map(without_raw_answer, self.messages))
 
     @property
-    def opens_call(self) -> bool:
-        """Whether the prompt ends with the mark before a call, where its answer begins."""
-        return opens_call(self._rendered or "")
-
-    @property
-    def opens_reasoning(self) -> bool:
-        """Whether the prompt ends inside a block of reasoning, where its answer begins."""
-        return opens_reasoning(self._rendered or "")
+    def opened(self) -> str:
+        """The mark of the answer with which the prompt ends, or empty."""
+        return opened_by(self.tool_use.answers, self._rendered or "")
 
     def _split_answer(self) -> tuple[list[dict[str, Any]], str]:
         """Return the read messages before the chat's last answer, and the answer. Without an

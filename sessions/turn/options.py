@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ...backends import EmbedSpec, Rendering, SamplingParams
+from ...backends.answer_form import AnswerForm
 from ...backends.errors import InvalidArgument, error_from_wire
 from ...backends.model_spec import adapter_key, split_key
 from ...backends.params import (
@@ -30,7 +31,7 @@ from ...backends.params import (
     stopping_params,
     tool_choice_of,
 )
-from ...backends.tool_formats import ToolFormat
+from ...backends.tool_formats import named_form
 from ...scheduler import PRIORITIES
 from ...scheduler import messages as m
 from ...scheduler.messages import AdapterReport, TaskSpec
@@ -256,30 +257,30 @@ class Parameters:
         tools = self.in_turn("tools", options)
         return Rendering(tools=tools, arguments=self.in_turn("chat-template-kwargs", options))
 
-    def tool_use(self, options: Mapping[str, Any], form: ToolFormat) -> ToolUse:
-        """Return the tool calls that the answer of a turn with *options* may have, of a model that
-        writes them in this *form*.
+    def tool_use(self, options: Mapping[str, Any], form: AnswerForm) -> ToolUse:
+        """Return the form of the answer of a turn with *options*, of a model that writes answers in
+        *form*, and the tool calls that it may have.
         """
         choice = tool_choice_of(self.in_turn("tool-choice", options))
         if not self.in_turn("tools", options) or choice.mode == NO_CALLS:
-            return NO_TOOLS
-        if form is ToolFormat.NONE and choice.mode != AUTO:
-            form = ToolFormat.JSON
+            return msgspec.structs.replace(NO_TOOLS, form=form)
+        if not form.calls and choice.mode != AUTO:
+            form = msgspec.structs.replace(form, name="json", calls=named_form("json").calls)
         parallel = self.in_turn("parallel-tool-calls", options)
         calls_max = ANSWER_CALLS_MAX if parallel else 1
         return ToolUse(form=form, calls_max=calls_max, names=choice.names)
 
-    def constrain_calls(self, spec: TaskSpec, use: ToolUse, *, opened: bool) -> TaskSpec:
+    def constrain_calls(self, spec: TaskSpec, use: ToolUse, *, opened: str) -> TaskSpec:
         """Return *spec* with the grammar of the tool calls that its answer may have or must have.
-        The prompt may have *opened* the first one.
+        *opened* is the mark of the answer with which the prompt ends.
 
         :raises InvalidArgument: no grammar can be made of the tools.
         """
-        if use.form is ToolFormat.NONE or spec.sampling.has_grammar or spec.embed is not None:
+        if not use.allows_calls or spec.sampling.has_grammar or spec.embed is not None:
             return spec
         choice, parallel = tool_choice_of(self.get("tool-choice")), use.calls_max > 1
         tools = self.get("tools")
-        fields = constraint_of(use.form, tools, choice, parallel=parallel, opened=opened)
+        fields = constraint_of(use.answers, tools, choice, parallel=parallel, opened=opened)
         if not fields:
             return spec
         sampling = msgspec.structs.replace(spec.sampling, **fields, ignore_eos=False)

@@ -62,7 +62,7 @@ THOUGHT = "<think>because</think>hello"
         ("hello", 100, [("message", "completed")]),
         (THOUGHT, 10, [("reasoning", "incomplete")]),
         (THOUGHT, len(THOUGHT) - 2, [("reasoning", "completed"), ("message", "incomplete")]),
-        (CALL, len(CALL) - 20, [("message", "incomplete")]),
+        (CALL, len(CALL) - 20, [("function_call", "incomplete")]),
         (CALL, len(CALL), [("function_call", "completed")]),
         (f"so {CALL}", len(CALL) + 3, [("message", "completed"), ("function_call", "completed")]),
     ],

@@ -15,16 +15,23 @@ from inferd.backends.params import (
     read_options,
     tool_choice_of,
 )
-from inferd.backends.tool_formats import ToolFormat
+from inferd.backends.tool_formats import KNOWN_FORMS, ToolFormat
 from inferd.sessions.answers.calls import join_parts
 from inferd.sessions.answers.constraint import constraint_of
-from inferd.sessions.answers.parser import ToolCallParser
+from inferd.sessions.answers.parser import AnswerParser
 
 ADD = {
     "name": "add",
     "parameters": {"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}},
 }
 NOW = {"name": "now"}
+
+
+def free(form: str, tools: Any, choice: ToolChoice) -> bool:
+    """Return whether an answer has no grammar."""
+    return constraint_of(KNOWN_FORMS[form], tools, choice, parallel=True, opened="") == {}
+
+
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": function} for function in (ADD, NOW)
 ]
@@ -33,8 +40,9 @@ MARKED = [f for f in ToolFormat if f not in (ToolFormat.NONE, ToolFormat.JSON, T
 
 
 def tags(form: ToolFormat, choice: Any, tools: Any = TOOLS, **options: Any) -> dict[str, Any]:
-    settings = {"parallel": True, "opened": form is ToolFormat.FUNCTIONARY} | options
-    found = constraint_of(form, tools, tool_choice_of(choice), **settings)
+    opened = ">>>" if form is ToolFormat.FUNCTIONARY else ""
+    settings: dict[str, Any] = {"parallel": True, "opened": opened} | options
+    found = constraint_of(KNOWN_FORMS[form], tools, tool_choice_of(choice), **settings)
     return dict(json.loads(found["structural_tag"])) if found else {}
 
 
@@ -44,8 +52,8 @@ def test_a_required_call_is_one_that_the_parser_reads(form: ToolFormat) -> None:
     assert found["at_least_one"]
     for tag, name in zip(found["tags"], ("add", "now"), strict=True):
         answer = tag["begin"] + "{}" + tag["end"]
-        opened = form is ToolFormat.FUNCTIONARY
-        parser = ToolCallParser(form, {"add": {}, "now": {}}, str, opened=opened)
+        prompt = ">>>" if form is ToolFormat.FUNCTIONARY else ""
+        parser = AnswerParser(KNOWN_FORMS[form], {"add": {}, "now": {}}, prompt=prompt)
         parts = [*parser.parse(answer).parts, *parser.finish().parts]
         assert [(c.name, c.arguments) for c in join_parts(parts)] == [(name, "{}")]
         assert parser is not None and tag["begin"].startswith(tag["trigger"])
@@ -57,7 +65,7 @@ def test_a_named_function_and_a_single_call_narrow_the_choice(form: ToolFormat) 
     own: Any = ADD["parameters"]
     assert tags(form, NAMED)["tags"][0]["schema"] == {"type": "object", **own}
     assert tags(form, "required", parallel=False)["stop_after_first"]
-    assert "stop_after_first" not in tags(form, "required", opened=False)
+    assert "stop_after_first" not in tags(form, "required", opened="")
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -78,16 +86,15 @@ def test_only_allowed_functions_can_be_called(form: ToolFormat) -> None:
 @pytest.mark.parametrize("form", [ToolFormat.JSON, ToolFormat.LLAMA])
 def test_a_form_without_a_mark_is_a_schema(form: ToolFormat) -> None:
     key = "arguments" if form is ToolFormat.JSON else "parameters"
-    assert (
-        constraint_of(form, TOOLS, ToolChoice("auto", ("add",)), parallel=True, opened=False) == {}
-    )
+    assert free(form, TOOLS, ToolChoice("auto", ("add",)))
     choices: list[tuple[Any, tuple[str, ...]]] = [
         ("required", ("add", "now")),
         (NAMED, ("add",)),
         (allowed("required", "now"), ("now",)),
     ]
     for choice, names in choices:
-        found = constraint_of(form, TOOLS, tool_choice_of(choice), parallel=True, opened=False)
+        read = tool_choice_of(choice)
+        found = constraint_of(KNOWN_FORMS[form], TOOLS, read, parallel=True, opened="")
         schema = json.loads(found["json_schema"])
         for name in ("add", "now"):
             for arguments, fits in (({"a": 1}, True), ({"a": "x"}, name == "now")):
@@ -99,26 +106,23 @@ def test_a_form_without_a_mark_is_a_schema(form: ToolFormat) -> None:
 @pytest.mark.parametrize("form", ToolFormat)
 def test_without_strict_functions_an_answer_is_free(form: ToolFormat) -> None:
     if form is not ToolFormat.NONE:
-        assert constraint_of(form, TOOLS, ToolChoice("auto"), parallel=True, opened=False) == {}
+        assert free(form, TOOLS, ToolChoice("auto"))
 
 
 @pytest.mark.parametrize("form", MARKED)
 def test_only_strict_functions_follow_their_schemas(form: ToolFormat) -> None:
     strict = {"type": "function", "function": ADD | {"strict": True}}
     tools: list[dict[str, Any]] = [strict, TOOLS[1]]
-    found = tags(form, "auto", tools, opened=False)
+    found = tags(form, "auto", tools, opened="")
     assert [tag["schema"] == {"type": "object"} for tag in found["tags"]] == [False, True]
     assert "at_least_one" not in found
-    assert (
-        constraint_of(ToolFormat.LLAMA, tools, tool_choice_of("auto"), parallel=True, opened=False)
-        == {}
-    )
+    assert free("llama", tools, tool_choice_of("auto"))
 
 
 def test_a_strict_call_that_the_prompt_opens_is_known_to_be_open() -> None:
     strict: list[Any] = [{"type": "function", "function": ADD | {"strict": True}}]
     assert tags(ToolFormat.FUNCTIONARY, "auto", strict)["opened"] == ">>>"
-    assert "opened" not in tags(ToolFormat.FUNCTIONARY, "auto", strict, opened=False)
+    assert "opened" not in tags(ToolFormat.FUNCTIONARY, "auto", strict, opened="")
     assert "opened" not in tags(ToolFormat.FUNCTIONARY, "required", strict)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.params.json_texts import CONTAINERS_MAX
-from inferd.backends.tool_formats import ToolFormat, tool_format_of
+from inferd.backends.tool_formats import KNOWN_FORMS, ToolFormat, tool_format_of
 from inferd.sessions.answers.calls import (
     ANSWER_CALLS_MAX,
     ARGUMENTS_LEVELS_MAX,
@@ -23,7 +23,8 @@ from inferd.sessions.answers.calls import (
     merge_parts,
     template_arguments,
 )
-from inferd.sessions.answers.parser import CALL_CHARACTERS_MAX, ParsedText, ToolCallParser
+from inferd.sessions.answers.parser import AnswerParser, ParsedText
+from inferd.sessions.answers.source import CALL_CHARACTERS_MAX
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "add": {
@@ -45,8 +46,12 @@ NOW = ("now", "{}")
 F = ToolFormat
 
 
-def parser(form: ToolFormat, **options: Any) -> ToolCallParser:
-    return ToolCallParser(form, FUNCTIONS, lambda i: f"id{i}", **options)
+def parser(
+    form: ToolFormat, *, opened: bool = False, opens_reasoning: bool = False, **options: Any
+) -> AnswerParser:
+    prompt = "<think>\n" if opens_reasoning else ">>>" if opened else ""
+    form_data = KNOWN_FORMS[form.value]
+    return AnswerParser(form_data, FUNCTIONS, lambda i: f"id{i}", prompt=prompt, **options)
 
 
 def parse(form: ToolFormat, *pieces: str, **options: Any) -> ParsedText:
@@ -67,7 +72,7 @@ def calls(found: ParsedText) -> list[tuple[str, str]]:
         (F.HERMES, f"\n\n{HERMES}\n{HERMES}\n", "", ADD * 2),
         (F.HERMES, f"a {HERMES} b ", "ab ", ADD),
         (F.HERMES, HERMES.removesuffix("\n</tool_call>"), "", ADD),
-        (F.HERMES, HERMES.removesuffix("call>"), "</tool_", ADD),
+        (F.HERMES, HERMES.removesuffix("call>"), "", ADD),
         (F.HERMES, '<tool_call>{"arguments":{"a":1},"name":"add"}', "", [("add", '{"a":1}')]),
         (F.HERMES, '<tool_call>{"name":"now"}</tool_call>', "", [NOW]),
         (F.HERMES, '<tool_call>{"name":"now","id":"x","more":[{}]}', "", [NOW]),
@@ -76,7 +81,7 @@ def calls(found: ParsedText) -> list[tuple[str, str]]:
          [("add", r'{"a":"}\"{"}')]),
         (F.HERMES, '<tool_call>{"name":"other","arguments":{}}', "", [("other", "{}")]),
         (F.HERMES, f"<tool_call>oops{HERMES}", "<tool_call>oops", ADD),
-        (F.HERMES, f"<tool_call>{HERMES}", "<tool_call>", ADD),
+        (F.HERMES, f"<tool_call>{HERMES}", "", ADD),
         (F.MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', "", ADD),
         (F.MISTRAL, '[TOOL_CALLS][{"name":"now"}, {"name":"add","arguments":{"a": 1},"id":"1"}]',
          "", [NOW, *ADD]),
@@ -180,7 +185,7 @@ def test_a_name_is_sent_at_once_and_arguments_in_parts() -> None:
     assert parsing.parse(', "arguments": {"no').parts == [ToolCallPart(0, arguments='{"no')]
     assert parsing.parse('te": "x"}').parts == [ToolCallPart(0, arguments='te": "x"}')]
     assert parsing.parse("}</tool").parts == []
-    assert parsing.finish() == ParsedText("</tool", [])
+    assert parsing.finish() == ParsedText("", []), "the beginning of a mark after a call"
 
 
 def test_a_call_that_is_broken_off_is_dropped_and_its_source_is_text() -> None:

@@ -8,24 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferd.backends.answer_form import PLAIN_ANSWERS, THINK
 from inferd.backends.errors import InvalidArgument
+from inferd.sessions.answers.parser import SPACE_CHARACTERS_MAX as SPACE_MAX
+from inferd.sessions.answers.parser import opened_by
 from inferd.sessions.answers.splitter import (
-    CLOSE,
-    OPEN,
-    SPACE_BYTES,
     AnswerParts,
-    ReasoningSplitter,
-    opens_reasoning,
+    AnswerSplitter,
+    plain_splitter,
     resume_splitting,
 )
 
+OPEN, CLOSE = THINK.begin.encode(), THINK.end.encode()
 PARTS = (b"<think>", b"</think>", b"<", b"</", b"think", b">", b" ", b"\n", b"a", "é".encode())
 ANSWERS = st.lists(st.sampled_from(PARTS), max_size=24).map(b"".join)
 CUTS = st.lists(st.integers(0, 80), max_size=12)
 
 
+def splitter_of(opened: bool = False) -> AnswerSplitter:
+    return plain_splitter("<think>\n" if opened else "")
+
+
 def whole(answer: bytes, *, opened: bool = False) -> AnswerParts:
-    return ReasoningSplitter(on=True, opened=opened).split_last(answer)
+    return splitter_of(opened).split_last(answer)
 
 
 def pieces(answer: bytes, cuts: list[int]) -> list[bytes]:
@@ -51,8 +56,8 @@ def added(parts: list[AnswerParts]) -> AnswerParts:
         (b"say <think>a</think>", b"say <think>a</think>", b""),
         (b"<think>a</think>b<think>c</think>", b"b<think>c</think>", b"a"),
         (b"<think>a<think>b</think>c", b"c", b"a<think>b"),
-        (b" " * SPACE_BYTES + b"<think>a</think>b", b" " * SPACE_BYTES + b"b", b"a"),
-        (b" " * (SPACE_BYTES + 1) + b"<think>a", b" " * (SPACE_BYTES + 1) + b"<think>a", b""),
+        (b" " * SPACE_MAX + b"<think>a</think>b", b" " * SPACE_MAX + b"b", b"a"),
+        (b" " * (SPACE_MAX + 1) + b"<think>a", b" " * (SPACE_MAX + 1) + b"<think>a", b""),
         (b"", b"", b""),
     ],
 )
@@ -61,14 +66,14 @@ def test_an_answer_is_split(answer: bytes, text: bytes, reasoning: bytes) -> Non
 
 
 def test_a_prompt_that_opens_the_block_leaves_the_answer_inside_it() -> None:
-    assert opens_reasoning("<|assistant|>\n<think>\n")
-    assert not opens_reasoning("<|assistant|>\n<think>\n\n</think>\n\n")
+    assert opened_by(PLAIN_ANSWERS, "<|assistant|>\n<think>\n") == "<think>"
+    assert opened_by(PLAIN_ANSWERS, "<|assistant|>\n<think>\n\n</think>\n\n") == ""
     assert whole(b"hm</think>yes", opened=True) == AnswerParts(b"yes", b"hm")
     assert whole(b"hm", opened=True) == AnswerParts(b"", b"hm")
 
 
 def test_without_the_format_everything_is_text() -> None:
-    splitter = ReasoningSplitter(on=False, opened=True)
+    splitter = AnswerSplitter()
     assert splitter.split_last(b"<think>hm</think>yes") == AnswerParts(b"<think>hm</think>yes")
 
 
@@ -76,10 +81,10 @@ def test_without_the_format_everything_is_text() -> None:
 def test_stream_and_whole_are_equal_for_every_split(
     answer: bytes, cuts: list[int], opened: bool
 ) -> None:
-    splitter = ReasoningSplitter(on=True, opened=opened)
+    splitter = splitter_of(opened)
     sent = [splitter.split(piece) for piece in pieces(answer, cuts)]
 
-    assert added([*sent, splitter.flush()]) == whole(answer, opened=opened)
+    assert added([*sent, splitter.split_last(b"")]) == whole(answer, opened=opened)
 
 
 @given(ANSWERS, st.booleans())
@@ -95,12 +100,12 @@ def test_a_reader_gets_the_rest_from_any_position(
 ) -> None:
     """He has read some pieces; the daemon has written down more of the answer, or less."""
     parts = pieces(answer, cuts)
-    reader = ReasoningSplitter(on=True, opened=opened)
+    reader = splitter_of(opened)
     read = parts[: data.draw(st.integers(0, len(parts)))]
     has = added([AnswerParts(b""), *(reader.split(piece) for piece in read)])
     sent = answer[: data.draw(st.integers(0, len(answer)))]
 
-    text, splitter = resume_splitting(sent, has, on=True, opened=opened)
+    text, splitter = resume_splitting(sent, has, lambda: splitter_of(opened))
 
     assert answer.startswith(text) or sent.startswith(text)
     rest = splitter.split_last(answer[len(text) :])
@@ -119,7 +124,7 @@ def test_bytes_that_were_held_back_and_that_a_reader_has_begin_no_tag(
     sent: bytes, has: AnswerParts, rest: bytes, parts: AnswerParts
 ) -> None:
     """A turn sends them when it is interrupted. Space alone is not a part of a tag."""
-    text, splitter = resume_splitting(sent, has, on=True)
+    text, splitter = resume_splitting(sent, has, splitter_of)
 
     assert text == sent
     assert splitter.split_last(rest) == parts
@@ -130,4 +135,4 @@ def test_bytes_that_were_held_back_and_that_a_reader_has_begin_no_tag(
 )
 def test_who_has_something_else_is_refused(has: AnswerParts) -> None:
     with pytest.raises(InvalidArgument, match="differ from those that the interrupted turn sent"):
-        resume_splitting(b"<think>hm</think>yes", has, on=True)
+        resume_splitting(b"<think>hm</think>yes", has, splitter_of)

@@ -10,8 +10,8 @@ import pytest
 
 from inferd.backends import Rendering
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.tool_formats import ToolFormat
-from inferd.sessions.answers.calls import ToolUse
+from inferd.backends.tool_formats import named_form
+from inferd.sessions.answers.calls import NO_TOOLS, ToolUse
 from inferd.sessions.entries import decode_history, encode
 from inferd.sessions.history.history import History
 from tests.sessions.history.test_history import ChatClient, ended, ids, said, turn_on, user
@@ -19,7 +19,7 @@ from tests.sessions.history.test_history import ChatClient, ended, ids, said, tu
 pytestmark = pytest.mark.asyncio
 
 WITH_TOOLS = Rendering(tools=[{"type": "function", "function": {"name": "add"}}])
-HERMES = ToolUse(form=ToolFormat.HERMES)
+HERMES = ToolUse(form=named_form("hermes"))
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 COMPACT = CALL.replace(" ", "")
 RESULT = [{"role": "tool", "content": "2"}]
@@ -118,9 +118,9 @@ async def test_an_answer_without_calls_is_a_plain_message() -> None:
     client = ToolClient("objects")
     history = answered(await asked(client), "No call.")
     assert history.messages[-1] == {"role": "assistant", "content": "No call."}
-    none = answered(await asked(client, ToolUse()), CALL)
+    none = answered(await asked(client, NO_TOOLS), CALL)
     assert none.messages[-1] == {"role": "assistant", "content": CALL}
-    one = answered(await asked(client, ToolUse(form=ToolFormat.HERMES, calls_max=1)), CALL * 2)
+    one = answered(await asked(client, ToolUse(form=named_form("hermes"), calls_max=1)), CALL * 2)
     assert len(one.messages[-1]["tool_calls"]) == 1
     assert one.messages[-1]["content"] == CALL
 

@@ -90,7 +90,7 @@ class ResponseFrame:
         return {
             "id": new_item_id("fc"),
             "type": "function_call",
-            "status": "completed",
+            "status": "completed" if _is_whole(call) else "incomplete",
             "call_id": call.id,
             "name": call.name,
             "arguments": call.arguments,
@@ -108,9 +108,18 @@ class ResponseFrame:
 
 def status_of_end(answer: Answer) -> str:
     """Return the status of a response, and of the item with which its answer ends: a reasoning or a
-    message. Calls are always complete.
+    message.
     """
     return "incomplete" if answer.finish_reason is FinishReason.LENGTH else "completed"
+
+
+def _is_whole(call: ToolCall) -> bool:
+    """Return whether the arguments of a call are an object; those of one that was cut are not."""
+    try:
+        msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def new_item_id(kind: str) -> str:
