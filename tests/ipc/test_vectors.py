@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from inferd.ipc import messages as w
 from inferd.ipc.client.connection.core import InFlight
 from inferd.ipc.client.streams import AsyncStream, StreamedTurn
 from inferd.ipc.payloads import pack_message
-from inferd.testing import RunningDaemon, running_daemon
-from tests.raw import Closed, RawClient
+from inferd.testing import running_daemon
 from tools.vectors.file import PATH, text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +80,7 @@ def test_each_frame_has_the_written_meaning(name: str) -> None:
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_the_daemon_answers_as_in_the_exchange(name: str) -> None:
     with running_daemon() as daemon, socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(20)
+        sock.settimeout(60)
         sock.connect(daemon.socket)
         for frame in EXCHANGES[name]:
             data = bytes.fromhex(frame["hex"])
@@ -108,32 +107,6 @@ def send(sock: socket.socket, data: bytes, contents: list[str]) -> None:
 def read_frame(sock: socket.socket) -> bytes:
     head = sock.recv(4, socket.MSG_WAITALL)
     return head + sock.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL)
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon() as running:
-        yield running
-
-
-@pytest.mark.parametrize("case", named("malformed"))
-def test_the_daemon_answers_a_malformed_frame_as_in_the_vector(
-    daemon: RunningDaemon, case: dict[str, Any]
-) -> None:
-    with RawClient(daemon.socket, hello=case["hello"]) as client:
-        client.send_bytes(b"".join(map(bytes.fromhex, case["frames"])))
-        answer, outcome = client.read_message(), case["outcome"]
-        if "reply" in outcome:
-            assert answer == [2, 1, outcome["reply"]]
-        elif "error" in outcome:
-            assert (answer[0], answer[1], answer[2]["name"]) == (3, 1, outcome["error"])
-            client.write([1, 2, "queue", {}])
-            assert client.read_message() == [2, 2, {"tasks": []}], "the connection still works"
-        else:
-            assert (answer[0], answer[1]["name"]) == (6, outcome["goodbye"])
-            with pytest.raises((Closed, ConnectionResetError)):
-                client.read_message()
-    assert daemon.process is not None and daemon.process.poll() is None
 
 
 # Our client.
@@ -351,7 +324,7 @@ async def test_our_client_sends_the_requests_of_the_exchange_and_reads_the_answe
                 assert with_defaults(sent) == with_defaults(decode(data))
         await anyio.sleep_forever()
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with scripted(play, tmp_path) as path:
             client = AsyncClient(path, timeout=math.inf, software=VECTORS["software"])
             async with client:
@@ -382,7 +355,7 @@ async def test_our_client_handles_a_malformed_daemon_as_in_the_vector(
 
     outcome = case["outcome"]
     got: dict[str, Any] = {}
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with scripted(play, tmp_path) as path:
             try:
                 async with AsyncClient(path) as client:

@@ -7,7 +7,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,24 +18,20 @@ import pytest
 import inferd
 from inferd.backends.errors import (
     Busy,
-    Cancelled,
     InferdError,
     InvalidArgument,
     InvalidEncoding,
     LoadFailed,
-    PromptTooLong,
     ProtocolError,
     TooLarge,
     UnsupportedOperation,
-    VersionMismatch,
     WorkerCrashed,
 )
 from inferd.backends.params.chat_options import DEPTH_MAX
-from inferd.ipc.messages import PROTOCOL_VERSION
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.nesting import NESTING_MAX
 from tests.echo import echo_model
-from tests.raw import HELLO, Closed, RawClient
+from tests.raw import Closed, RawClient
 from tests.waiting import wait_until
 
 CONFIG = '[models.missing]\nfile = "no-such-file.gguf"\n'
@@ -71,16 +66,8 @@ def nested(depth: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b"\x05\x00\x00\x00hello", ProtocolError),
-        (struct.pack("<I", 0), ProtocolError),
         (struct.pack("<I", 3) + b"\xc1\xc1\xc1", ProtocolError),
         (struct.pack("<I", 0xFFFF_FFFF), TooLarge),
-        (struct.pack("<I", (1 << 20) + 1), TooLarge),
-        (frame({"no": "array"}), ProtocolError),
-        (frame([99, 1]), ProtocolError),
-        (frame([1, 1]), ProtocolError),
-        (frame([1, "one", "models", {}]), ProtocolError),
-        (frame([]), ProtocolError),
     ],
 )
 def test_a_frame_that_cannot_be_read_ends_the_connection_with_a_reason(
@@ -96,14 +83,7 @@ def test_a_frame_that_cannot_be_read_ends_the_connection_with_a_reason(
             client.read_message()
 
 
-def test_a_frame_nested_as_deep_as_allowed_is_read(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket) as client:
-        client.send_bytes(nested(NESTING_MAX - 1))
-
-        assert client.read_message()[0] == 2
-
-
-@pytest.mark.parametrize("depth", [NESTING_MAX, 2000, 100_000])
+@pytest.mark.parametrize("depth", [2000, 100_000])
 def test_a_frame_nested_too_deep_fails_only_its_call(daemon: RunningDaemon, depth: int) -> None:
     with bystander(daemon), RawClient(daemon.socket) as client:
         client.send_bytes(nested(depth))
@@ -172,22 +152,6 @@ def test_a_value_nested_too_deep_is_an_argument_of_its_call(
         assert "recursion" not in str(refused.value)
 
 
-def test_a_first_frame_that_is_not_a_hello_ends_the_connection(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket, hello=False) as client:
-        client.write([1, 1, "models", {}])
-
-        assert isinstance(client.goodbye(), ProtocolError)
-
-
-def test_another_major_version_gets_a_readable_refusal(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket, hello=False) as client:
-        client.write([0, {"protocol": [2, 0]}])
-        goodbye = client.goodbye()
-
-    assert isinstance(goodbye, VersionMismatch)
-    assert "version 2" in goodbye.message
-
-
 def test_a_client_that_disconnects_within_a_frame_leaves_nothing(
     daemon: RunningDaemon,
 ) -> None:
@@ -198,16 +162,6 @@ def test_a_client_that_disconnects_within_a_frame_leaves_nothing(
         assert client.call("models")["models"]
 
 
-def test_a_request_id_in_use_ends_the_connection(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket) as client:
-        context = client.context("slow")
-        params = {"context": context, "prompt": "x" * 100, "raw": True}
-        client.write([1, 77, "stream", params])
-        client.write([1, 77, "models", {}])
-
-        assert isinstance(client.goodbye(), ProtocolError)
-
-
 # Calls.
 
 
@@ -216,26 +170,6 @@ def test_an_unknown_call_is_unsupported_and_the_nearest_is_named(daemon: Running
         with pytest.raises(UnsupportedOperation) as caught:
             client.call("comptue")
         assert "'compute'" in caught.value.hint
-        assert client.call("models")["models"], "the connection goes on"
-
-
-@pytest.mark.parametrize(
-    ("call", "params"),
-    [
-        ("load_by_name", {"name": 7}),
-        ("load_by_name", {}),
-        ("set_input", {"context": "one", "index": 0, "tensor": {}}),
-        ("compute", {"context": -(2**63)}),
-        ("stream", {"context": 1, "prompt": ["a"]}),
-        ("get_output", {"context": 1.5}),
-    ],
-)
-def test_params_of_a_wrong_type_are_an_invalid_argument(
-    daemon: RunningDaemon, call: str, params: dict[str, object]
-) -> None:
-    with RawClient(daemon.socket) as client:
-        with pytest.raises(InvalidArgument):
-            client.call(call, **params)
         assert client.call("models")["models"], "the connection goes on"
 
 
@@ -255,20 +189,10 @@ def test_whole_numbers_of_params_may_be_floats(daemon: RunningDaemon) -> None:
             client.call("get_output", context=context, index=True)
 
 
-def test_unknown_fields_are_ignored(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket) as client:
-        assert client.call("models", from_the_future=[1, {"x": 2}])["models"]
-
-
 @pytest.mark.parametrize(
     "params",
     [
         {"prompt": "x", "priority": "highest"},
-        {"prompt": "x", "credit": 0},
-        {"prompt": "x", "credit": 10**6},
-        {"prompt": "x", "options": {"tempp": 1}},
-        {"prompt": "x", "options": {"temp": "hot"}},
-        {"messages": []},
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": 1, "content": []}]},
     ],
@@ -344,21 +268,6 @@ def test_a_name_cannot_leave_the_models_directory(daemon: RunningDaemon) -> None
 # Clients that misbehave.
 
 
-def test_a_vanished_client_cancels_its_turn_and_frees_its_sessions(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket) as watcher:
-        before = watcher.call("stats")["stats"]["sessions"]
-        client = RawClient(daemon.socket)
-        context = client.context("slow")
-        client.start_request("stream", context=context, prompt="y" * 1000, raw=True, credit=1000)
-        client.read_message()
-        client.socket.close()
-        watcher.call("chat", context=watcher.context("slow"), prompt="x")  # a step has passed
-
-        stats = watcher.call("stats")["stats"]
-        assert stats["models"]["slow"]["running"] == 0
-        assert stats["sessions"] == before + 1
-
-
 def test_a_reader_without_credit_delays_no_other_client(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as slow, RawClient(daemon.socket) as other:
         for _ in range(2):  # both slots
@@ -368,48 +277,6 @@ def test_a_reader_without_credit_delays_no_other_client(daemon: RunningDaemon) -
         reply = other.call("chat", context=other.context("slow"), prompt="served", raw=True)
 
         assert reply["text"] == b"served"
-
-
-def test_cancel_by_request_ends_a_stream_with_cancelled(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket) as client:
-        context = client.context("slow")
-        number = client.start_request(
-            "stream", context=context, prompt="w" * 500, raw=True, credit=1000
-        )
-        while not client.events:
-            client.events.append(client.read_message())
-        assert client.call("cancel", request=number)["cancelled"] in (True, False)
-        with pytest.raises(Cancelled):
-            client.wait_result(number)
-        assert client.call("chat", context=context, prompt="next", raw=True)["text"] == b"next"
-
-
-def test_a_turn_on_more_bytes_than_any_context_holds_is_refused(daemon: RunningDaemon) -> None:
-    with bystander(daemon), RawClient(daemon.socket) as client:
-        context = client.context()
-        client.set_input(context, b"x" * 100_000)
-        with pytest.raises(PromptTooLong):
-            client.call("compute", context=context)
-
-
-def test_descriptors_that_no_call_takes_end_the_connection(daemon: RunningDaemon) -> None:
-    with open(os.devnull, "rb") as file, RawClient(daemon.socket) as client:
-        for _ in range(3):
-            client.write([1, 1000 + _, "models", {}], [file.fileno()] * 8)
-
-        assert isinstance(client.goodbye(), ProtocolError)
-
-
-def test_a_descriptor_that_is_not_a_file_is_refused(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket) as client:
-        context = client.context()
-        read_end, write_end = os.pipe()
-        with pytest.raises(InvalidArgument):
-            client.call("set_input", [read_end], context=context, index=0, tensor={"fd": 0})
-        with pytest.raises(InvalidArgument):
-            client.call("set_input", context=context, index=0, tensor={"fd": 0})
-        os.close(read_end)
-        os.close(write_end)
 
 
 def test_a_writable_descriptor_is_refused_as_a_model(daemon: RunningDaemon, tmp_path: Path) -> None:
@@ -490,16 +357,6 @@ def test_connections_are_bounded_and_a_closed_one_admits_another() -> None:
             assert again.call("models")
 
 
-def test_the_hello_is_the_first_frame_of_each_side(daemon: RunningDaemon) -> None:
-    with RawClient(daemon.socket, hello=False) as client:
-        kind, hello = client.server_hello
-
-        assert kind == HELLO[0]
-        assert hello["protocol"] == list(PROTOCOL_VERSION)
-        assert hello["limits"]["frame_bytes_max"] == 1 << 20
-        assert hello["instance"] >= 1
-
-
 def test_a_socket_path_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
@@ -530,10 +387,8 @@ def test_descriptors_of_refused_calls_are_closed(daemon: RunningDaemon) -> None:
             with pytest.raises(UnsupportedOperation):
                 client.call("no_such_call", [file.fileno()], fd=0)
 
-        ends_at_s = time.monotonic() + 10  # connections of the tests before may still close
-        while descriptors_of(daemon) > before and time.monotonic() < ends_at_s:
-            time.sleep(0.01)
-        assert descriptors_of(daemon) <= before
+        # Connections of other tests may still close.
+        wait_until(lambda: descriptors_of(daemon) <= before)
 
 
 def test_a_refused_calls_descriptor_never_serves_the_next_call(daemon: RunningDaemon) -> None:
@@ -579,14 +434,6 @@ def test_tokens_outside_the_vocabulary_are_refused(daemon: RunningDaemon, token:
         for params in refused:
             with pytest.raises(InvalidArgument):
                 client.call("chat", context=context, **params)
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_an_invalid_timeout_is_refused(daemon: RunningDaemon, seconds: float) -> None:
-    with RawClient(daemon.socket) as client:
-        context = client.context()
-        with pytest.raises(InvalidArgument):
-            client.call("stream", context=context, prompt="x", timeout_s=seconds)
 
 
 def test_giant_names_are_refused_quickly_and_answered_briefly(daemon: RunningDaemon) -> None:

@@ -34,7 +34,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import REPLY_BYTES_MAX, pack_frame
 from tests.daemon.other_users import Stranger
 from tests.echo import echo_model
-from tests.raw import Closed, RawClient
+from tests.raw import RawClient
 from tests.waiting import wait_until
 
 CONFIG = """
@@ -589,19 +589,6 @@ def test_an_error_reply_has_no_data_that_exceeds_a_frame() -> None:
 
 
 # The end of the client's requests.
-
-
-def test_a_client_that_sends_no_more_gets_its_replies(client: RawClient) -> None:
-    context = client.context("slow")
-    numbers = [
-        client.start_request("stream", context=context, prompt="abc", raw=True),
-        client.start_request("models"),
-    ]
-    client.socket.shutdown(socket.SHUT_WR)
-    texts = [client.wait_result(number) for number in numbers]
-    assert texts[0]["metadata"]["stop_reason"] == "eos" and client.streamed_text == "abc"
-    with pytest.raises(Closed):
-        client.read_message()
 
 
 def test_a_client_that_closes_after_its_last_request_is_cancelled(client: RawClient) -> None:
