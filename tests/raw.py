@@ -22,7 +22,7 @@ class Closed(Exception):
 class RawClient:
     """Sends and receives frames; `call` waits for its reply and keeps the events."""
 
-    def __init__(self, path: str, *, hello: bool = True, timeout_s: float = 20.0, **greeting: Any):
+    def __init__(self, path: str, *, hello: bool = True, timeout_s: float = 60.0, **greeting: Any):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(timeout_s)
         self.socket.connect(path)

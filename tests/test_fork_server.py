@@ -68,7 +68,7 @@ def test_a_worker_is_a_child_of_its_daemon_and_has_no_other_descriptors(
             files = [os.readlink(path) for path in Path(f"/proc/{worker.pid}/fd").iterdir()]
             found.append(sorted(file.split(":")[0] for file in files))
             client.unload_model("echo")
-            worker.wait(10)
+            worker.wait(60)
             assert "worker.died" not in daemon.log
     assert found[0] == found[1]
 

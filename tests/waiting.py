@@ -9,7 +9,7 @@ from typing import TypeVar
 
 __all__ = ("wait_until",)
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 POLL_S = 0.002
 Found = TypeVar("Found")
 

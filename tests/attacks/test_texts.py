@@ -46,7 +46,7 @@ class Sender:
     def sending(self) -> Iterator[None]:
         for thread in self._threads:
             thread.start()
-        assert self.first.wait(10)
+        assert self.first.wait(60)
         try:
             yield
         finally:

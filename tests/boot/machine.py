@@ -30,7 +30,7 @@ __all__ = ("BootedMachine", "CannotBoot", "Ended")
 
 BOOT_S_MAX = 30.0
 COMMAND_S_MAX = 60.0
-END_S_MAX = 20.0
+END_S_MAX = 60.0
 FOLDER = Path(__file__).parent
 GROUP_PREFIX = "inferd-tests-"
 NAMESPACES = ("--mount", "--pid", "--uts", "--ipc", "--net")

@@ -59,7 +59,7 @@ def test_systemd_gets_readiness_when_the_socket_answers_and_then_the_status(
     service.configure(echo_model("m", load_ms=1500))
     started = service.machine.start("systemctl", "start", "inferd")
     with RawClient(service.socket, timeout_s=30.0) as early:
-        assert started.wait(20) == 0, "what has been told is READY"
+        assert started.wait(60) == 0, "what has been told is READY"
         assert service.show("ActiveState", "SubState", "NRestarts") == {
             "ActiveState": "active",
             "SubState": "running",

@@ -18,7 +18,7 @@ from tests.daemon.command_line import Terminal, on_terminal
 
 __all__ = ("Screen", "shown_chat")
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 60.0
 CHUNK_BYTES = 1024
 PASTE_END = b"\x1b[?2004l"
 """It ends the brackets of pastes, at the end of each prompt."""

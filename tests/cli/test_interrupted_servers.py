@@ -12,7 +12,7 @@ from inferd.testing import running_daemon
 from tests.daemon.command_line import inferd_process
 from tests.gateways.fleet.members import running_fleet
 
-END_S_MAX = 30.0
+END_S_MAX = 60.0
 BY_SIGNAL = pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)], ids=("ctrl-c", "sigterm")
 )

@@ -163,7 +163,7 @@ def test_ctrl_c_ends_the_wait_of_a_chat_and_a_line_names_its_session(tmp_path: P
             terminal.until(WAITS)
             terminal.type("\x03")
             shown = terminal.until_end()
-            assert terminal.process.wait(20) == 130
+            assert terminal.process.wait(60) == 130
         daemon.start_again()
         [session_id] = sessions_of(daemon)
         assert session_id is not None and f"`inferd chat m --session {session_id}`" in shown

@@ -39,7 +39,7 @@ from .top_samples import FLEET, model, sample, session, task
 CONFIG = "[daemon]\nquantum-tokens = 100000\n" + echo_model("slow", slots=1, step_ms=10)
 LONG = "so long a text " * 100
 SIZE = (80, 24)
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 60.0
 XTERM = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 LEFT = "\x1b[?1049l"
 """The escape sequence that restores a terminal's own screen."""

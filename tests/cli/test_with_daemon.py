@@ -456,7 +456,7 @@ def test_stop_waits_until_the_daemon_has_ended() -> None:
     with running_daemon() as daemon:
         result = inferd("stop", socket=daemon.socket)
         assert result.exit_code == 0 and "has ended" in result.stderr
-        assert daemon.process is not None and daemon.process.wait(10) == 0
+        assert daemon.process is not None and daemon.process.wait(60) == 0
         assert not Path(daemon.socket).exists()
         assert inferd("stop", socket=daemon.socket).exit_code == 3
 
@@ -471,7 +471,7 @@ def test_stop_has_a_time_limit_and_now_ends_running_turns() -> None:
             assert inferd("stop", "--now", socket=daemon.socket).exit_code == 0
             assert process.wait(60) == 3
         assert daemon.process is not None
-        assert daemon.process.wait(10) != 0
+        assert daemon.process.wait(60) != 0
 
 
 def test_ctrl_d_and_a_lost_daemon_end_a_chat() -> None:

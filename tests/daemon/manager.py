@@ -14,7 +14,7 @@ from inferd.testing import RunningDaemon
 
 __all__ = ("Manager", "manager_of", "serving")
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 Message = dict[str, str]
 
 

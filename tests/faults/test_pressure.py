@@ -93,7 +93,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[RunningDaemon, AsyncClien
 
 async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) -> Stats:
     """Return the daemon's statistics once *is_so* holds for those of memory."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             stats = await client.stats()
             if is_so(stats["memory"]):
@@ -112,7 +112,7 @@ async def states(client: AsyncClient) -> dict[str, str]:
 
 async def settled(client: AsyncClient) -> dict[str, str]:
     """Return the models' states as soon as none is being unloaded."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             if "unloading" not in (found := await states(client)).values():
                 return found

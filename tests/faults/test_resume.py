@@ -220,7 +220,7 @@ def test_after_a_stop_a_session_can_resume_by_hand_from_the_errors_progress() ->
                         os.kill(daemon.pid, signal.SIGTERM)
         assert caught.value.data["text"] == text
         assert daemon.process is not None
-        assert daemon.process.wait(20) == 0
+        assert daemon.process.wait(60) == 0
         daemon.start_again()
         with Client(daemon.socket) as client, client.session("m", session_id="diary") as session:
             assert text + "".join(session.resume(caught.value.data["tokens"], text)) == STORY

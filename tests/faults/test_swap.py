@@ -130,7 +130,7 @@ async def state_of(client: AsyncClient, session: AsyncSession) -> str:
 
 async def await_event(daemon: RunningDaemon, event: str) -> None:
     """Wait until the daemon has logged an *event*."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             if daemon.log.count(event):
                 return
@@ -139,7 +139,7 @@ async def await_event(daemon: RunningDaemon, event: str) -> None:
 
 async def await_state(client: AsyncClient, session: AsyncSession, state: str) -> None:
     """Wait until a session is in *state*."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             if await state_of(client, session) == state:
                 return

@@ -58,14 +58,14 @@ class LateAnnouncements(queue.SimpleQueue[Any]):
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         super().put(item)
         self.put_in.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
 
 
 def test_a_result_is_announced_exactly_while_it_is_there(thread: CallThread) -> None:
     """A descriptor that stays readable without a result would keep the engine from waiting."""
     thread._results = results = LateAnnouncements()
     thread.queue_call(lambda: 1)
-    assert results.put_in.wait(10)
+    assert results.put_in.wait(60)
     assert thread.results() == [] and not is_readable(thread)
     results.gate.set()
     assert outcomes(thread, 1) == [1] and not is_readable(thread)
@@ -90,12 +90,12 @@ def test_closing_waits_for_the_present_call_and_drops_the_others() -> None:
 
     def first() -> None:
         begun.set()
-        assert gate.wait(10)
+        assert gate.wait(60)
         made.append(1)
 
     thread.queue_call(first)
     thread.queue_call(lambda: made.append(2))
-    assert begun.wait(10)
+    assert begun.wait(60)
     thread.close(0)
     assert not made
     gate.set()

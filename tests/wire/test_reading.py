@@ -35,7 +35,7 @@ class Received:
 
 def run(loop: Callable[[], asyncio.AbstractEventLoop], main: Callable[[], object]) -> None:
     async def bounded() -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await main()  # type: ignore[misc]
 
     with asyncio.Runner(loop_factory=loop) as runner:

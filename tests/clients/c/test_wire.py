@@ -82,7 +82,7 @@ class Daemon:
         connection, _ = self._listener.accept()
         first, then = self._frames
         with connection:
-            connection.settimeout(20)
+            connection.settimeout(60)
             connection.sendall(first)
             if then:
                 for _ in range(2):

@@ -147,7 +147,7 @@ def test_ctrl_c_ends_it_as_it_ends_other_commands() -> None:
     with filed() as daemon, following(daemon, "-n", "1") as follower:
         follower.next()
         follower.process.send_signal(2)
-        assert follower.process.wait(20) == 130
+        assert follower.process.wait(60) == 130
 
 
 def test_the_log_of_a_daemon_that_has_exited_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

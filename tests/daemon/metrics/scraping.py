@@ -13,7 +13,7 @@ from inferd.testing import RunningDaemon
 
 __all__ = ("ScrapedMetrics", "ask", "scrape_metrics", "scrape", "until")
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 POLL_S = 0.01
 
 

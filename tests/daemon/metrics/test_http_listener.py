@@ -18,7 +18,7 @@ from tests.daemon.metrics.scraping import ask, connect, scrape, scrape_metrics, 
 from tests.daemon.service.test_components import check, part
 from tests.raw import RawClient
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ worker-hang-timeout-s = 60
 """
 CONFIG += echo_model("m", slots=2) + echo_model("slow", slots=1, step_ms=5)
 CONFIG += '[models.broken]\nfile = "broken.gguf"\n'
-SCRAPE_S_MAX = 20.0
+SCRAPE_S_MAX = 60.0
 """A scrape that waits for the stopped worker never ends."""
 PRIVATE = "id-of-nobody-else"
 NORMAL = {"model_name": "slow", "priority": "normal"}

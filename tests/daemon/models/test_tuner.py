@@ -128,7 +128,7 @@ def record_for(worker: Worker) -> TuningRecord:
 
 async def begun(bench: Bench, worker: Worker) -> None:
     """Run the tuner until it has begun with *worker*."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(bench.tuner.run)
             while not worker.is_measuring:
@@ -231,7 +231,7 @@ async def test_short_memory_postpones_it(tmp_path: Path) -> None:
         assert worker.commands == [] and bench.memory.free == BYTES - 1
         bench.memory.free = BYTES
         bench.tuner.note_change()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await worker.changed.wait()
         group.cancel_scope.cancel()
     assert worker.is_measuring
@@ -251,7 +251,7 @@ async def test_other_programs_stop_it(tmp_path: Path, monkeypatch: pytest.Monkey
     used_s, worker = itertools.count(step=1000), Worker()
     monkeypatch.setattr(tuner, "busy_s", lambda: next(used_s) if worker.is_measuring else 0.0)
     bench = Bench(tmp_path, worker, external_cores_max=1.0, check_s=0.0, retry_s=60.0)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(bench.tuner.run)
             while len(worker.commands) < 2:

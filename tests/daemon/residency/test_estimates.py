@@ -118,7 +118,7 @@ def test_a_worker_reads_the_file_only_for_unknown_estimates(known: bool, tmp_pat
             ours.sendall(pack_frame([m.EstimateMemory(Shape(1, 4096, 512))]))
         failed = reader.next()
         assert isinstance(failed, m.ModelNotLoaded) and "none.gguf" in failed.error["message"]
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 __all__ = ("SECONDS_MAX", "Collector", "ReceivedSpan", "Trace", "collecting")
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 PIECE_BYTES = 1 << 16
 
 

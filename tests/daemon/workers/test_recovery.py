@@ -478,7 +478,7 @@ async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
         before = await model.load()
         await Swaps(registry, (), 1.0, lambda mode, seconds: None).swap(model, model.config)
         (predecessor,) = model.predecessors.values()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await before.exited.wait()
             with pytest.raises(WorkerCrashed, match="is unloaded for good"):
                 await predecessor.ready()

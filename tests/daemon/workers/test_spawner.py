@@ -27,7 +27,7 @@ def write_and_fail(descriptors: Sequence[int]) -> list[str]:
 @pytest.mark.asyncio
 async def test_a_process_gets_its_descriptors_and_its_exit_is_noticed() -> None:
     reader, writer = os.pipe()
-    with anyio.fail_after(20):
+    with anyio.fail_after(40):
         process = await start_spawner().spawn(write_and_fail, os.environ, (writer,), 2)
         os.close(writer)
         assert await process.wait() == 7
@@ -46,7 +46,7 @@ async def test_a_process_that_cannot_be_started_is_an_error() -> None:
 async def test_a_request_that_fails_in_the_thread_is_an_error_and_the_next_one_is_served() -> None:
     reader, writer = os.pipe()
     own = Spawner()
-    with anyio.fail_after(20), own._socket:
+    with anyio.fail_after(40), own._socket:
         with pytest.raises(OSError, match="null byte"):
             await own.spawn(lambda _: ["a\0b"], os.environ, (), 2)
         with pytest.raises(OSError) as truncated:  # more descriptors than the thread accepts
@@ -66,7 +66,7 @@ async def test_each_load_fails_once_the_thread_has_ended() -> None:
         raise RuntimeError("a bug")
 
     own = Spawner()
-    with anyio.fail_after(20), own._socket:
+    with anyio.fail_after(40), own._socket:
         for command in (fail, write_and_fail):
             with pytest.raises(LoadFailed, match="has ended"):
                 await own.spawn(command, os.environ, (2,), 2)
@@ -81,7 +81,7 @@ async def test_without_a_descriptor_for_its_exit_a_process_is_not_started(
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with anyio.fail_after(20), pytest.raises(OSError, match="too many"):
+    with anyio.fail_after(40), pytest.raises(OSError, match="too many"):
         await start_spawner().spawn(lambda _: sleep, os.environ, (), 2)
     assert not [p for p in psutil.Process().children() if sleep[-1] in p.cmdline()]
 
@@ -91,7 +91,7 @@ async def test_the_exit_of_a_process_that_was_not_ended_is_noticed_without_more_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with anyio.fail_after(20):
+    with anyio.fail_after(40):
         process = await start_spawner().spawn(lambda _: sleep, os.environ, (), 2)
         monkeypatch.setattr(spawner, "QUIT_S", 0.0)
         monkeypatch.setattr(spawner, "KILLED_S", 0.0)

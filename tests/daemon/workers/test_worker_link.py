@@ -50,7 +50,7 @@ async def exchanging() -> AsyncIterator[tuple[WorkerLink, Unsent, socket.socket]
     link = WorkerLink(*(lambda _: None, lambda: None, lambda: None), client.user_of, unsent.count)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    with anyio.fail_after(10), ours, theirs:
+    with anyio.fail_after(60), ours, theirs:
         async with anyio.create_task_group() as group:
             group.start_soon(link.exchange, ours)
             await anyio.lowlevel.checkpoint()

@@ -19,7 +19,7 @@ from inferd.wire.frames import pack_frame
 from tests.daemon.command_line import inferd_process
 from tests.waiting import wait_until
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 60.0
 NOTED_S_MAX = 60.0
 DAYS = 90
 HELLO: list[Any] = [0, {"protocol": [1, 0], "software": "test"}]

@@ -141,7 +141,7 @@ async def test_a_departure_is_forgotten_though_the_arrival_was_being_kept_when_t
         operator.peers = peers
         moves = Moves(nodes, homes, operator, lambda _: None)
         await group.start(moves.run, ignore)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await peers["a"].dropped.wait()
         assert peers["b"].state == "dormant"
         assert moves.is_settled(key)
@@ -161,6 +161,6 @@ async def test_a_departure_is_forgotten_though_a_copy_was_made_when_the_nodes_we
         with moves.moving(key):
             await group.start(moves.run, ignore)
             assert peers["a"].state == DEPARTED
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await peers["a"].dropped.wait()
         group.cancel_scope.cancel()

@@ -28,7 +28,7 @@ def test_requests_may_end_after_sigterm(daemon: RunningDaemon) -> None:
         lines = begun(request)
         other.process.send_signal(signal.SIGTERM)
         assert list(lines)[-1] == "data: [DONE]"
-        assert other.process.wait(20) == 0
+        assert other.process.wait(60) == 0
 
 
 def test_a_killed_gateway_leaves_nothing(daemon: RunningDaemon, client: Client) -> None:
@@ -46,7 +46,7 @@ def test_a_unix_socket_is_removed_at_the_end(daemon: RunningDaemon, tmp_path: Pa
     path = tmp_path / "http.sock"
     with gateway(daemon, listen=f"unix:{path}") as other:
         other.process.send_signal(signal.SIGTERM)
-        other.process.wait(20)
+        other.process.wait(60)
         assert not path.exists()
 
 

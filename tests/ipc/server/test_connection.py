@@ -61,7 +61,7 @@ async def pair(
     shared = outboxes or SharedLimit(OUTBOXES_BYTES_MAX)
     counts = RequestBytes()
     connection = ServerConnection(ours, peer_of(ours), 8, user, shared, LoopTime(), counts)
-    with client, anyio.fail_after(10):
+    with client, anyio.fail_after(60):
         yield connection, client
         connection.close()
 

@@ -62,7 +62,7 @@ async def test_descriptors_are_closed_after_the_operations_on_them() -> None:
 async def test_a_cancelled_call_never_runs_a_waiting_operation() -> None:
     user = ClientDescriptors().of_user(0)
     going_on, ran = threading.Event(), threading.Event()
-    first = asyncio.ensure_future(user.run(partial(going_on.wait, 5)))
+    first = asyncio.ensure_future(user.run(partial(going_on.wait, 90)))
     second = asyncio.ensure_future(user.run(ran.set))
     await asyncio.sleep(0)
     second.cancel()
@@ -79,15 +79,15 @@ async def test_an_operation_that_takes_too_long_ends_its_call(
     monkeypatch.setattr(descriptors, "OPERATION_S_MAX", 0.01)
     user, going_on = ClientDescriptors().of_user(0), threading.Event()
     with pytest.raises(Timeout):
-        await user.run(partial(going_on.wait, 5))
+        await user.run(partial(going_on.wait, 90))
     going_on.set()
 
 
 async def test_one_users_operations_do_not_wait_for_anothers() -> None:
     everybody, going_on = ClientDescriptors(), threading.Event()
     ada, bob = everybody.of_user(1), everybody.of_user(2)
-    waiting = asyncio.ensure_future(ada.run(partial(going_on.wait, 5)))
-    with anyio.fail_after(5):
+    waiting = asyncio.ensure_future(ada.run(partial(going_on.wait, 90)))
+    with anyio.fail_after(60):
         assert await bob.run(int) == 0
     assert not waiting.done()
     going_on.set()

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.scheduler.process.worker import WorkWatch
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class Daemon:
     """The daemon's end of the socket pair."""
 
     def __init__(self, sock: socket.socket):
-        sock.settimeout(20)
+        sock.settimeout(60)
         self._sock = sock
         self._decoder = msgspec.msgpack.Decoder(list[m.Report])
         self._reports: list[m.Report] = []
@@ -64,7 +64,7 @@ def daemon() -> Iterator[Daemon]:
     with ours:
         try:
             yield Daemon(ours)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
             process.wait()
@@ -118,7 +118,7 @@ def test_the_token_of_a_load_is_computed_with_the_threads_assigned_last(
             pass
         assert used == [3]
         daemon.send(m.Quit())
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -181,7 +181,7 @@ def test_a_worker_that_gets_no_threads_refuses_the_load(
             pass
         assert isinstance(failed, m.ModelNotLoaded)
         assert failed.error["name"] == "RuntimeError" and "can't start" in failed.error["message"]
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

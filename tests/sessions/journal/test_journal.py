@@ -429,7 +429,7 @@ async def test_tokens_are_written_without_anybody_asking(tmp_path: Path) -> None
         await session.set_input(b"abcdef")
         await session.start_turn(TurnOptions(credit=3))
         harness.port.run()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await harness.journal._flushed.wait()
         async with harness.killed(tmp_path / "b") as other:
             assert (await reopened(other)).conversation.tokens() == session.conversation.tokens()
@@ -453,7 +453,7 @@ async def test_a_group_is_written_at_once_when_it_is_full(
         assert session.turn is not None
         session.turn.add_credit(1)
         harness.port.run()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await harness.journal._flushed.wait()
 
 
@@ -694,7 +694,7 @@ async def test_a_journal_that_cannot_be_written_is_tried_again_by_itself(
         await answer(harness, session, b"hello")
         (tmp_path / "state").unlink()
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not session.recording.durable:
                 await harness.journal._flushed.wait()
 
@@ -778,7 +778,7 @@ async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
 
     async with Kept(tmp_path).running() as harness:
         assert harness.journal.status["moved_to"] is not None
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while not harness.journal._present:
                 await harness.journal._flushed.wait()
     async with Kept(tmp_path).running() as harness:

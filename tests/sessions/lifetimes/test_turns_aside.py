@@ -66,7 +66,7 @@ async def managed(harness: Harness) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.lowlevel.checkpoint()
 

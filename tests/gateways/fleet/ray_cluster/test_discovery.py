@@ -44,7 +44,7 @@ class Recorder:
         """Wait until a note or a table has *text*."""
         while text not in f"{self.notes} {self.tables}":
             self.news = anyio.Event()
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await self.news.wait()
 
 

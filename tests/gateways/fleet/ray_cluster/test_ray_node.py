@@ -30,7 +30,7 @@ async def notes_of(behaviour: str, folder: Path, count: int) -> list[str]:
     send, receive = anyio.create_memory_object_stream[str](100)
     plan = NodePlan("10.0.0.2:7878", {}, {})
     node = ray_node.RayNode("a", behaviour, plan, folder, send.send_nowait)
-    with send, receive, anyio.fail_after(20):
+    with send, receive, anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(node.run)
             notes = [await receive.receive() for _ in range(count)]
