@@ -221,11 +221,11 @@ def _mamba_layer(writer: _Writer, block: str) -> None:
     writer.weight(f"{block}.ssm_out.weight", EMBEDDING, inner)
 
 
-def _lfm2(path: Path) -> None:
+def _lfm2(path: Path, control: str = "", template: Template = CHAT_TEMPLATE) -> None:
     """Hybrid: short convolutions, with attention in every other layer."""
     kernel, attends = 3, [0, 1, 0, 1]
     writer = _Writer(path, "lfm2")
-    _common(writer, layers=4, norm="token_embd_norm.weight")
+    _common(writer, layers=4, norm="token_embd_norm.weight", control=control, template=template)
     _output(writer)
     _heads(writer.file, [HEADS_KV * a for a in attends])
     writer.file.add_shortconv_l_cache(kernel)
@@ -241,6 +241,19 @@ def _lfm2(path: Path) -> None:
         writer.weight(f"{block}.shortconv.in_proj.weight", 3 * EMBEDDING, EMBEDDING)
         writer.weight(f"{block}.shortconv.out_proj.weight", EMBEDDING, EMBEDDING)
     writer.finish()
+
+
+def _lfm2_chatml(path: Path) -> None:
+    """Hybrid, with a control token before each message, and a template that begins reasoning, of
+    which later prompts have nothing.
+    """
+    mark = "<|im_start|>"
+    template = (
+        "{% for m in messages %}" + mark + "{{ m.role }}\n"
+        "{{ m.content[:5] if m.role == 'assistant' else m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}" + mark + "assistant\n<think>{% endif %}"
+    )
+    _lfm2(path, control=mark, template=template)
 
 
 def _bert(path: Path, pooling: Any = gguf.PoolingType.MEAN, template: str = CHAT_TEMPLATE) -> None:
@@ -346,6 +359,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "gemma3": _gemma3,
     "mamba": _mamba,
     "lfm2": _lfm2,
+    "lfm2-chatml": _lfm2_chatml,
     "jamba": _jamba,
     "bert": _bert,
     "bert-rank": _bert_rank,

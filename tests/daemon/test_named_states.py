@@ -32,7 +32,7 @@ from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
 
 STORY = "Once upon a time there was a king who had three sons and a golden bird. " * 4
-KINDS = ("llama", "gemma3", "mamba")
+KINDS = ("llama", "gemma3", "mamba", "lfm2")
 GREEDY: dict[str, Any] = {"temp": 0, "n-predict": 12}
 STATES_USER_MAX = 8
 

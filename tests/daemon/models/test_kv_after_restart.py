@@ -12,7 +12,7 @@ from inferd.testing import RunningDaemon, running_daemon
 
 STORY = "Once upon a time there was a king who had three sons and a golden bird. " * 8
 MORE = "And then?"
-MODELS = pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+MODELS = pytest.mark.parametrize("memory", ["plain", "window", "recurrent", "hybrid"])
 
 
 def config(memory: str = "plain") -> str:
