@@ -151,18 +151,18 @@ def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
         ("tools", _tools_text(found)),
         ("license", _license_text(facts)),
         ("chat template", _template_notes(found)),
-        *_answer_entries(info.get("answer_form")),
+        *_answer_entries(info),
         ("file", ", ".join([file, *sizes]) if file else None),
         ("swapped to", _swap_text(found)),
         ("problem", found.get("file_error")),
     ]
 
 
-def _answer_entries(data: Mapping[str, Any] | None) -> Iterator[Entry]:
+def _answer_entries(info: Mapping[str, Any]) -> Iterator[Entry]:
     """Yield the marks in answers of a loaded model, and what could not be found of them."""
-    if data is None:
+    if not info.get("generates"):
         return
-    form = msgspec.convert(data, AnswerForm)
+    form = msgspec.convert(info["answer_form"], AnswerForm)
     yield "reasoning", ", ".join(f"{b.begin.strip()} … {b.end.strip()}" for b in form.reasoning)
     marks = [next(iter(call.triggers), "a JSON object") for call in form.calls]
     yield "tool calls", ", ".join(filter(None, (form.shown_name, *dict.fromkeys(marks))))

@@ -24,6 +24,11 @@ top-k = 40
 [models.tiny-llama.adapters.style]
 file = "style.gguf"
 scale = 0.5
+[models.tiny-bare.tool-format]
+reasoning = [{ begin = "<why>", end = "</why>" }]
+calls = [{ begin = "<run>", end = "</run>", arguments_key = "with" }]
+[models.tiny-mamba]
+tool-format = "hermes"
 """
 
 
@@ -89,6 +94,22 @@ def test_a_model_without_a_template_shows_how_chats_are_written(daemon: RunningD
     with Client(daemon.socket) as client, client.session("tiny-bare"):
         kind = sections(daemon, "tiny-bare")["tiny-bare"]
     assert "`role: text`" in kind["chat template"] and kind["tools"] == "no"
+
+
+def test_the_form_of_answers_is_shown_as_derived_or_as_set(daemon: RunningDaemon) -> None:
+    with Client(daemon.socket) as client:
+        with client.session("tiny-llama"):
+            derived = sections(daemon, "tiny-llama")["tiny-llama"]
+        with client.session("tiny-bare"):
+            data = sections(daemon, "tiny-bare")["tiny-bare"]
+            printed = inferd("show", "tiny-bare", "--json", socket=daemon.socket)
+        with client.session("tiny-mamba"):
+            named = sections(daemon, "tiny-mamba")["tiny-mamba"]
+    assert derived["reasoning"] == "<think> … </think>" and derived["tool calls"] == "none"
+    assert data["reasoning"] == "<why> … </why>" and data["tool calls"] == "derived, <run>"
+    [call] = document(printed)["info"]["answer_form"]["calls"]
+    assert call == {"begin": "<run>", "end": "</run>", "arguments_key": "with"}
+    assert named["tool calls"] == "hermes, <tool_call>"
 
 
 def test_a_damaged_file_is_a_problem_of_its_model(daemon: RunningDaemon) -> None:
