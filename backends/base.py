@@ -19,7 +19,6 @@ from .embedder import Embedder, EmbedInfo
 from .model_spec import AdapterInfo, AdapterSpec
 from .params import SamplingParams
 from .tensors import NamedTensor
-from .tool_formats import ToolFormat
 from .tuning_choice import ModelTuning, ProbeRunner
 
 Message = Mapping[str, Any]
@@ -76,8 +75,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The special tokens that the vocabulary has: bos, eos, eot, sep, nl, pad, mask, fim-pre, …."""
     has_chat_template: bool
     """Whether its file or the configuration has a chat template."""
-    tool_format: ToolFormat = ToolFormat.NONE
-    """The form in which the model writes tool calls."""
+    tool_format: str = "none"
+    """The name of `answer_form` for clients."""
     answer_form: AnswerForm = PLAIN_ANSWERS
     """The marks of reasoning, content and tool calls in its answers."""
     unused: dict[str, str] = {}

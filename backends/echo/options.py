@@ -18,7 +18,7 @@ faults, and the memory that it claims.
   with a grammar, the end and the characters of `forced`, which adapters must not change, are
   forced; without `forced`, nothing is.
 - Kind: `variant` (a text) changes the model's fingerprint. `vocabulary` (a number) changes its
-  vocabulary, in which it is the token of byte 0. `tool_format` is the form of its tool calls.
+  vocabulary, in which it is the token of byte 0. `tool_format` names the form of its answers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from ..base import KvKind
 from ..errors import BackendError
 from ..memory import Device, MemoryNeed, check_devices, layers_on_devices
 from ..model_spec import ModelSpec, Shape
-from ..tool_formats import ToolFormat
+from ..tool_formats import KNOWN_FORMS
 
+_FORM_NAME = rf"^({'|'.join(KNOWN_FORMS)})\Z"
 EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
 _NAMES = {EOG: b"", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}
@@ -112,7 +113,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     forced: str = ""
     variant: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
-    tool_format: ToolFormat = ToolFormat.NONE
+    tool_format: Annotated[str, msgspec.Meta(pattern=_FORM_NAME)] = "none"
     memory: KvKind = "plain"
     window: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 8
     kv_cells: Number = -1

@@ -20,7 +20,7 @@ from ...errors import InvalidArgument, load_cancelled
 from ...library import LLAMA_COMMIT
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
-from ...tool_formats import ToolFormat, configured_form
+from ...tool_formats import configured_form
 from ...tuning_choice import ModelTuning
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
@@ -205,6 +205,7 @@ def _model_info(
     template: ChatTemplate | None,
     notes: dict[str, str],
 ) -> ModelInfo:
+    form = _answer_form(spec, vocab, template)
     return ModelInfo(
         description=_description(model),
         fingerprint=fingerprint,
@@ -220,8 +221,8 @@ def _model_info(
         token_bytes_max=file.token_bytes_max,
         special_tokens=vocab.named_tokens(),
         has_chat_template=template is not None and "chat-template" not in notes,
-        tool_format=ToolFormat.NONE if template is None else template.tool_format,
-        answer_form=_answer_form(spec, vocab, template),
+        tool_format=form.shown_name,
+        answer_form=form,
         unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},
         chat_notes=notes,
         kv_kind=context.kv_kind,

@@ -12,7 +12,7 @@ from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InferdError, InvalidArgument, LoadFailed, TooLarge
 from ...gguf.facts import uses_tools
 from ...model_spec import ModelSpec
-from ...tool_formats import marked_form, tool_format_of, with_name
+from ...tool_formats import marked_form, with_name
 from .answer_probes import derive_answer_form
 from .renderer import Renderer, TemplateRefusal
 from .template_form import TemplateForm, derive_form, form_values
@@ -49,7 +49,7 @@ class ChatTemplate:
     ):
         self._renderer, self._with_tools = renderer, with_tools
         source = renderer.source if with_tools is None else with_tools._renderer.source
-        self.uses_tools, self.tool_format = uses_tools(source), tool_format_of(source)
+        self.uses_tools = uses_tools(source)
         self._names = {"bos_token": bos, "eos_token": eos}
         self._bos_stripped = bos if strip_bos else ""
         self._form: TemplateForm | None = None

@@ -15,10 +15,11 @@ from inferd.backends.params import (
     read_options,
     tool_choice_of,
 )
-from inferd.backends.tool_formats import KNOWN_FORMS, ToolFormat
+from inferd.backends.tool_formats import KNOWN_FORMS
 from inferd.sessions.answers.calls import join_parts
 from inferd.sessions.answers.constraint import constraint_of
 from inferd.sessions.answers.parser import AnswerParser
+from tests.sessions.answers.form_names import ToolFormat
 
 ADD = {
     "name": "add",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.params.json_texts import CONTAINERS_MAX
-from inferd.backends.tool_formats import KNOWN_FORMS, ToolFormat, tool_format_of
+from inferd.backends.tool_formats import KNOWN_FORMS
 from inferd.sessions.answers.calls import (
     ANSWER_CALLS_MAX,
     ARGUMENTS_LEVELS_MAX,
@@ -25,6 +25,7 @@ from inferd.sessions.answers.calls import (
 )
 from inferd.sessions.answers.parser import AnswerParser, ParsedText
 from inferd.sessions.answers.source import CALL_CHARACTERS_MAX
+from tests.sessions.answers.form_names import ToolFormat
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "add": {
@@ -282,21 +283,3 @@ def test_arguments_that_messages_cannot_have_stay_text_for_the_template() -> Non
     many = ",".join(["[]"] * (CONTAINERS_MAX + 1))
     for text in ('{"a": ' + "9" * 30 + "}", '{"a": [' + many + "]}"):
         assert template_arguments(text) == text
-
-
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        ("{{ messages }}", F.NONE),
-        ("<tool_call>", F.HERMES),
-        ("<tool_call>{{ name }}<arg_key>", F.NONE),
-        ("<tool_call><function=", F.FUNCTION_TAGS),
-        ("[AVAILABLE_TOOLS][TOOL_CALLS]", F.MISTRAL),
-        ("[TOOL_CALLS]{{ name }}[ARGS]", F.MISTRAL_ARGS),
-        ("<|start_header_id|>ipython<|end_header_id|>", F.LLAMA),
-        ("<|python_tag|><function=", F.FUNCTION_TAGS),
-        (">>>all<|python_tag|>", F.FUNCTIONARY),
-    ],
-)
-def test_the_form_is_recognised_by_the_templates_marks(template: str, form: ToolFormat) -> None:
-    assert tool_format_of(template) is form
