@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from .texts import shorten
+
 MARK_CHARACTERS_MAX = 256
 """The most characters of one mark."""
 FORMS_MAX = 8
@@ -239,7 +241,7 @@ def _call_defects(call: CallForm) -> Iterator[str]:
 
 def _weak(what: str, mark: str) -> Iterator[str]:
     if not is_strong(mark):
-        yield f"{what} is {mark!r}, which would hide ordinary text"
+        yield f"{what} is {shorten(mark)}, which would hide ordinary text"
 
 
 def read_answer_form(value: Any) -> AnswerForm:

@@ -32,6 +32,8 @@ from ...base import Message
 from ...tool_formats import MarkedForm, marked_form, marked_reasoning
 from .template_form import Render, TemplateForm, form_values
 
+ANSWER_CHARACTERS_MAX = 16 << 10
+"""Of the text after the user's in a probe. The longest of llama.cpp's templates has 1000."""
 _USER, _CONTENT, _REASONING, _NEXT = "probe-user", "probe-content", "probe-reasoning", "probe-next"
 _FIRST, _SECOND = "probe_alpha", "probe_beta"
 _TEXT_KEY, _NUMBER_KEY = "text_key", "number_key"
@@ -87,7 +89,7 @@ class _Probes:
         except ValueError:
             return ""
         _, found, rest = text.rpartition(_USER)
-        return rest if found else ""
+        return rest if found and len(rest) <= ANSWER_CHARACTERS_MAX else ""
 
     def prompts(self, *, tools: bool = False) -> list[str]:
         """Return the ends of prompts after the user's text, with reasoning by default, on, off."""
@@ -144,11 +146,9 @@ def derive_answer_form(render: Render, form: TemplateForm, source: str) -> Answe
     turn_end = _cut_before(_common_suffix(_after(plain, _CONTENT), called)) if called else ""
     content = _content_block(plain, header, turn_end, reasoning)
     stop = _stop(probes, content)
-    found = replace(
-        PLAIN_ANSWERS,
+    found = AnswerForm(
         reasoning=(reasoning,),
         content=() if content is None else (content,),
-        opens=(reasoning.begin,),
         stops=(stop,) if stop else (),
     )
     try:
@@ -181,14 +181,12 @@ def _kind(form: CallForm) -> tuple[object, ...]:
 def _checked(form: AnswerForm) -> AnswerForm:
     """Return the form, or without the parts that have defects."""
     for field in ("content", "calls", "reasoning"):
-        alone = AnswerForm(**{field: getattr(form, field)})
-        if defects := defects_of(alone):
-            form = replace(
-                form,
-                **{field: getattr(PLAIN_ANSWERS, field)},
-                warnings=(*form.warnings, *(f"{field}: {defect}" for defect in defects)),
-            )
-    return form
+        if defects := defects_of(AnswerForm(**{field: getattr(form, field)})):
+            warnings = (*form.warnings, f"{field}: {defects[0]}")
+            form = replace(form, **{field: getattr(PLAIN_ANSWERS, field)}, warnings=warnings)
+    opens = (*(block.begin for block in form.reasoning), *form.opens)
+    stops = tuple(stop for stop in form.stops if len(stop) <= MARK_CHARACTERS_MAX)
+    return replace(form, opens=tuple(dict.fromkeys(opens)), stops=stops)
 
 
 # Reasoning.
@@ -357,7 +355,7 @@ def _json_core(text: str, call: _Call) -> _Core | None:
     while at >= 0:
         try:
             found, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             found, end = None, at
         form = _object_form(found, call) if isinstance(found, dict) else None
         if form is not None:
@@ -403,7 +401,7 @@ def _named_core(text: str, call: _Call, at: int, probes: _Probes) -> _Core:
     while begin >= 0:
         try:
             found, end = decoder.raw_decode(rest, begin)
-        except ValueError:
+        except (ValueError, RecursionError):
             found, end = None, begin
         if found == call.arguments:
             form = CallForm(layout="named", name_end=rest[:begin])
@@ -432,12 +430,12 @@ def _written_arguments(rest: str, call: _Call, probes: _Probes) -> tuple[CallFor
     )
     if to_value.startswith("=") and before.endswith("("):
         arguments = ArgumentsForm(encoding="python", begin="(", end=")")
-        end = ends[3] + after.index(")") + 1
+        end = ends[3] + after.find(")") + 1
         return CallForm(layout="named", name_end=before[:-1], arguments=arguments), end
     if to_value.lstrip().startswith(":") and before.endswith("{"):
         quote = to_value.lstrip()[1:].strip()
         arguments = ArgumentsForm(quote=quote, bare_keys=True)
-        end = ends[3] + after.index("}") + 1
+        end = ends[3] + after.find("}") + 1
         return CallForm(layout="named", name_end=before[:-1], arguments=arguments), end
     return _tagged(before, to_value, between, to_other, after, ends[3], probes)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inferd.backends.answer_form import (
+    MARK_CHARACTERS_MAX,
     PLAIN_ANSWERS,
     AnswerForm,
     CallForm,
@@ -152,7 +155,7 @@ def derived_from(source: str) -> AnswerForm:
         values = {"add_generation_prompt": True, **names}
         try:
             return compiled.render(messages=messages, tools=tools, **values)
-        except jinja2.TemplateError as exc:
+        except Exception as exc:  # as the sandbox reports any
             raise ValueError(str(exc)) from None
 
     return derived(render, source)
@@ -203,6 +206,43 @@ def test_answers_stay_text_where_probes_do_not_agree(call: str) -> None:
 
     assert form.calls == () and form.shown_name == "none"
     assert "calls" in form.warnings[0]
+
+
+PIECES = st.sampled_from(
+    [
+        "{{ call.function.name }}", "{{ call.function.arguments | tojson }}", "{{ call.id }}",
+        "{{ call.function.arguments.text_key }}", "{{ call.function.arguments.number_key }}",
+        "text_key", "number_key", "<call>", "</call>", "[TOOL]", "{{ '{' }}", "}", "[", "]", "(",
+        ")", "=", ":", '"', ",", "\n", "<think>", "</think>", "{{ loop.index }}", "x",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=12), st.lists(PIECES, max_size=3), st.lists(PIECES, max_size=3))
+@settings(deadline=None, max_examples=60)
+def test_any_template_has_a_form_without_defects(
+    call: list[str], before: list[str], after: list[str]
+) -> None:
+    source = CALLS.replace(CALLS[CALLS.index("BEGIN") : CALLS.index("END")], "".join(call))
+    source = source.replace("{{ m.content }}", "{{ m.content }}" + "".join(before))
+    source = source.replace("</s>", "".join(after))
+
+    form = derived_from(source)
+
+    assert defects_of(form) == []
+    assert form.reasoning
+
+
+@pytest.mark.parametrize("filler", ["'[' * 9000", "'{\"a\":' * 2600", "'<' * 99999"])
+def test_the_analysis_of_hostile_answers_is_short(filler: str) -> None:
+    filler = f"{{{{ {filler} }}}}"
+    source = CALLS.replace("BEGIN", filler).replace("END", filler)
+    began = time.monotonic()
+
+    form = derived_from(source)
+
+    assert time.monotonic() - began < 5
+    assert defects_of(form) == [] and all(len(m) <= MARK_CHARACTERS_MAX for m in form.marks)
 
 
 def test_an_operator_sets_a_form_by_name_or_as_data() -> None:
