@@ -107,8 +107,8 @@ class ResumeParams(StreamedParams):
     reasoning: bytes = b""
     """The answer's reasoning that the client has, likewise."""
     raw_text: bytes = b""
-    """Of a turn that may have tool calls, instead of both: the `raw_text` of its events, or
-    their `text` where they have none.
+    """Of a turn that may have tool calls or marks other than `<think>`, instead of both: the
+    `raw_text` of its events, or their `text` where they have none.
     """
 
 
@@ -173,8 +173,8 @@ class TokensEvent(Map):
     tool_calls: list[ToolCallPart] = []
     """The parts of [tool calls](#tool-calls) that they release."""
     raw_text: bytes = b""
-    """In a turn that may have tool calls: the text with reasoning and calls as the model wrote
-    them, where it differs from `text`.
+    """In a turn that may have tool calls or marks other than `<think>`: the text with reasoning and
+    calls as the model wrote them, where it differs from `text`.
     """
     offset: int = 0
     """Number of the answer's tokens before these."""

@@ -88,6 +88,8 @@ def _after_calls(
     """
     if not texts or not request.history:
         return None
+    if "tool_calls" not in request.messages[request.answer_at]:
+        return None  # a template may leave out reasoning on purpose
     forms, end = _forms(request), request.answer_at + 1
     ended = msgspec.structs.replace(request.rendering, add_generation_prompt=False)
     before = request.history.removesuffix(request.answer)

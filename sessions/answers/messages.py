@@ -10,7 +10,7 @@ from .calls import ToolCall, ToolUse, call_id, join_parts, json_text, template_a
 from .parser import AnswerParser
 
 _RAW = "raw_answer"
-"""The key of an answer's whole text, besides its text and its calls. No template gets it."""
+"""The key of an answer's whole text, beside its parts. No template gets it."""
 
 
 def new_parser(
@@ -50,18 +50,21 @@ def _schemas(
 
 
 def answer_message(answer: str, parser: AnswerParser | None) -> dict[str, Any]:
-    """Return the message of a whole answer."""
-    if parser is not None:
-        first, rest = parser.parse(answer), parser.finish()
-        calls = join_parts([*first.parts, *rest.parts])
-        if calls:
-            return {
-                "role": "assistant",
-                "content": first.text + rest.text,
-                "tool_calls": [_message_call(call) for call in calls],
-                _RAW: answer,
-            }
-    return {"role": "assistant", "content": answer}
+    """Return the message of a whole answer, with its reasoning apart if *parser* splits it off."""
+    plain = {"role": "assistant", "content": answer}
+    if parser is None:
+        return plain
+    first, rest = parser.parse(answer), parser.finish()
+    text, reasoning = first.text + rest.text, first.reasoning + rest.reasoning
+    calls = join_parts([*first.parts, *rest.parts])
+    if not calls and text == answer:
+        return plain
+    message: dict[str, Any] = plain | {"content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [_message_call(call) for call in calls]
+    return message | {_RAW: answer}
 
 
 def _message_call(call: ToolCall) -> dict[str, Any]:
@@ -80,13 +83,15 @@ def without_raw_answer(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_forms(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the forms of a message. An answer with calls has three: with their arguments as
-    objects, which most templates expect, with their arguments as JSON texts, and as the text that
-    was generated.
+    """Return the forms of a message. An answer that has parts also has the text that was generated
+    as a form. One with calls has two others: with their arguments as objects, which most templates
+    expect, and as JSON texts.
     """
     if _RAW not in message:
         return [message]
     raw = {"role": "assistant", "content": message[_RAW]}
+    if "tool_calls" not in message:
+        return [message, raw]
     return [_with_arguments(message, _object), _with_arguments(message, _text), raw]
 
 

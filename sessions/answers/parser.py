@@ -35,6 +35,7 @@ from .values import (
     inner_text,
     item_schema,
     json_of_text,
+    may_be_null,
     may_be_text,
     pass_json,
     property_schema,
@@ -52,7 +53,7 @@ _KEY = re.compile(r'[^<>"\n]*')
 _KEYWORD = re.compile(r"\w*")
 _NAME_KEY, _ARGUMENTS_KEYS, _FUNCTION_KEY = "name", ("arguments", "parameters"), "function"
 _OTHER_KEYS = ("type", "id")
-_ITEM = "item"
+_ITEM, _NULLS = "item", ("null", "None")
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 NO_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {}
 _LEVELS_MAX = 16
@@ -361,7 +362,7 @@ class _TagReader:
             yield from source.space()
             yield from source.expect(end)
         elif is_text:
-            yield from self._text(end)
+            yield from self._text(end, may_be_null(schema, self._schema))
         else:
             pieces: list[str] = []
             yield from source.text_before(end, self._ends_after(end), pieces.append)
@@ -376,12 +377,12 @@ class _TagReader:
         text = text[common_prefix(text, self._lead) :]
         return text[: len(text) - common_suffix(text, self._trail)]
 
-    def _text(self, end: str) -> Reading:
-        """Read a value that is a text, and emit it as it arrives."""
-        source, held, at_start = self._source, "", True
+    def _text(self, end: str, nullable: bool) -> Reading:
+        """Read a value that is a text, and emit it as it arrives. It may be null if *nullable*."""
+        source, held, at_start, opening = self._source, "", True, '"'
 
         def pass_on(text: str) -> None:
-            nonlocal held, at_start
+            nonlocal held, at_start, opening
             text = held + text
             if at_start:
                 size = common_prefix(text, self._lead)
@@ -390,12 +391,16 @@ class _TagReader:
                     return
                 text, at_start = text[size:], False
             shown = text.rstrip() if self._trail else text
+            if nullable and opening and any(word.startswith(text.strip()) for word in _NULLS):
+                held = text
+                return
             held = text[len(shown) :]
             if shown:
-                self._emit(inner_text(shown))
+                self._emit(opening + inner_text(shown))
+                opening = ""
 
-        self._emit('"')
         if self._form.cdata and (yield from source.starts_with(_CDATA)):
+            self._emit(opening)
             yield from source.text_before(_CDATA_END, (), lambda t: self._emit(inner_text(t)))
             yield from source.space()
             yield from source.expect(end)
@@ -404,7 +409,9 @@ class _TagReader:
         yield from source.text_before(end, self._ends_after(end), pass_on)
         if at_start:  # all of it is white space of the marks
             held = ""
-        self._emit(inner_text(held[: len(held) - common_suffix(held, self._trail)]) + '"')
+        held = held[: len(held) - common_suffix(held, self._trail)]
+        is_null = opening and nullable and held in _NULLS
+        self._emit("null" if is_null else opening + inner_text(held) + '"')
 
     def _has_elements(self) -> Generator[None, None, bool]:
         """Return whether tags follow, instead of a value or its end."""

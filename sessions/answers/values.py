@@ -283,6 +283,17 @@ def item_schema(schema: object, root: Mapping[str, Any]) -> object:
     return resolve_schema(schema.get("items"), root) if isinstance(schema, Mapping) else None
 
 
+def may_be_null(schema: object, root: Mapping[str, Any]) -> bool:
+    """Return whether a schema names null as one of the types of a value."""
+    schema = resolve_schema(schema, root)
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, alternatives = schema.get("type"), schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(kinds, list):
+        return "null" in kinds
+    return isinstance(alternatives, list) and {"type": "null"} in alternatives
+
+
 def may_be_text(schema: object, root: Mapping[str, Any], levels: int = _REFERENCES_MAX) -> bool:
     """Return whether a value of *schema* can be a string."""
     schema = resolve_schema(schema, root)

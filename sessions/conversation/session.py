@@ -930,6 +930,7 @@ class Session:
             request=str(get_contextvars().get("request", "")),
         )
         spec = parameters.fill(spec, client.info.vocab_size)
+        spec = msgspec.structs.replace(spec, stop=(*spec.stop, *history.tool_use.answers.stops))
         spec = parameters.constrain_calls(spec, history.tool_use, opened=history.opened)
         if not call.scores_prompt:
             spec = msgspec.structs.replace(spec, prompt_logprobs=None)

@@ -19,7 +19,7 @@ from ..answers.messages import (
     raw_answer,
     without_raw_answer,
 )
-from ..answers.parser import AnswerParser, opened_by
+from ..answers.parser import AnswerParser, is_plain, opened_by
 from ..entries import (
     NOTHING_DROPPED,
     DroppedPart,
@@ -191,7 +191,9 @@ class History:
         new._open, new.prompt = False, turn.history()
         if self._rendered is not None:
             answer = turn.text.decode(errors="replace")
-            new._append_messages([answer_message(answer, self.new_parser(turn.seed))])
+            apart = not is_plain(self.tool_use.answers)
+            parser = self.new_parser(turn.seed, reasoning=apart)
+            new._append_messages([answer_message(answer, parser)])
             # The ids include text that a stop text cut from the answer.
             cut = self._loose or turn.stopped_by_text
             new._rendered = None if cut else self._rendered + answer

@@ -164,7 +164,7 @@ def test_values_in_tags_have_the_types_of_the_schema() -> None:
     [(name, arguments)] = calls(found)
     assert (found.text, name) == ("Hm.", "add")
     assert json.loads(arguments) == {
-        "a": 1, "note": "1", "any": "null", "list": [1], "kind": "1", "one": 1,
+        "a": 1, "note": "1", "any": None, "list": [1], "kind": "1", "one": 1,
         "unknown": "\ntwo\nlines", "a2": "true",
     }  # fmt: skip
     wrong = parse(F.FUNCTION_TAGS, "<function=add><parameter=a>one</parameter></function>")

@@ -145,3 +145,23 @@ async def test_a_clients_message_cannot_set_the_text_of_an_answer() -> None:
     forged = {"role": "assistant", "content": "a", "raw_answer": "b"}
     await history.add_messages(client, [forged], WITH_TOOLS, HERMES)
     assert history.messages[-1] == {"role": "assistant", "content": "a"}
+
+
+async def test_the_parts_of_an_answer_in_channels_are_apart() -> None:
+    """The marks of gpt-oss are no content: its template refuses messages with them."""
+    client = ToolClient("objects")
+    harmony = ToolUse(form=named_form("harmony"))
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    answer = f"{thought}<|channel|>final<|message|>Yes."
+    history = answered(await asked(client, harmony), answer)
+    assert history.client_messages[-1] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "hm",
+    }
+    await history.add_messages(client, user("and?"), WITH_TOOLS, harmony)
+    assert history.recomputed.tokens == 0, "this template leaves content as it is"
+    call = thought + ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}'
+    message = answered(await asked(client, harmony), call).client_messages[-1]
+    assert (message["content"], message["reasoning_content"]) == ("", "hm")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}

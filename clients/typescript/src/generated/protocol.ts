@@ -818,7 +818,7 @@ export interface StreamEvent {
   reasoning: Uint8Array;
   /** The parts of tool calls that they release. */
   tool_calls: ToolCallPart[];
-  /** In a turn that may have tool calls: the text with reasoning and calls as the model wrote them, where it differs from `text`. */
+  /** In a turn that may have tool calls or marks other than `<think>`: the text with reasoning and calls as the model wrote them, where it differs from `text`. */
   raw_text: Uint8Array;
   /** Number of the answer's tokens before these. */
   offset: number;
@@ -905,7 +905,7 @@ export interface ResumeParams {
   text?: Uint8Array | undefined;
   /** The answer's reasoning that the client has, likewise. */
   reasoning?: Uint8Array | undefined;
-  /** Of a turn that may have tool calls, instead of both: the `raw_text` of its events, or their `text` where they have none. */
+  /** Of a turn that may have tool calls or marks other than `<think>`, instead of both: the `raw_text` of its events, or their `text` where they have none. */
   raw_text?: Uint8Array | undefined;
   /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
   priority?: Priority | "" | undefined;
