@@ -624,6 +624,11 @@ class AnswerReader:
         """Read calls, and the marks after them."""
         source, section = self._source, form.section_begin.strip()
         inner, in_list = "" if mark == section else mark, False
+        if mark == section and is_strong(form.section_end):
+            yield from source.space()
+            if (yield from source.starts_with(form.section_end.strip())):
+                source.clear_pending()  # a section without calls
+                return
         if form.array and mark == section:
             yield from source.space()
             in_list = yield from source.starts_with("[")

@@ -257,6 +257,13 @@ CASES = {
         (("add", {"a": 1}), NOW),
         "<think>\n",
     ),
+    "section without calls": Case(
+        DEEPSEEK_R1,
+        "a</think>b<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+        "b",
+        "a",
+        prompt="<think>\n",
+    ),
     "kinds": Case(
         DEEPSEEK_V32,
         'Hm.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter '
