@@ -31,7 +31,7 @@ def models(ctx: typer.Context, incomplete: str) -> Offers:
     """Return the models that the daemon offers, and the test models whose names begin with the
     typed word.
     """
-    from ..ipc.offered_models import offered_models
+    from ..ipc.model_names import offered_models
 
     def named(models: list[Any]) -> list[str]:
         return [m["name"] for m in models if incomplete and m["name"].startswith(incomplete)]

@@ -49,8 +49,7 @@ from ..sessions import (
     StoredSession,
     Uploads,
 )
-from ..wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX
-from ..wire.nesting import NESTING_MAX
+from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX
 from .access.connections import Connections
 from .components import Components
 from .config.settings import Config

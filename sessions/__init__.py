@@ -17,8 +17,8 @@ from .elsewhere.moving import DepartedSession, Hold
 from .entries import CopyChange, Dates, StoredSession, Transfer
 from .identity import check_id, check_search, checked_title, matches, name_of_id
 from .journal.journal import ChangeSender, Journal, Recording
-from .lifetimes.dormant import DAY_S, DormantLimits
 from .lifetimes.places import PlaceBounds, PlaceWait
+from .lifetimes.sessions_in_memory import DAY_S, DormantLimits
 from .manager import Opening, SessionManager
 from .named_states import NamedState, NamedStates, StateFacts, StateLimits
 from .table import SessionState

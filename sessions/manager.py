@@ -21,9 +21,14 @@ from .history.recent import RecentChats
 from .identity import check_id
 from .journal.journal import ChangeSender, Journal, Recording
 from .lifetimes.deletion import Delete, DeletionNotes, SessionDeletion, nothing
-from .lifetimes.dormant import DAY_S, DormantLimits, DormantSessions, ExcessReason
-from .lifetimes.live import LiveSessions
 from .lifetimes.places import PlaceBounds, PlaceQueue, PlaceWait
+from .lifetimes.sessions_in_memory import (
+    DAY_S,
+    DormantLimits,
+    DormantSessions,
+    ExcessReason,
+    LiveSessions,
+)
 from .memory import SESSION_BYTES, memory_bytes
 from .named_states import NamedState
 from .table import SessionCall, SessionState, step

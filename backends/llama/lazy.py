@@ -9,7 +9,7 @@ from ..errors import InvalidArgument
 from ..grammars.compiler import GrammarState
 from ..incremental_regex import RegexMatcher, byte_size
 from ..params import SamplingParams
-from ..params.stop_options import trigger_pattern
+from ..params.sampler_options import trigger_pattern
 from .text.vocab import Vocab
 
 __all__ = ("LazyGrammar",)

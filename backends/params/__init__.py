@@ -38,11 +38,12 @@ from .reading import (
 from .sampler_options import (
     GRAMMAR_FIELDS,
     SamplingParams,
+    StoppingParams,
     adjust_parameters,
     leave_out_unknown_biases,
     sampling_params,
+    stopping_params,
 )
-from .stop_options import StoppingParams, stopping_params
 from .structural_tags import StructuralTag, StructuralTags, structural_tag_text
 
 __all__ = (

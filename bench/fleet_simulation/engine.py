@@ -16,8 +16,7 @@ from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.owner import OwnerClock
 from inferd.scheduler.policy.batch_plan import plan_tokens
 from inferd.scheduler.policy.cost import StepCost, StepLoad
-from inferd.scheduler.policy.order import Order
-from inferd.scheduler.policy.reserved_quantum import ReservedQuanta
+from inferd.scheduler.policy.order import Order, ReservedQuanta
 from inferd.scheduler.policy.slot_plan import plan_slots
 from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.task import Task, TaskState

@@ -24,7 +24,7 @@ from ...backends.errors import (
     TooLarge,
 )
 from ...backends.params import BY_SPELLING, nearest
-from ...ipc.offered_models import offered_models
+from ...ipc.model_names import offered_models
 from ..client import RESUME_S, session_of
 from ..one_shot import OneShotClient
 from ..options import (

@@ -15,9 +15,8 @@ from ...scheduler.owner import Owner
 from ..config.settings import Config
 from ..logs.setup import RepeatLimit, logs
 from ..users import Users
-from .delegation import is_own_user
 from .labels import Labels
-from .rights import Access
+from .rights import Access, is_own_user
 
 ipc_log = structlog.get_logger(logger_name="ipc")
 

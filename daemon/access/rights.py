@@ -1,23 +1,34 @@
 """The rights that calls need, and the rights of the connected users by the access rules.
 
 Quotas are looked up here; the owners of sessions and of the queue enforce them.
+
+A gateway names the system user on whose behalf it acts by name or number. A name after ``@`` is one
+of its own users, whom only the gateway knows: its number is derived from the name and the gateway's
+user, lies above all numbers of the system, and is the same after a restart.
+
+The groups of users without a connection are those in the system's database, which may be a server
+on the network that takes minutes. It is therefore read in a thread. Until it answers, the previous
+answer counts, if there is one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
-from typing import Any
+import pwd
+import queue
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
-from ...backends.errors import PermissionDenied
+from ...backends.errors import NotFound, PermissionDenied, Timeout
 from ...ipc.messages import Call, Right
-from ...ipc.names import check_user_name
-from ...ipc.peer import Peer
+from ...ipc.names import OWN_USER, check_user_name
+from ...ipc.peer import Peer, groups_of_user
 from ...ipc.server.connection import Request, ServerConnection
+from ...ipc.server.descriptors import BlockingThread
 from ...scheduler import PRIORITIES, Owner
 from ...sessions import Quota, check_connections, check_priority
-from ..config.access_settings import Rule, SharedState
-from .delegation import DelegatedUsers, NamedUser, OwnUserNames, identify_user, is_own_user
+from ..config.access_settings import ID_MAX, OWN_USERS_MIN, Rule, SharedState, own_user_number
 from .rules import (
     MEANINGS,
     MEMBER,
@@ -27,7 +38,161 @@ from .rules import (
     needs_groups,
     rights_of,
 )
-from .user_groups import UserGroups
+
+USERS_MAX = 4096
+"""Users whose groups are remembered."""
+
+
+class UserGroups:
+    """The groups of users by uid. Lives on the daemon's event loop; no method waits."""
+
+    def __init__(self, read_groups: Callable[[int], Collection[int]] = groups_of_user):
+        self._read_groups = read_groups
+        self._groups: dict[int, Collection[int]] = {}
+        self._outdated: set[int] = set()
+        self._reading: set[int] = set()
+        self._results: queue.SimpleQueue[tuple[int, Collection[int]]] = queue.SimpleQueue()
+        self._thread = BlockingThread("user-groups")
+
+    def note_groups(self, uid: int, groups: Collection[int]) -> None:
+        """Remember the groups of a user's last connection."""
+        self._groups.pop(uid, None)
+        self._groups[uid] = groups
+        self._outdated.discard(uid)
+        if len(self._groups) > USERS_MAX:
+            first = next(iter(self._groups))
+            del self._groups[first]
+            self._outdated.discard(first)
+
+    def groups_of(self, uid: int) -> Collection[int] | None:
+        """Return the groups of a user, or None while the database has not answered."""
+        while not self._results.empty():
+            read, groups = self._results.get()
+            self._reading.discard(read)
+            self.note_groups(read, groups)
+        if uid not in self._groups or uid in self._outdated:
+            self._begin_reading(uid)
+        return self._groups.get(uid)
+
+    def _begin_reading(self, uid: int) -> None:
+        if uid not in self._reading and len(self._reading) < USERS_MAX:
+            self._reading.add(uid)
+            self._thread.submit(lambda: self._results.put((uid, self._read_groups(uid))))
+
+    def read_again(self) -> None:
+        """Read the groups of all users again when they are needed."""
+        self._outdated.update(self._groups)
+
+
+NAMES_MAX = 4096
+"""Names of gateways' own users that lists show."""
+DELEGATED_MAX = 4096
+"""Users of all gateways that are remembered."""
+
+
+class NamedUser(NamedTuple):
+    """A user on behalf of whom a connection acts, with the user's groups."""
+
+    number: int
+    groups: frozenset[int] = frozenset()
+
+
+def is_own_user(number: int) -> bool:
+    """Return whether a number is that of a gateway's own user."""
+    return number >= OWN_USERS_MIN
+
+
+def find_user(name: str, gateway: int) -> NamedUser:
+    """Return the user that the *gateway*'s user calls *name*. The system's database may take long.
+
+    :raises NotFound: the system does not know the user.
+    """
+    if name.startswith(OWN_USER):
+        return NamedUser(own_user_number(name, gateway))
+    number = int(name) if name.isascii() and name.isdigit() and len(name) <= 10 else None
+    if number is None or number > ID_MAX:
+        try:
+            number = pwd.getpwnam(name).pw_uid
+        except (KeyError, OSError):
+            raise NotFound(
+                f"this system has no user {name!r}",
+                hint=f"a gateway names a user of its own as '{OWN_USER}{name}'",
+            ) from None
+    return NamedUser(number, frozenset(groups_of_user(number)))
+
+
+async def identify_user(connection: ServerConnection, name: str, own: int) -> NamedUser:
+    """Return the user on whose behalf a connection acts. *own* is the daemon's own user.
+
+    :raises PermissionDenied: the user is root or the daemon's own, and the connection is not that
+        user's.
+    :raises Timeout: the system's database does not answer.
+    """
+    gateway = connection.peer.uid
+    try:
+        found = await connection.user.run(find_user, name, gateway)
+    except Timeout as exc:
+        raise Timeout(
+            f"the system's database of users did not answer for {name!r}",
+            hint="check the machine's name service (nsswitch.conf)",
+            data=exc.data,
+        ) from None
+    if found.number in (ROOT, own) and found.number != gateway:
+        raise PermissionDenied(
+            f"a gateway may not act on behalf of {name!r}, root or the daemon's user",
+            hint="name an ordinary user, or one of the gateway's own as '@NAME'",
+        )
+    return found
+
+
+class OwnUserNames:
+    """The latest `NAMES_MAX` names of gateways' own users, for lists. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[int, str] = OrderedDict()
+
+    def add_name(self, number: int, name: str) -> None:
+        """Store a name, unless it is not that of a gateway's own user."""
+        if name and is_own_user(number):
+            self._names[number] = name
+            self._names.move_to_end(number)
+            if len(self._names) > NAMES_MAX:
+                self._names.popitem(last=False)
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a gateway's own user, or an empty text for any other number."""
+        return self._names.get(number, "")
+
+
+class DelegatedUsers:
+    """The latest `DELEGATED_MAX` users on whose behalf gateways have connected. Lives on the event
+    loop.
+    """
+
+    def __init__(self) -> None:
+        self._users: OrderedDict[tuple[int, str], int] = OrderedDict()
+        self._gateways: OrderedDict[int, int] = OrderedDict()
+        """The gateways' users, by the numbers of their own users."""
+
+    def add_user(self, gateway: int, name: str, number: int) -> None:
+        """Store a user by the name that the *gateway*'s user has given."""
+        self._users[gateway, name] = number
+        self._users.move_to_end((gateway, name))
+        if len(self._users) > DELEGATED_MAX:
+            self._users.popitem(last=False)
+        if is_own_user(number):
+            self._gateways[number] = gateway
+            self._gateways.move_to_end(number)
+            if len(self._gateways) > DELEGATED_MAX:
+                self._gateways.popitem(last=False)
+
+    def gateway_of(self, number: int) -> int:
+        """Return the user of the gateway whose own user has this number; -1 if there is none."""
+        return self._gateways.get(number, -1)
+
+    def numbers_by_name(self, gateway: int) -> dict[str, int]:
+        """Return the numbers, by name, of the users for whom a *gateway*'s user has connected."""
+        return {name: number for (by, name), number in self._users.items() if by == gateway}
 
 
 def right_for(row: Call, params: Any) -> Right | None:

@@ -1,4 +1,6 @@
-"""Python functions as tools: their definitions for the model, and its calls of them."""
+"""Python functions as tools: their definitions for the model, and its calls of them; and Python
+types of answers: the type's JSON schema before the turn, the instance after it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,22 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
-from ...backends.errors import InvalidArgument
+from ...backends.errors import InvalidAnswer, InvalidArgument
 from .connection.driver import Driver
-from .texts import ToolCall
+from .texts import Reply, ToolCall
 
 Tool: TypeAlias = "Callable[..., object] | Mapping[str, Any]"
 """A function, or a definition as OpenAI has it, whose calls the program answers."""
@@ -195,3 +206,45 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
         elif name and line.strip():
             found[name] += f" {line.strip()}"
     return "\n".join(about).strip(), found
+
+
+T = TypeVar("T")
+_CUT = ("length", "context_full", "time")
+"""Stop reasons of answers that are cut off."""
+
+
+def schema_of(kind: type) -> dict[str, Any]:
+    """Return the JSON schema of *kind*: a pydantic model, a dataclass, a struct of msgspec, or any
+    other type that msgspec knows.
+
+    :raises InvalidArgument: it has none.
+    """
+    pydantic = getattr(kind, "model_json_schema", None)
+    try:
+        found: dict[str, Any] = msgspec.json.schema(kind) if pydantic is None else pydantic()
+    except (TypeError, ValueError) as exc:
+        raise InvalidArgument(
+            f"{kind!r} has no JSON schema: {exc}",
+            hint="pass a struct of msgspec, a dataclass or a pydantic model, or `json_schema`",
+        ) from None
+    return found
+
+
+def read_answer(reply: Reply, kind: type[T]) -> T:
+    """Return the JSON of *reply* as an instance of *kind*.
+
+    :raises InvalidAnswer: it is not complete JSON, or does not fit.
+    """
+    text = str(reply)  # msgspec takes no subclass
+    pydantic = getattr(kind, "model_validate_json", None)
+    try:
+        found: T = msgspec.json.decode(text, type=kind) if pydantic is None else pydantic(text)
+    except ValueError as exc:  # the base of the errors of msgspec and pydantic
+        reason = reply.metadata.get("stop_reason") or ""
+        cut = f"was cut off ({reason}) and " if reason in _CUT else ""
+        raise InvalidAnswer(
+            f"the answer {cut}is not a {kind.__name__}: {' '.join(str(exc).split())}",
+            hint="raise n_predict, or shorten the schema" if cut else "",
+            data={"text": text, "stop_reason": reason},
+        ) from None
+    return found

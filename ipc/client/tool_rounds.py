@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...backends.errors import InvalidArgument, Timeout
 from ..payloads import Prompt
-from .answer_types import read_answer, schema_of
 from .connection.driver import Driver
-from .functions import Functions
+from .functions import Functions, read_answer, schema_of
 from .texts import Reply, ToolCall
 from .turn_settings import TurnKeywords
 

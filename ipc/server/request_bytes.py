@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import Busy
-from ...wire.nesting import ITEMS_MAX
+from ...wire.frames import ITEMS_MAX
 
 USER_BYTES_DEFAULT = 64 << 20
 TOTAL_BYTES_DEFAULT = 256 << 20

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ...backends import InferdError, LanguageModel
 from ...backends.errors import BackendError, KvFull
-from ..policy.adapter_quantum import AdapterQuantum, plan_adapters
 from ..policy.batch_plan import (
     ScheduledTokens,
     load_of,
@@ -19,9 +18,9 @@ from ..policy.batch_plan import (
 )
 from ..policy.cost import StepCost
 from ..policy.embeddings_plan import embeds_next
-from ..policy.held_back import held_back
 from ..policy.order import Order
 from ..policy.slot_plan import awaits_reader
+from ..policy.step_tasks import AdapterQuantum, held_back, plan_adapters
 from ..policy.tuning import StepMix
 from ..record import ActivityKind, StepKind
 from ..task import Task

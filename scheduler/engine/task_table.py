@@ -14,9 +14,8 @@ from ..owner import Owner, OwnerClock, Priority
 from ..policy.batch_plan import ScheduledTokens, load_of
 from ..policy.cost import StepCost
 from ..policy.guarantees import NO_GUARANTEES, UserLags
-from ..policy.order import Order
+from ..policy.order import Order, ReservedQuanta
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
-from ..policy.reserved_quantum import ReservedQuanta
 from ..policy.slot_plan import awaits_reader
 from ..settings import EngineSettings
 from ..stopping import EMBEDDED, TIME, Ending

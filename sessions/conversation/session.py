@@ -76,8 +76,8 @@ from .state import (
     LastTurn,
     Overlong,
     SessionSettings,
+    SessionTensors,
 )
-from .tensors import SessionTensors
 
 T = TypeVar("T")
 NOTE_BYTES_MAX = 256 << 10

@@ -1,4 +1,4 @@
-"""A session's settings, and its state, history and last turn as one value."""
+"""A session's settings, its tensors, and its state, history and last turn as one value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import anyio
+
 from ...backends.errors import ErrorFields, PromptTooLong
+from ...backends.tensors import NamedTensor, Tensor
 from ...scheduler.messages import SharedKv
 from ...scheduler.owner import Priority
 from ..entries import TurnBegin, TurnEnd
@@ -19,6 +22,39 @@ from ..memory import memory_bytes
 from ..table import SessionState
 from ..turn.options import Parameters, TurnParameters
 from ..turn.turn import Turn
+
+
+@dataclass
+class SessionTensors:
+    """The tensors that `set_input` has set and `get_output` returns. New text drops them, and
+    neither the history nor the journal has them. Owned by its session.
+    """
+
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    outputs: list[Tensor] = field(default_factory=list)
+    computation: anyio.Event | None = None
+    """Set at the end of the computation that is under way."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that they take."""
+        return sum(
+            len(tensor.data) + memory_bytes(tensor.dimensions)
+            for tensor in (*self.inputs.values(), *self.outputs)
+        )
+
+    def set_input(self, index: int, tensor: Tensor) -> None:
+        """Set the input of an index, and drop the outputs."""
+        self.inputs[index], self.outputs = tensor, []
+
+    def named_inputs(self) -> list[NamedTensor]:
+        """Return the inputs by their indices as names."""
+        return [(str(index), tensor) for index, tensor in sorted(self.inputs.items())]
+
+    def clear(self) -> None:
+        """Drop all tensors."""
+        self.inputs, self.outputs = {}, []
+
 
 TITLE_BYTES = 4
 """The most memory of a character."""

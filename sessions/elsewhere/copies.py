@@ -24,8 +24,7 @@ from ..identity import SessionKey
 from ..journal.journal import Journal, Recording, write_error
 from ..journal.journal_file import Change, SaveFacts, SavePast, SavePiece
 from ..lifetimes.deletion import SessionDeletion
-from ..lifetimes.dormant import DormantLimits, DormantSessions
-from ..lifetimes.live import LiveSessions
+from ..lifetimes.sessions_in_memory import DormantLimits, DormantSessions, LiveSessions
 from ..worker_client import ModelSource
 from .documents import ReceivedChange, decode_piece
 

@@ -26,8 +26,7 @@ from ..entries import HistoryEntry, SessionFacts, StoredSession, Transfer, encod
 from ..identity import SessionKey
 from ..journal.journal import Journal, write_error
 from ..lifetimes.deletion import SessionDeletion
-from ..lifetimes.dormant import DormantSessions
-from ..lifetimes.live import LiveSessions
+from ..lifetimes.sessions_in_memory import DormantSessions, LiveSessions
 from ..table import SessionCall
 from ..worker_client import ModelSource
 from .copies import StoredCopies

@@ -16,8 +16,6 @@ from ..admission.bounds import WaitLimit, check_priority
 from ..admission.ledger import Ledger
 from ..conversation.session import Session
 from ..turn.turn import Turn
-from .dormant import DormantSessions
-from .live import LiveSessions
 from .place_grants import (
     IN_USE_S,
     OVER_SHARE,
@@ -29,6 +27,7 @@ from .place_grants import (
     next_grant,
     next_yield_in_s,
 )
+from .sessions_in_memory import DormantSessions, LiveSessions
 
 _WAIT_S_MIN = 0.001
 """A timeout of 0 would be no limit."""

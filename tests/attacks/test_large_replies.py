@@ -22,8 +22,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner
 from inferd.sessions.turn.turn import PROBABILITIES_MAX, Turn
 from inferd.testing import running_daemon
-from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
-from inferd.wire.nesting import NESTING_MAX
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX, pack_frame
 from tests.raw import RawClient
 
 ENVELOPE_BYTES = len(pack_frame([2, 1, w.OutputResult(data=bytes(1 << 20))])) - 4 - (1 << 20)

@@ -16,8 +16,7 @@ from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.backends.params.chat_options import DEPTH_MAX
 from inferd.ipc import messages as w
 from inferd.ipc.payloads import _write_memfd
-from inferd.wire.frames import FRAME_BYTES_MAX
-from inferd.wire.nesting import NESTING_MAX
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX
 from tests.attacks.loop_meter import MeteredDaemon
 from tests.daemon.other_users import ADA, client_of
 from tests.machine_speed import slowness

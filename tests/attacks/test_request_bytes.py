@@ -15,8 +15,8 @@ import pytest
 
 from inferd.backends.errors import Busy, Cancelled
 from inferd.ipc.messages import TENSOR_BYTES_MAX, Kind
-from inferd.ipc.server.incomplete_frames import INCOMPLETE_BYTES_MAX
 from inferd.ipc.server.request_bytes import USER_BYTES_DEFAULT
+from inferd.ipc.server.server import INCOMPLETE_BYTES_MAX
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.echo import echo_model

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from inferd.backends.errors import ModelNotFound
-from inferd.ipc.server.incomplete_frames import INCOMPLETE_BYTES_MAX
+from inferd.ipc.server.server import INCOMPLETE_BYTES_MAX
 from inferd.testing import RunningDaemon
 from inferd.wire.frames import FRAME_BYTES_MAX
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all

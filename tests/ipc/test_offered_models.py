@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferd.ipc.client import ModelInfo
-from inferd.ipc.offered_models import offered_models, preferred_model
+from inferd.ipc.model_names import offered_models, preferred_model
 
 
 def model(name: str, need: int | None = None, state: str = "cold", **more: Any) -> ModelInfo:

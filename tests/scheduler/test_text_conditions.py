@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.params import StoppingParams
-from inferd.backends.params import stop_options as params
+from inferd.backends.params import sampler_options as params
 from inferd.scheduler.answer_text import TextAssembler
 from inferd.scheduler.stopping import COMPLETE_CONDITIONS, WITHHELD_BYTES_MAX, TurnConditions
 

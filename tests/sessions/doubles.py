@@ -12,7 +12,7 @@ from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.tensors import NamedTensor
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.chat_text import appended_text
+from inferd.scheduler.engine.tokenizing import appended_text
 from inferd.scheduler.owner import Owner, Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn.turn import Comparer, Turn, compare_nothing

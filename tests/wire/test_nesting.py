@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument, TooLarge
-from inferd.wire.nesting import ITEMS_MAX, NESTING_MAX, check_shape
+from inferd.wire.frames import ITEMS_MAX, NESTING_MAX, check_shape
 
 RUN = 256
 LEAVES: st.SearchStrategy[Any] = st.one_of(

@@ -9,8 +9,7 @@ import msgspec
 
 from inferd.backends.errors import InferdError
 from inferd.ipc import messages as w
-from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
-from inferd.wire.nesting import NESTING_MAX
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX, pack_frame
 
 __all__ = ("INSTANCE", "SOFTWARE", "Exchange", "daemon_hello")
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
-from inferd.wire.frames import FRAME_BYTES_MAX, REPLY_BYTES_MAX, pack_frame
-from inferd.wire.nesting import NESTING_MAX
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX, pack_frame
 
 from .exchange import INSTANCE, daemon_hello
 

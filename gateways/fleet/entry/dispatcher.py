@@ -20,7 +20,7 @@ from ....backends.errors import (
     UnsupportedOperation,
 )
 from ....ipc.messages import ContextUse, Kind, Route
-from ....wire.nesting import check_shape
+from ....wire.frames import check_shape
 from ..frames import (
     UNREADABLE,
     Fields,

@@ -20,10 +20,9 @@ from ....backends.errors import (
 )
 from ....ipc.messages import Kind, Limits
 from ....ipc.peer import peer_of
-from ....ipc.server.acceptor import Acceptor
 from ....ipc.server.descriptors import ClientDescriptors
 from ....ipc.server.fairness import LoopTime, SharedLimit
-from ....ipc.server.listener import UnixListener
+from ....ipc.server.listener import Acceptor, UnixListener
 from ....ipc.server.socket_connection import (
     HELLO_TIMEOUT_S,
     OUTBOXES_BYTES_MAX,

@@ -33,8 +33,7 @@ from ....ipc.messages import (
     ServerHello,
 )
 from ....ipc.model_names import find_name
-from ....wire.frames import FRAME_BYTES_MAX, READ_BYTES, REPLY_BYTES_MAX, FrameReader
-from ....wire.nesting import NESTING_MAX
+from ....wire.frames import FRAME_BYTES_MAX, NESTING_MAX, READ_BYTES, REPLY_BYTES_MAX, FrameReader
 from ..certificates import (
     DATA,
     REPORTS,

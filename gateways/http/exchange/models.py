@@ -10,7 +10,7 @@ import anyio
 
 from ....backends.errors import InferdError, ModelNotFound
 from ....ipc.client import ModelInfo
-from ....ipc.offered_models import offered_models
+from ....ipc.model_names import offered_models
 from ..callers import Caller
 from .exchange import Exchange
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ....backends.errors import InferdError, error_from_wire
 from ....ipc.client import AsyncClient, ModelInfo
-from ....ipc.offered_models import preferred_model
+from ....ipc.model_names import preferred_model
 from ..callers import Caller
 from ..exchange import Exchange, offered_to
 from ..exchange.statuses import status_of

@@ -17,7 +17,7 @@ from inferd.backends.params import (
     sampling_params,
     stopping_params,
 )
-from inferd.backends.params.stop_options import (
+from inferd.backends.params.sampler_options import (
     PATTERNS_MAX,
     SIMILARITY_CHARACTERS_MAX,
     TOKENS_MAX,

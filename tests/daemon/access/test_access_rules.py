@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inferd.daemon.access.rights import Access, right_for
+from inferd.daemon.access.rights import Access, UserGroups, right_for
 from inferd.daemon.access.rules import (
     MEANINGS,
     MEMBER,
@@ -18,7 +18,6 @@ from inferd.daemon.access.rules import (
     delegated_rights,
     rights_of,
 )
-from inferd.daemon.access.user_groups import UserGroups
 from inferd.daemon.config.access_settings import Rule, SharedState
 from inferd.ipc.messages import CALLS, QueueParams, Right, SessionsParams
 from inferd.scheduler import PRIORITIES, Priority
@@ -241,7 +240,7 @@ def test_a_database_of_users_that_does_not_answer_delays_nobody() -> None:
 
 
 def test_the_groups_of_few_users_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.daemon.access.user_groups.USERS_MAX", 2)
+    monkeypatch.setattr("inferd.daemon.access.rights.USERS_MAX", 2)
     access = Access([Rule(name="r", groups=frozenset({STAFF}), sessions_max=3)], OWN)
     for uid in (ADA, BOB, ADA, BOB + 1):
         connection: Any = Stranger(uid, [STAFF])

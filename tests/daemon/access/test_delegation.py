@@ -18,7 +18,7 @@ from inferd.backends.errors import (
     QuotaExceeded,
     Timeout,
 )
-from inferd.daemon.access.delegation import find_user, identify_user
+from inferd.daemon.access.rights import find_user, identify_user
 from inferd.daemon.access.rules import MEMBER, OPERATOR, delegated_rights
 from inferd.daemon.config.access_settings import OWN_USERS_MIN
 from inferd.ipc.messages import Right

@@ -29,7 +29,7 @@ from inferd.backends.errors import (
 )
 from inferd.backends.params.chat_options import DEPTH_MAX
 from inferd.testing import RunningDaemon, running_daemon
-from inferd.wire.nesting import NESTING_MAX
+from inferd.wire.frames import NESTING_MAX
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
 from tests.waiting import wait_until

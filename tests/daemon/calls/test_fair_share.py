@@ -11,7 +11,7 @@ import pytest
 
 import inferd
 from inferd.backends.errors import InvalidArgument, PermissionDenied, TooLarge
-from inferd.daemon.access.delegation import DELEGATED_MAX, DelegatedUsers
+from inferd.daemon.access.rights import DELEGATED_MAX, DelegatedUsers
 from inferd.ipc.messages import SERVED_TOKENS_MAX
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, as_user, client_of, daemon_for_all

@@ -29,7 +29,7 @@ from inferd.backends.errors import (
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import CALLS, CREDIT_MAX, QueueParams
-from inferd.ipc.server.decoding import pack_error
+from inferd.ipc.server.connection import pack_error
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wire.frames import REPLY_BYTES_MAX, pack_frame
 from tests.daemon.other_users import Stranger

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.access.delegation import find_user
+from inferd.daemon.access.rights import find_user
 from inferd.daemon.config.access_settings import (
     ACCESS_KEYS,
     NAMES_MAX,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.ipc.server.acceptor import CLOSED_AT_ONCE, accept_open
-from inferd.ipc.server.listener import BACKLOG, UnixListener
+from inferd.ipc.server.listener import BACKLOG, CLOSED_AT_ONCE, UnixListener, accept_open
 from tests.daemon.other_users import ADA, as_user
 from tests.daemon.systemd_tools import SYSTEMD
 

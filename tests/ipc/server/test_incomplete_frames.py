@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from inferd.backends.errors import ProtocolError
-from inferd.ipc.server.incomplete_frames import IncompleteFrames
+from inferd.ipc.server.server import IncompleteFrames
 from inferd.ipc.server.socket_connection import ArrivalTimer, Pause
 
 pytestmark = pytest.mark.asyncio

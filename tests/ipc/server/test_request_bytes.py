@@ -20,7 +20,7 @@ from inferd.ipc.server.request_bytes import (
     params_bytes,
     request_bytes,
 )
-from inferd.wire.nesting import ITEMS_MAX
+from inferd.wire.frames import ITEMS_MAX
 
 ADA, BOB = 1, 2
 

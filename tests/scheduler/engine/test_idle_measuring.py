@@ -19,8 +19,7 @@ from inferd.backends.tuning_choice import (
     Setting,
 )
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.engine import Engine
-from inferd.scheduler.engine.idle_measuring import SLICE_S, IdleMeasuring
+from inferd.scheduler.engine.engine import SLICE_S, Engine, IdleMeasuring
 from inferd.scheduler.policy.tuning import SECONDS_MAX
 from inferd.scheduler.record import PAGE_COUNTERS
 from tests.scheduler.doubles import Bench

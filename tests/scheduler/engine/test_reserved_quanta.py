@@ -12,7 +12,7 @@ from inferd.backends import Chunk, EmbedSpec
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Priority
-from inferd.scheduler.policy.reserved_quantum import CHECK_S, ReservedQuanta
+from inferd.scheduler.policy.order import CHECK_S, ReservedQuanta
 from inferd.scheduler.task import Task
 from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench

@@ -14,10 +14,15 @@ from inferd.backends.echo.model import EchoModel
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge
 from inferd.backends.tensors import NamedTensor, Tensor
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.chat_text import appended_text
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.task_table import EngineClock
-from inferd.scheduler.engine.tokenizing import LONG_BYTES, PIECES, RENDER_CHARGED_S, TokenizeQueue
+from inferd.scheduler.engine.tokenizing import (
+    LONG_BYTES,
+    PIECES,
+    RENDER_CHARGED_S,
+    TokenizeQueue,
+    appended_text,
+)
 from inferd.scheduler.owner import Owner, Requester
 from inferd.scheduler.policy.slow_sampling import BURST_S, SHARE
 from inferd.scheduler.record import Recorder

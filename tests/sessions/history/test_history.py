@@ -12,7 +12,7 @@ from inferd.backends import Rendering, SamplingParams
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.chat_text import ChatText, render_chat
+from inferd.scheduler.engine.tokenizing import ChatText, render_chat
 from inferd.scheduler.owner import Owner
 from inferd.sessions.entries import Mark
 from inferd.sessions.history.history import MARKS_MAX, History

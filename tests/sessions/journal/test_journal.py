@@ -45,7 +45,7 @@ from inferd.sessions.journal.journal_file import (
     SavePast,
     SavePiece,
 )
-from inferd.sessions.lifetimes.dormant import DAY_S
+from inferd.sessions.lifetimes.sessions_in_memory import DAY_S
 from inferd.sessions.manager import SessionManager
 from tests.journal_versions import mark_version
 from tests.repetitions import repetitions
