@@ -41,8 +41,9 @@ PLAIN_RENDERING = Rendering()
 KvKind = Literal["plain", "window", "recurrent", "hybrid"]
 """The part of a KV state that can be reused. *plain*: any prefix. *window* (sliding attention): the
 state has only the last tokens, so a prefix can be reused only while all tokens of its window are
-there. *recurrent*: only the whole state after its last token. *hybrid* (recurrent layers beside
-attention): also a prefix at whose end the recurrent part was saved as a checkpoint.
+there; an encoder-decoder's state likewise begins with its whole prompt. *recurrent*: only the whole
+state after its last token. *hybrid* (recurrent layers beside attention): also a prefix at whose end
+the recurrent part was saved as a checkpoint.
 """
 
 
@@ -94,6 +95,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Request parameters that the file recommends."""
     generates: bool = True
     """Whether it generates text. An encoder only makes embeddings."""
+    decoder_start_token: int | None = None
+    """The token with which the decoder of an encoder-decoder begins; None for other models. The
+    first chunk of a slot is then a whole prompt: the encoder's tokens, and this one.
+    """
     embedding: EmbedInfo | None = None
     """The embeddings that the model makes; None if it makes none."""
     computes_tensors: bool = False

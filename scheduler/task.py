@@ -44,7 +44,9 @@ class Task:
     prompt_size: int
     text: TextAssembler
     items: dict[int, int] = field(default_factory=dict)
-    """By the place at which it begins in `tokens`, the size of each image or sound."""
+    """By the place at which it begins in `tokens`, the size of each part that a step computes whole
+    and alone: an image, a sound, or the prompt of an encoder-decoder.
+    """
     ctx_size: int = 0
     """Bound on the tokens of prompt and output."""
     conditions: TurnConditions | None = None
@@ -251,7 +253,7 @@ class Task:
 
     def tokens_to_checkpoint(self) -> int:
         """Return the number of tokens up to the next point at which the state is saved, or at which
-        an image or a sound begins.
+        an item of `items` begins.
         """
         points = (*self.checkpoints, *self.items)
         ahead = [point - self.computed for point in points if point > self.computed]
@@ -259,12 +261,12 @@ class Task:
 
     @property
     def item_size(self) -> int:
-        """The entries of the image or sound that it computes next; 0 if that is a token."""
+        """The size of the item of `items` that it computes next; 0 if that is a token."""
         return self.items.get(self.computed, 0)
 
     @property
     def computes_alone(self) -> bool:
-        """Whether its next tokens are a step of their own: on trial, or those of an image."""
+        """Whether its next tokens are a step of their own: on trial, or an item of `items`."""
         return self.trial_tokens > 0 or (bool(self.items) and self.item_size > 0)
 
     @property

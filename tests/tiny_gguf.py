@@ -8,7 +8,9 @@ single lost KV cell therefore shows: by 0.01 and more 500 tokens later, as measu
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice, product
 from pathlib import Path
+from string import ascii_letters, ascii_lowercase
 from typing import Any, TypeAlias
 
 import gguf
@@ -30,6 +32,8 @@ CONTROL = 3
 WINDOW = 64
 EMBEDDING, HEADS, HEADS_KV, FEED_FORWARD = 64, 4, 2, 128
 HEAD = EMBEDDING // HEADS
+BUCKETS = 32
+"""T5's buckets of relative positions."""
 CONTEXT_TRAINED = 4096
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
@@ -81,9 +85,13 @@ def _common(
     norm: str = "output_norm.weight",
     control: str = "",
     template: Template = CHAT_TEMPLATE,
+    vocabulary: Callable[[Any], None] | None = None,
 ) -> None:
     file = writer.file
-    byte_vocabulary(file, control)
+    if vocabulary is None:
+        byte_vocabulary(file, control)
+    else:
+        vocabulary(file)
     if template:
         file.add_chat_template(template)
     file.add_context_length(CONTEXT_TRAINED)
@@ -299,23 +307,80 @@ def _bert_bare(path: Path) -> None:
     _bert(path, template="")
 
 
-def _t5(path: Path) -> None:
+def _unigram_vocabulary(file: Any) -> None:
+    """Add a vocabulary like T5's to a writer: start token, end of a text, letters and pairs."""
+    pairs = map("".join, product(ascii_lowercase, repeat=2))
+    names = ["<pad>", "</s>", "<unk>", "\u2581", *map(chr, range(33, 127))]
+    names += ["\u2581" + letter for letter in ascii_letters]
+    names += islice(pairs, VOCAB_SIZE - len(names))
+    kinds = gguf.TokenType
+    types = [kinds.CONTROL, kinds.CONTROL, kinds.UNKNOWN]
+    file.add_tokenizer_model("t5")
+    file.add_tokenizer_pre("default")
+    file.add_token_list(names)
+    file.add_token_scores([-float(3 - len(name)) for name in names])
+    file.add_token_types(types + [kinds.NORMAL] * (len(names) - len(types)))
+    file.add_add_space_prefix(True)
+    file.add_eos_token_id(1)
+    file.add_unk_token_id(2)
+    file.add_pad_token_id(0)
+
+
+def _t5(
+    path: Path,
+    *,
+    start: int | None = 0,
+    biases: bool = True,
+    decodes: bool = True,
+    template: Template = "",
+) -> None:
     """An encoder, and a decoder that reads the encoder's output."""
-    writer = _Writer(path, "t5")
-    _common(writer, layers=1, norm="enc.output_norm.weight")
+    writer = _Writer(path, "t5" if decodes else "t5encoder")
     file = writer.file
+    _common(writer, 2, "enc.output_norm.weight", template=template, vocabulary=_unigram_vocabulary)
+    _output(writer)
     file.add_feed_forward_length(FEED_FORWARD)
     file.add_head_count(HEADS)
-    file.add_relative_attn_buckets_count(32)
-    file.add_decoder_start_token_id(0)
-    writer.ones("dec.output_norm.weight", EMBEDDING)
-    for block, attentions in (("enc.blk.0", ["attn"]), ("dec.blk.0", ["attn", "cross_attn"])):
-        for attention in attentions:
-            writer.ones(f"{block}.{attention}_norm.weight", EMBEDDING)
-            for name in ("q", "k", "v", "o"):
-                writer.weight(f"{block}.{attention}_{name}.weight", EMBEDDING, EMBEDDING)
-        _feed_forward(writer, block)
+    file.add_relative_attn_buckets_count(BUCKETS)
+    if start is not None:
+        file.add_decoder_start_token_id(start)
+    parts = {"enc": ["attn"]}
+    if decodes:
+        parts["dec"] = ["attn", "cross_attn"]
+        writer.ones("dec.output_norm.weight", EMBEDDING)
+    for part, attentions in parts.items():
+        if biases:
+            writer.weight(f"{part}.blk.0.attn_rel_b.weight", BUCKETS, HEADS, scale=1.0)
+        for layer in range(2):
+            block = f"{part}.blk.{layer}"
+            for attention in attentions:
+                writer.ones(f"{block}.{attention}_norm.weight", EMBEDDING)
+                # T5 does not divide the products of queries and keys by the root of their length.
+                for name, scale in (("q", 0.03), ("k", None), ("v", 0.5), ("o", 0.5)):
+                    weight = f"{block}.{attention}_{name}.weight"
+                    writer.weight(weight, EMBEDDING, EMBEDDING, scale=scale)
+            _feed_forward(writer, block)
     writer.finish()
+
+
+def _t5_no_start(path: Path) -> None:
+    """A T5 without a start token, which has no BOS token either."""
+    _t5(path, start=None)
+
+
+def _t5_no_biases(path: Path) -> None:
+    """A T5 that lacks tensors of its attention."""
+    _t5(path, biases=False)
+
+
+def _t5_encoder(path: Path) -> None:
+    """The encoder of a T5 alone."""
+    _t5(path, decodes=False)
+
+
+def _t5_chat(path: Path) -> None:
+    """A T5 whose chat template writes whole conversations."""
+    _t5(path, template=CHAT_TEMPLATE)
 
 
 def _unknown_architecture(path: Path) -> None:
@@ -365,6 +430,10 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "bert-rank": _bert_rank,
     "bert-bare": _bert_bare,
     "t5": _t5,
+    "t5-no-start": _t5_no_start,
+    "t5-no-biases": _t5_no_biases,
+    "t5-chat": _t5_chat,
+    "t5-encoder": _t5_encoder,
     "unheard-of": _unknown_architecture,
 }
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
+from ..encoder_prompts import ENCODER_DECODERS
 from ..errors import InvalidArgument, LoadFailed, UnsupportedOperation
 from ..model_spec import AdapterInfo, AdapterSpec, split_key
 from .llama_log import capture
@@ -69,6 +70,9 @@ def _unsupported(name: str, reason: str, hint: str = "use a LoRA adapter") -> Un
 
 def _check_entries(adapter: GgufFile, model: GgufFile, name: str) -> None:
     values = adapter.values
+    if model.values.get("general.architecture") in ENCODER_DECODERS:
+        reason = "is for an encoder-decoder: inferd runs no adapters on such models"
+        raise _unsupported(name, reason, "merge it into the weights of the model")
     if values.get("general.type") != "adapter":
         kind = values.get("general.type", "model")
         raise LoadFailed(f"{name!r} is not an adapter but of the type {kind!r}", hint=_CONVERT)

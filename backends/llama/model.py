@@ -20,6 +20,7 @@ from ..base import (
     TokenProbs,
 )
 from ..batch import Chunk, Move, shift_moves
+from ..encoder_prompts import encoded_size
 from ..errors import BackendError, UnsupportedOperation
 from ..grammars.compiler import GrammarCompiler, GrammarState
 from ..params import SamplingParams
@@ -105,7 +106,10 @@ class LlamaModel:
         grammar: CompiledGrammar | None = None,
     ) -> Sampler:
         """Return a sampler that has seen *prompt* and *answer*."""
-        seen, ctx_size = [*prompt, *answer], self.info.ctx_size
+        start, ctx_size = self.info.decoder_start_token, self.info.ctx_size
+        if start is not None:  # penalties count what the decoder has written
+            prompt = prompt[encoded_size(prompt, start) :]
+        seen = [*prompt, *answer]
         if grammar is None:
             grammar = self.compile_grammar(params, NO_OWNER)
         assert isinstance(grammar, GrammarState | None)
@@ -134,8 +138,7 @@ class LlamaModel:
 
     def _sample(self, found: int | NDArray[np.float32], sampler: LlamaSampler, index: int) -> int:
         if isinstance(found, int) and sampler.needs_only_chain:
-            chain = sampler.chain(index)
-            return int(lib.llama_sampler_sample(chain, self._context.pointer, found))
+            return self._context.sample(sampler.chain(index), found)
         if self._candidates is None:
             self._candidates = Candidates(self._vocab.size)
         token = self._candidates.sample(sampler, self._values(found), index)
@@ -240,12 +243,13 @@ class LlamaModel:
     def probe_runner(self) -> LlamaProbeRunner:
         """Return a runner of probes on contexts of its own; the caller closes it before the model.
 
-        :raises UnsupportedOperation: the model generates no text.
+        :raises UnsupportedOperation: the model generates no text, or has an encoder.
         """
-        if not self.info.generates:
+        if not self.info.generates or self.info.decoder_start_token is not None:
+            kind = "has an encoder" if self.info.generates else "only makes embeddings"
             raise UnsupportedOperation(
-                f"the model {self.info.description!r} only makes embeddings",
-                hint="measure the settings of a model that generates text",
+                f"the model {self.info.description!r} {kind}: its settings are not measured",
+                hint="measure the settings of a decoder-only language model",
             )
         return self._make_probe_runner()
 

@@ -10,6 +10,7 @@ OpenMP's threads, and those here are never started.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -111,8 +112,15 @@ class ComputeThreads:
 
     def decode(self, batch: Any) -> int:
         """Compute a batch on these threads; return the result of `llama_decode`."""
+        return self._compute(lib.llama_decode, batch)
+
+    def encode(self, batch: Any) -> int:
+        """Encode a batch on these threads; return the result of `llama_encode`."""
+        return self._compute(lib.llama_encode, batch)
+
+    def _compute(self, function: Callable[[Any, Any], int], batch: Any) -> int:
         self.attach_pool()
-        result = int(lib.llama_decode(self._context, batch))
+        result = int(function(self._context, batch))
         lib.llama_synchronize(self._context)  # a device's fault belongs to the step
         while result == 0 and len(self._pools) > 1:
             _free_pool(self._pools.pop(0)[1])

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from ...backends.encoder_prompts import ctx_size_trained
 from ...backends.engine_options import cache_share_max
 from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX
@@ -80,7 +81,8 @@ def _estimate_memory(
         return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
     if facts is None:
         return None
-    ctx_size = spec.ctx_size or min(facts.ctx_size_trained or CTX_SIZE_DEFAULT, CTX_SIZE_DEFAULT)
+    trained = ctx_size_trained(facts.architecture, facts.ctx_size_trained or CTX_SIZE_DEFAULT)
+    ctx_size = spec.ctx_size or min(trained, CTX_SIZE_DEFAULT)
     kv_bytes = facts.kv_token_bytes_max
     if kv_bytes is not None:
         kv_bytes = round(kv_bytes * cache_share_max(spec.options)) * ctx_size * spec.slots

@@ -108,7 +108,7 @@ def _add_token(
         return None, Ending(END_MARK, str(token), model.piece(token))
     if conditions is not None and token in conditions.tokens:
         return None, Ending(TOKEN, str(token))
-    piece = _piece(model, task, token)
+    piece = _piece(model, task, token, len(task.tokens) - 1)
     text, ending = task.text.add_piece(piece)
     if ending is None and conditions is not None:
         ending = _met_condition(conditions, task, token, piece, surprisal, now)
@@ -152,7 +152,8 @@ def resume_text(model: LanguageModel, task: Task) -> Ending | None:
     if before is None or not before.output_tokens:
         return None
     answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.output_tokens :]
-    text = b"".join(_piece(model, task, token) for token in answer)
+    begin = len(task.tokens) - len(answer)
+    text = b"".join(_piece(model, task, token, at) for at, token in enumerate(answer, begin))
     ending = task.text.resume(text, before.text_bytes).ending
     if ending is None and task.conditions is not None:  # the last surprisals may not be known
         known = unpack_floats(before.surprisals)[: len(answer)]
@@ -165,8 +166,13 @@ def resume_text(model: LanguageModel, task: Task) -> Ending | None:
     return None
 
 
-def _piece(model: LanguageModel, task: Task, token: int) -> bytes:
+def _piece(model: LanguageModel, task: Task, token: int, place: int) -> bytes:
+    """Return the text of *token*, which is at *place* in the tokens of *task*. The decoder of an
+    encoder-decoder begins a text, so the space before its first word is not part of it.
+    """
     piece, spec = model.piece(token), task.spec
+    if task.items.get(0) == place and model.info.decoder_start_token is not None:
+        piece = piece.removeprefix(b" ")
     if spec.special or not model.is_control(token):
         return piece
     text = piece.decode(errors="replace")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ...backends import CompiledGrammar, InferdError, LanguageModel, SamplingParams
+from ...backends import CompiledGrammar, InferdError, LanguageModel, ModelInfo, SamplingParams
 from ...backends.errors import (
     Busy,
     Cancelled,
@@ -214,8 +214,9 @@ def _uses(keys: Iterable[str], adapter_id: str) -> bool:
 def check_task(task: Task, model: LanguageModel) -> None:
     """Check that a task can be computed. A text to embed is checked by `check_text`, too.
 
-    :raises UnsupportedOperation: the model does not generate text.
-    :raises PromptTooLong: the prompt leaves no token of the context for an answer.
+    :raises UnsupportedOperation: the model does not generate text, or has no logprobs of prompts.
+    :raises PromptTooLong: the prompt leaves no token of the context for an answer, or an encoder
+        cannot read it at once.
     :raises InvalidArgument: the prompt is empty, or one of its tokens or a stop token is not in the
         vocabulary.
     """
@@ -235,6 +236,8 @@ def check_task(task: Task, model: LanguageModel) -> None:
             " one for the answer",
             data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
         )
+    if embed is None and model.info.decoder_start_token is not None:
+        _check_encoded_prompt(task, model.info)
     vocab_size, media = model.info.vocab_size, task.spec.media
     check_tokens(task.tokens, vocab_size, media, model.info.batch_size)
     if media and (embed is not None or task.scores_prompt):
@@ -244,4 +247,26 @@ def check_task(task: Task, model: LanguageModel) -> None:
         raise InvalidArgument(
             f"stop-tokens: token {unknown} is not in the vocabulary of {vocab_size}",
             hint="`tokenize` returns the tokens of a text",
+        )
+
+
+def _check_encoded_prompt(task: Task, info: ModelInfo) -> None:
+    """Check the prompt of an encoder-decoder; see `check_task`."""
+    size = task.items[0]
+    if not size:
+        raise InvalidArgument(
+            "the prompt has nothing for the encoder to read, or does not end with token"
+            f" {info.decoder_start_token}, with which the decoder begins",
+            hint="send text, or the tokens that `tokenize` returns for it with `bos`",
+        )
+    if size > info.batch_size:
+        raise PromptTooLong(
+            f"the prompt has {size} tokens; the encoder reads at most {info.batch_size} at once",
+            hint="raise batch-size, and ctx-size if needed, or shorten the prompt",
+            data={"prompt_tokens": size, "ctx_size": info.batch_size},
+        )
+    if task.scores_prompt:
+        raise UnsupportedOperation(
+            "an encoder-decoder has no logprobs of its prompt, which it does not predict",
+            hint="leave out prompt-logprobs",
         )

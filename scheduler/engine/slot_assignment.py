@@ -131,8 +131,11 @@ class SlotAssignment:
         diverges from another prompt, one token before its end, and at regular distances; on
         recurrent models and hybrids also at the borders of messages.
         """
-        kind = self._model.info.kv_kind
+        info = self._model.info
+        kind = info.kv_kind
         if kind == "plain" or task.parks:
+            return
+        if info.decoder_start_token is not None:  # no part of an encoder's prompt has a state
             return
         settings = self._tasks.settings
         size, every = task.prompt_size, settings.checkpoint_tokens

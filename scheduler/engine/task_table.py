@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ...backends import LanguageModel
+from ...backends.encoder_prompts import encoded_size
 from ...backends.errors import InferdError, ReaderTimeout, Timeout
 from .. import messages as m
 from ..embeddings import EmbeddingQueue
@@ -108,7 +109,7 @@ class TaskTable:
         self.guarantees = NO_GUARANTEES
         """The users' shares as of the last `update_guarantees`."""
         self.leaders = Leaders(kv.search, model.info.kv_kind, settings.shared_prefix_tokens_min)
-        self._ctx_size = model.info.ctx_size
+        self._ctx_size, self._start_token = model.info.ctx_size, model.info.decoder_start_token
         self._estimator = TurnEstimator()
         self._by_id: dict[int, Task] = {}
         self._arrivals = 0
@@ -187,6 +188,8 @@ class TaskTable:
             spec, self.next_queue_number(), clock.tokens, clock.now, shared=shared
         )
         task.ctx_size = min(self._ctx_size, spec.ctx_size or self._ctx_size)
+        if self._start_token is not None and spec.embed is None:
+            task.items = {0: encoded_size(task.tokens, self._start_token)}
         return task
 
     def add_task(self, task: Task) -> None:
@@ -199,7 +202,8 @@ class TaskTable:
             self.embeddings.waiting.append(task)
             return
         self.queue.append(task)
-        task.prefix_hash = prefix_hash_of(task, self.settings.shared_prefix_tokens_min)
+        if self._start_token is None:  # a part of an encoder's prompt is of no use to another
+            task.prefix_hash = prefix_hash_of(task, self.settings.shared_prefix_tokens_min)
 
     def finish_task(self, task: Task, ending: Ending) -> None:
         """End a task without error."""

@@ -429,6 +429,8 @@ class TokenizeQueue:
             if self._seconds() < self._alone_until:
                 return compute()
             return (yield LaneCall(self._computing, compute, COMPUTE_S))
+        if self._model.info.decoder_start_token is not None:  # it reads no history
+            request = msgspec.structs.replace(request, history="", answer="")
         text, appended, form = yield from render_chat(request, self._render)
         new = bytes_of(text if appended is None else appended)
         fitted = self._fit_text(new, request.cut_behind)

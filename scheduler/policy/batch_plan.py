@@ -63,7 +63,7 @@ class StepBudget:
 
         Each chunk has a cost of its own. So a small rest of the prompt is added to the chunk before
         it, and a prompt does not begin with a few tokens. A prompt whose logprobs are wanted gets
-        no more tokens than may have logits. An image is scheduled whole.
+        no more tokens than may have logits. Items are scheduled whole.
         """
         if task.item_size:
             return task.item_size
@@ -258,7 +258,7 @@ def load_of(batch: Sequence[ScheduledTokens]) -> StepLoad:
 
 
 def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
-    """Return the task that the next step computes alone, on trial or with an image next. Return
+    """Return the task that the next step computes alone, on trial or with a whole item next. Return
     None if the next step computes the other tasks. Both kinds of steps alternate; *tried* means
     that the last one computed a task alone.
     """

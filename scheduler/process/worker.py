@@ -339,8 +339,9 @@ def compute_token(model: LanguageModel) -> None:
     :raises InferdError: the model cannot compute it.
     """
     if model.info.generates:
+        start = model.info.decoder_start_token
         first = model.tokenize(b"", special=True, bos=True)[:1] or [0]
-        model.step([Chunk(0, first, 0, logits=True)])
+        model.step([Chunk(0, first if start is None else [start, start], 0, logits=True)])
         model.trim(0, 0)
 
 

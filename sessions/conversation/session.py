@@ -14,6 +14,7 @@ from msgspec import UNSET
 from structlog.contextvars import get_contextvars
 
 from ...backends import Rendering
+from ...backends.encoder_prompts import as_prompt
 from ...backends.errors import (
     Cancelled,
     InferdError,
@@ -45,7 +46,7 @@ from ..entries import (
     decode_history,
     encode,
 )
-from ..history.history import History
+from ..history.history import NOT_RECOMPUTED, History
 from ..history.overflow import ContextLimit
 from ..history.recent import RecentChats
 from ..history.state import HistoryState, HistoryVocabulary
@@ -518,7 +519,7 @@ class Session:
             appends = bool(self.settings.parameters.standing("append"))
             before, overlong = self.conversation.last.overlong, None
             try:
-                history, tokens, unused = await self._with_text(text, appends=appends)
+                history, tokens, unused, appends = await self._with_text(text, appends=appends)
             except PromptTooLong as exc:
                 tokens, unused = exc.data["prompt_tokens"], NO_TEMPLATE
                 history = self.conversation.current_history() if appends else History()
@@ -543,7 +544,7 @@ class Session:
             overlong = self.conversation.last.overlong
             if overlong is not None:
                 raise overlong.error(len(self.conversation.prompt))
-            history, _, unused = await self._with_text(text, options, appends=True)
+            history, _, unused, _ = await self._with_text(text, options, appends=True)
             before = self._accept_turn_input(history, unused)
         return await self._record_input(before)
 
@@ -559,7 +560,9 @@ class Session:
                 raise overlong.error(len(self.conversation.prompt))
             step(self.state, SessionCall.SET_INPUT)
             append = bool(self.conversation.prompt)
-            unused = await self._query(lambda c: _check_tokens(c, tokens), new_history=not append)
+            tokens, append, unused = await self._query(
+                lambda c: _checked_tokens(c, tokens, append=append), new_history=not append
+            )
             history = self.conversation.current_history()
             history.append_tokens(tokens) if append else history.replace_tokens(tokens)
             before = self._accept_turn_input(history, unused)
@@ -590,28 +593,30 @@ class Session:
 
     async def _with_text(
         self, text: bytes, options: Mapping[str, Any] = NO_OPTIONS, *, appends: bool
-    ) -> tuple[History, int, Mapping[str, str]]:
-        """Return the history with *text*, the number of the text's tokens, and the unused
-        parameters.
+    ) -> tuple[History, int, Mapping[str, str], bool]:
+        """Return the history with *text*, the number of the text's tokens, the unused parameters,
+        and whether text is appended. Each prompt of an encoder-decoder replaces the history.
         """
         step(self.state, SessionCall.SET_INPUT)
         append = appends and bool(self.conversation.prompt)
-        tokens, unused = await self._query(
-            lambda c: self._tokenize(c, text, options, bos=not append), new_history=not append
+        tokens, encodes, unused = await self._query(
+            lambda c: self._tokenize(c, text, options, append=append), new_history=not append
         )
         history = self.conversation.current_history()
-        history.append_tokens(tokens) if append else history.replace_tokens(tokens)
-        return history, len(tokens), unused
+        added = append and not encodes
+        history.append_tokens(tokens) if added else history.replace_tokens(tokens)
+        return history, len(tokens), unused, appends and not encodes
 
     async def _tokenize(
-        self, client: WorkerClient, text: bytes, options: Mapping[str, Any], *, bos: bool
-    ) -> tuple[list[int], Mapping[str, str]]:
+        self, client: WorkerClient, text: bytes, options: Mapping[str, Any], *, append: bool
+    ) -> tuple[list[int], bool, Mapping[str, str]]:
+        encodes = client.info.decoder_start_token is not None
         texts = client.texts_of(self.requester)
         limit = self.settings.parameters.context_limit(options, client.info.ctx_size, chat=False)
         tokens = await texts.tokenize(
-            text, special=True, bos=bos, turn=True, cut_behind=limit.cut_behind
+            text, special=True, bos=encodes or not append, turn=True, cut_behind=limit.cut_behind
         )
-        return tokens, client.info.unused | NO_TEMPLATE
+        return tokens, encodes, client.info.unused | NO_TEMPLATE
 
     async def _with_messages(
         self,
@@ -627,6 +632,8 @@ class Session:
             await history.add_messages(texts, messages, rendering, tool_use, limit)
         else:
             history = continued
+        if client.info.decoder_start_token is not None:
+            history.recomputed = NOT_RECOMPUTED  # no prompt continues the previous one
         return history, client.info.unused | _notes_on(history.messages, client.info.chat_notes)
 
     async def _with_recent_chat(
@@ -1283,8 +1290,12 @@ def _parameter_names(spellings: Sequence[str]) -> set[str]:
     return names
 
 
-async def _check_tokens(client: WorkerClient, tokens: Sequence[int]) -> Mapping[str, str]:
-    """Check token ids of a prompt; return the parameters without effect on its turn.
+async def _checked_tokens(
+    client: WorkerClient, tokens: list[int], *, append: bool
+) -> tuple[list[int], bool, Mapping[str, str]]:
+    """Check token ids of a prompt. Return them, whether they are appended, and the parameters
+    without effect on its turn. Each prompt of an encoder-decoder replaces the history, and
+    ends with the token with which the decoder begins.
 
     :raises InvalidArgument: there are none, or one is not in the model's vocabulary.
     """
@@ -1298,7 +1309,10 @@ async def _check_tokens(client: WorkerClient, tokens: Sequence[int]) -> Mapping[
             hint="`tokenize` returns the tokens of a text",
             data={"vocab_size": size},
         )
-    return client.info.unused | NO_TEMPLATE
+    start = client.info.decoder_start_token
+    if start is not None:
+        tokens, append = as_prompt(tokens, start), False
+    return tokens, append, client.info.unused | NO_TEMPLATE
 
 
 def _notes_on(messages: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> dict[str, str]:

@@ -186,6 +186,10 @@ class LlamaContext:
             view = self._views[address] = np.ctypeslib.as_array(pointer, (self._vocab_size,))
         return view
 
+    def sample(self, chain: Any, index: int) -> int:
+        """Sample a token with a *chain* from the logits of token *index* of the last batch."""
+        return int(lib.llama_sampler_sample(chain, self.pointer, index))
+
     def clear(self, slot: int) -> None:
         """Clear one slot; clearing all slots at once would break recurrent memory."""
         lib.llama_memory_seq_rm(self.memory, self._checked(slot), -1, -1)

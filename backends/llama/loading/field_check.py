@@ -16,6 +16,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
+from ...encoder_prompts import ENCODER_DECODERS
 from ...gguf.header import TensorEntry
 
 LAYERS_MAX, EXPERTS_MAX = 512, 1024
@@ -59,6 +60,10 @@ _EQUAL_HEADS = _FULL_ROTATION | frozenset((
     "refact", "stablelm", "starcoder", "t5",
 ))  # fmt: skip
 """Architectures whose graphs assert that keys are as long as values."""
+_RELATIVE_BUCKETS = range(4, 256)
+"""Numbers of buckets for relative positions, up to 128 tokens apart, that lead to no other bucket
+(`llama_relative_position_bucket`).
+"""
 _UNCHECKED_HEADS = ("lfm2", "lfm2moe")
 """Architectures whose queries and keys llama.cpp compares only in the graph with the heads."""
 _QUERY_OR_KEY = re.compile(r"blk\.(\d{1,3})\.attn_(q|k)\.weight")
@@ -123,6 +128,31 @@ def _bad_values(
         if isinstance(epsilon, float) and not epsilon >= 0:
             yield BadField(f"{architecture}.attention.{name}", epsilon, "it is 0 or more")
     yield from _bad_heads(architecture, values, lists, shapes)
+    if architecture in ENCODER_DECODERS:
+        yield from _bad_encoder_decoder(architecture, values)
+
+
+def _bad_encoder_decoder(architecture: str, values: Mapping[str, object]) -> Iterator[BadField]:
+    def number(name: str, default: int) -> int:
+        found = values.get(f"{architecture}.{name}", default)
+        return found & _UINT32 if isinstance(found, int) else default
+
+    if not 1 <= number("context_length", 1) < 1 << 31:
+        rule = "a context has 1 to 2147483647 tokens"
+        yield BadField(f"{architecture}.context_length", number("context_length", 1), rule)
+    layers, heads = number("block_count", 1), number("attention.head_count", 0)
+    decoder_layers = number("decoder_block_count", layers)
+    if not 1 <= decoder_layers <= layers:
+        rule = f"the decoder has 1 to {layers} layers, as many as the encoder at most"
+        yield BadField(f"{architecture}.decoder_block_count", decoder_layers, rule)
+    key_heads = number("attention.head_count_kv", heads)
+    if key_heads != heads:
+        rule = f"keys have as many heads as queries, {heads}"
+        yield BadField(f"{architecture}.attention.head_count_kv", key_heads, rule)
+    buckets = number("attention.relative_buckets_count", 0)
+    if buckets not in _RELATIVE_BUCKETS:
+        rule = f"{_RELATIVE_BUCKETS.start} to {_RELATIVE_BUCKETS.stop - 1} can be used"
+        yield BadField(f"{architecture}.attention.relative_buckets_count", buckets, rule)
 
 
 def _bad_experts(

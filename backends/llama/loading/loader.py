@@ -16,7 +16,7 @@ from ...answer_form import PLAIN_ANSWERS, AnswerForm
 from ...base import ModelInfo
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
-from ...errors import InvalidArgument, load_cancelled
+from ...errors import InvalidArgument, UnsupportedOperation, load_cancelled
 from ...library import LLAMA_COMMIT
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
@@ -24,6 +24,7 @@ from ...tool_formats import configured_form
 from ...tuning_choice import ModelTuning
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
+from ..kv.encoder_decoder import EncoderDecoderContext, SlotContext
 from ..kv.encoder_only import EncoderContext
 from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
@@ -39,6 +40,7 @@ from .opening import (
     FLASH_ATTENTION,
     chosen_setting,
     context_params,
+    decoder_start_token,
     load_failed,
     model_shape,
     name_of,
@@ -51,6 +53,10 @@ from .opening import (
 
 SAMPLING_VALUE_BYTES = 1024
 _NO_TOOLS = "the model's chat template does not use tools"
+_NO_HISTORY = dict.fromkeys(
+    ("append", "ctx-shift", "cache-reuse"),
+    "the model is an encoder-decoder, which encodes each prompt by itself",
+)
 TOOLS_TEMPLATE = b"tool_use"
 """The name of a second template, for chats with tools, as in transformers."""
 _SAMPLING_KEYS: dict[int, str] = {
@@ -91,12 +97,27 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         undo.callback(lib.llama_model_free, model)
         params = context_params(spec, options, model)
         pointer = open_context(spec, params, model, log)
+        start_token = decoder_start_token(model)
         embedding = embed_info(spec, model, pointer, file.values)
-        vocab = Vocab(lib.llama_model_get_vocab(model))
+        vocab = Vocab(lib.llama_model_get_vocab(model), start_token)
         fingerprint = _fingerprint(spec, options, file, int(params.flash_attn_type))
         tuning = _tuning(spec, options, model, file)
         context: LlamaContext
-        if lib.llama_get_memory(pointer):
+        if start_token is not None:
+            lib.llama_free(pointer)
+            context = EncoderDecoderContext(
+                lambda: SlotContext(
+                    open_context(spec, params, model, log),
+                    model,
+                    vocab_size=vocab.size,
+                    fingerprint=fingerprint,
+                ),
+                spec.slots,
+                start_token=start_token,
+                vocab_size=vocab.size,
+                logits_max=int(params.n_outputs_max),
+            )
+        elif lib.llama_get_memory(pointer):
             context = LlamaContext(
                 pointer,
                 model,
@@ -110,18 +131,26 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         undo.callback(context.close)
 
         def embedder() -> LlamaEmbedder:
+            if start_token is not None:
+                raise UnsupportedOperation(
+                    "an encoder-decoder makes no embeddings: its encoder serves only its decoder",
+                    hint="use an embedding model",
+                )
             pointer = open_embedding_context(spec, options, model, embedding, file.values, log)
             return LlamaEmbedder(pointer, model, embedding)
 
         generates = not isinstance(context, EncoderContext)
-        template, notes = _template(model, vocab, renderer, generates=generates, prepare=renders)
+        template, notes = _template(
+            *(model, vocab, renderer), generates=generates, start_token=start_token, prepare=renders
+        )
         info = _model_info(
-            spec, model, vocab, context, file, embedding, fingerprint, template, notes
+            *(spec, model, vocab, context, file, embedding, start_token, fingerprint),
+            *(template, notes),
         )
         adapters = LlamaAdapters(model, context.pointer, file)
         probe_runner = partial(LlamaProbeRunner, model, spec, options, log)
         if not generates or context.kv_kind in ("recurrent", "hybrid"):
-            tuning = None  # its steps have little or no attention
+            tuning = None  # its steps have little or no attention, or llama.cpp allows one setting
         loaded = LlamaModel(
             *(model, context, vocab, template, info, embedder, probe_runner, adapters, matching),
             tuning,
@@ -201,6 +230,7 @@ def _model_info(
     context: LlamaContext,
     file: GgufFile,
     embedding: EmbedInfo,
+    start_token: int | None,
     fingerprint: str,
     template: ChatTemplate | None,
     notes: dict[str, str],
@@ -223,14 +253,15 @@ def _model_info(
         has_chat_template=template is not None and "chat-template" not in notes,
         tool_format=form.shown_name,
         answer_form=form,
-        unused={} if template is None or template.uses_tools else {"tools": _NO_TOOLS},
+        unused=_unused(template, start_token),
         chat_notes=notes,
         kv_kind=context.kv_kind,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),
         sampling=_recommended_sampling(model),
-        embedding=embedding,
+        embedding=embedding if start_token is None else None,
         generates=not isinstance(context, EncoderContext),
+        decoder_start_token=start_token,
     )
 
 
@@ -248,6 +279,11 @@ def _ends_generation(vocab: Vocab, text: str) -> bool:
     tokens = vocab.tokenize(text.encode(), special=True, bos=False)
     blank = all(not vocab.piece(token).strip() for token in tokens[:-1])
     return bool(tokens) and blank and vocab.is_eog(tokens[-1])
+
+
+def _unused(template: ChatTemplate | None, start_token: int | None) -> dict[str, str]:
+    found = {} if template is None or template.uses_tools else {"tools": _NO_TOOLS}
+    return found if start_token is None else found | _NO_HISTORY
 
 
 def _recommended_sampling(model: Any) -> dict[str, Any]:
@@ -268,7 +304,13 @@ def _recommended_sampling(model: Any) -> dict[str, Any]:
 
 
 def _template(
-    model: Any, vocab: Vocab, renderer: Renderer, *, generates: bool, prepare: bool
+    model: Any,
+    vocab: Vocab,
+    renderer: Renderer,
+    *,
+    generates: bool,
+    start_token: int | None,
+    prepare: bool,
 ) -> tuple[ChatTemplate | None, dict[str, str]]:
     """Return the model's chat template, and notes for chats: if neither the *renderer* nor the
     model's file has a template, and, with *prepare*, those of its form, or the reason why it cannot
@@ -283,7 +325,9 @@ def _template(
             return None, {}
         if not source:
             begin = vocab.tokenize(CHATML_BEGIN.encode(), special=True, bos=False)
-            source, notes["chat-template"] = fallback_source(chatml=len(begin) == 1)
+            source, notes["chat-template"] = fallback_source(
+                chatml=len(begin) == 1, encodes=start_token is not None
+            )
         renderer.set_source(source)
     new = partial(ChatTemplate, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos)
     with_tools = None if configured else _source(model, TOOLS_TEMPLATE)

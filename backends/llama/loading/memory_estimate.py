@@ -23,7 +23,7 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 from msgspec.structs import replace
 
-from ...engine_options import is_quantized
+from ...engine_options import EngineOptions, is_quantized
 from ...memory import Device, MemoryNeed, resident_bytes
 from ...model_spec import ModelSpec, Shape
 from ...tuning_choice import Setting
@@ -37,6 +37,7 @@ from .opening import (
     LOGIT_BYTES,
     context_params,
     ctx_size_of,
+    decoder_start_token,
     load_failed,
     logits_max_of,
     name_of,
@@ -163,6 +164,9 @@ class LlamaMemoryEstimator:
         if shape.n_gpu_layers != self._layers:
             self.close()
             self._model, self._layers = self._open(spec), shape.n_gpu_layers
+        if decoder_start_token(self._model) is not None:
+            need = self._of_slots(spec, self._options)
+            return replace(need, options=self._added_by_options(spec, need))
         self._log.clear()
         params = context_params(spec, self._options, self._model)
         context = open_context(spec, params, self._model, self._log)
@@ -187,11 +191,33 @@ class LlamaMemoryEstimator:
         """Return the bytes by which *need* exceeds that of a context with the default options."""
         if self._options.is_plain:
             return 0
+        if decoder_start_token(self._model) is not None:
+            plain = self._of_slots(spec, self._options.without_memory())
+            return _of_context(need) - _of_context(plain)
         self._log.clear()
         params = context_params(spec, self._options.without_memory(), self._model)
         context = open_context(spec, params, self._model, self._log)
         plain = total_need(*self._taken(context, spec.logits_per_slot))
         return _of_context(need) - _of_context(self._with_gaps(plain, params))
+
+    def _of_slots(self, spec: ModelSpec, options: EngineOptions) -> MemoryNeed:
+        """Return the need of an encoder-decoder, whose slots have a context each. It makes neither
+        embeddings nor measurements.
+
+        llama.cpp reserves space for the logits of a whole batch in its compute buffers, which stays
+        untouched, and in its output buffer, which an encoding fills with zeros.
+        """
+        self._log.clear()
+        params = context_params(spec, options, self._model)
+        context = open_context(spec, params, self._model, self._log)
+        size = self._vocab_size + int(lib.llama_model_n_embd_out(self._model))
+        output = LOGIT_BYTES * size * int(lib.llama_n_batch(context))
+        cells = BYTES_PER_CELL * int(lib.llama_n_ctx(context))
+        shares, process, _, work = self._taken(context)
+        others = spec.slots - 1
+        shares += [replace(share, weights=0) for share in shares] * others
+        need = total_need(shares, process + others * cells, spec.slots * output, spec.slots * work)
+        return self._with_gaps(need, params)
 
     def _of_probes(self, spec: ModelSpec) -> int:
         """Return the most memory of the contexts in which probes run by turns, on the host. It is 0

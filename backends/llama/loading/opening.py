@@ -14,6 +14,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
+from ...encoder_prompts import ENCODER_DECODERS, ctx_size_trained
 from ...engine_options import (
     CACHE_TYPES,
     EngineOptions,
@@ -43,6 +44,7 @@ from .field_check import BadField, bad_value
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts, unusable
 
 _VALUE_BYTES = 256
+_POSITION_BIASES = ("enc.blk.0.attn_rel_b.weight", "dec.blk.0.attn_rel_b.weight")
 _NUMBERS = (
     *("block_count", "embedding_length", "attention.head_count", "attention.head_count_kv"),
     *("attention.key_length", "attention.value_length"),
@@ -72,6 +74,8 @@ def chosen_setting(spec: ModelSpec, options: EngineOptions, model: Any) -> Chose
     layers or the type of the values allows only flash attention.
     """
     if layers_of(spec, model) or is_quantized(options.cache_type_v):
+        return None
+    if decoder_start_token(model) is not None:
         return None
     tuning = spec.tuning
     configured = None if options.flash_attn == "auto" else Setting(options.flash_attn == "on")
@@ -155,7 +159,8 @@ def _ctx_size(size: int) -> int:
 
 def ctx_size_of(spec: ModelSpec, model: Any) -> int:
     """Return the size of a slot's context in tokens, rounded as by llama.cpp."""
-    trained = int(lib.llama_model_n_ctx_train(model))
+    architecture = _value(model, "general.architecture")
+    trained = ctx_size_trained(architecture, int(lib.llama_model_n_ctx_train(model)))
     return _ctx_size(spec.ctx_size or min(trained, CTX_SIZE_DEFAULT_MAX))
 
 
@@ -199,8 +204,9 @@ def open_model(
             model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model:
         try:
-            _check_kind(model, name)
-        except (LoadFailed, UnsupportedOperation):
+            _check_kind(model, file, name)
+            _check_encoder_decoder(model, file, options, name)
+        except (InvalidArgument, LoadFailed, UnsupportedOperation):
             lib.llama_model_free(model)
             raise
     return model, file
@@ -286,11 +292,12 @@ def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:
         return lib.llama_model_load_from_file_ptr(stream, params)
 
 
-def _check_kind(model: Any, name: str) -> None:
+def _check_kind(model: Any, file: GgufFile, name: str) -> None:
     vocab = lib.llama_model_get_vocab(model)
     _check_added_tokens(vocab, name)
+    runs_encoder = file.values.get("general.architecture") in ENCODER_DECODERS
     for applies, kind in (
-        (lib.llama_model_has_encoder(model), "an encoder"),
+        (lib.llama_model_has_encoder(model) and not runs_encoder, "an encoder"),
         (not lib.llama_model_has_decoder(model), "no decoder"),
         (lib.llama_model_is_diffusion(model), "a diffusion process"),
         (lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE, "no vocabulary"),
@@ -300,6 +307,44 @@ def _check_kind(model: Any, name: str) -> None:
                 f"{name!r} has {kind}: inferd does not run such models",
                 hint="use a decoder-only language model",
             )
+
+
+def decoder_start_token(model: Any) -> int | None:
+    """Return the token with which the decoder of an encoder-decoder begins, as llama.cpp's programs
+    choose it: −1 if its file has none. Return None for other models.
+    """
+    if not (lib.llama_model_has_encoder(model) and lib.llama_model_has_decoder(model)):
+        return None
+    token = int(lib.llama_model_decoder_start_token(model))
+    if token == lib.LLAMA_TOKEN_NULL:
+        token = int(lib.llama_vocab_bos(lib.llama_model_get_vocab(model)))
+    return token
+
+
+def _check_encoder_decoder(model: Any, file: GgufFile, options: EngineOptions, name: str) -> None:
+    """Check the start token and the options of an encoder-decoder.
+
+    :raises LoadFailed: it has no start token, or lacks a tensor that llama.cpp reads unchecked.
+    :raises InvalidArgument: *options* need flash attention.
+    """
+    token = decoder_start_token(model)
+    if token is None:
+        return
+    vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+    if not 0 <= token < vocab_size:
+        key = f"{_value(model, 'general.architecture')}.decoder_start_token_id"
+        bad = BadField(key, token, f"the decoder begins with a token below {vocab_size}")
+        raise unusable(name, bad, f"set the option override-kv to {key} and a token")
+    for tensor in _POSITION_BIASES:
+        if tensor not in file.tensors:
+            rule = "the attention adds it, by the distance of two tokens"
+            raise unusable(name, BadField(tensor, "missing", rule))
+    if options.flash_attn == "on" or is_quantized(options.cache_type_v):
+        raise InvalidArgument(
+            f"{name!r} is an encoder-decoder whose attention depends on positions: llama.cpp has no"
+            " flash attention for it, and no quantized values (cache-type-v)",
+            hint="leave out flash-attn and cache-type-v for this model",
+        )
 
 
 def _check_added_tokens(vocab: Any, name: str) -> None:
@@ -399,8 +444,17 @@ def _keeps_threads(spec: ModelSpec) -> bool:
     return spec.tuning is not None and spec.tuning.keeps_threads
 
 
+def _set_for_encoder(params: Any, spec: ModelSpec, model: Any) -> None:
+    """Write the parameters of one slot of an encoder-decoder, which has a context of its own. A
+    prompt is encoded in one micro-batch, and flash attention lacks the bias of the positions.
+    """
+    params.n_ctx, params.n_seq_max = ctx_size_of(spec, model), 1
+    params.n_ubatch = params.n_batch
+    params.flash_attn_type = FLASH_ATTENTION["off"]
+
+
 def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
-    """Return llama.cpp's parameters of the first context."""
+    """Return llama.cpp's parameters of the first context, or of each slot of an encoder-decoder."""
     params = lib.llama_context_default_params()
     params.n_ctx = ctx_size_of(spec, model) * spec.slots
     params.n_seq_max, params.n_batch = spec.slots, spec.batch_size
@@ -420,4 +474,6 @@ def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
     params.kv_unified = False
     params.offload_kqv = params.op_offload = spec.n_gpu_layers != 0
     params.no_perf = True
+    if decoder_start_token(model) is not None:
+        _set_for_encoder(params, spec, model)
     return params

@@ -24,6 +24,7 @@ from ..loading.devices import layers_of
 from ..loading.memory_estimate import LlamaMemoryEstimator
 from ..loading.opening import (
     ctx_size_of,
+    decoder_start_token,
     load_failed,
     model_shape,
     name_of,
@@ -80,9 +81,12 @@ class Measuring:
                 hint="set n-gpu-layers to 0 to measure the CPU",
             )
         if not need.measuring:
+            kind = "only makes embeddings"
+            if decoder_start_token(self._model) is not None:
+                kind = "is an encoder-decoder"
             raise UnsupportedOperation(
-                f"{spec.name!r} only makes embeddings, and has no settings to measure",
-                hint="measure a model that generates text",
+                f"{spec.name!r} {kind}, and has no settings to measure",
+                hint="measure a decoder-only language model",
             )
         sizes = head_sizes(file.values).values()
         types = [t for t, (block, _) in CACHE_TYPES.items() if not any(s % block for s in sizes)]

@@ -31,6 +31,19 @@ _ROLES = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """Models write a space before the first word of an answer, so the prompt ends without one."""
+_TURN = (
+    "{% set ns = namespace(turn='', answered=false) %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ m.content | trim }} "
+    "{% elif m.role == 'assistant' %}{% set ns.answered = true %}"
+    "{% else %}"
+    "{% if ns.answered %}{% set ns.turn = '' %}{% set ns.answered = false %}{% endif %}"
+    "{% set ns.turn = ns.turn ~ (' ' if ns.turn else '') ~ (m.content | trim) %}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{{ ns.turn }}"
+)
+"""For encoder-decoders: the system messages, which name the task, and the text of the last turn."""
 
 
 class ChatTemplate:
@@ -141,10 +154,16 @@ class ChatTemplate:
         return text.removeprefix(self._bos_stripped)
 
 
-def fallback_source(*, chatml: bool) -> tuple[str, str]:
+def fallback_source(*, chatml: bool, encodes: bool) -> tuple[str, str]:
     """Return the template for a model that has none, and a note on it. *chatml* means that the
-    model's vocabulary has the token that begins messages in ChatML.
+    model's vocabulary has the token that begins messages in ChatML, *encodes* that it is an
+    encoder-decoder.
     """
+    if encodes:
+        return _TURN, (
+            "the model has no chat template and encodes each prompt by itself: the text of the"
+            " system messages and of the last turn is the prompt, and earlier turns are not read"
+        )
     if chatml:
         return _CHATML, "the model has no chat template: its messages are written in ChatML"
     return _ROLES, (

@@ -158,10 +158,13 @@ def raw_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
 
 
 class Vocab:
-    """The vocabulary of a loaded model, which must outlive it. Read-only."""
+    """The vocabulary of a loaded model, which must outlive it. Read-only. *start_token* is that of
+    an encoder-decoder, and ends its prompts.
+    """
 
-    def __init__(self, pointer: Any):
+    def __init__(self, pointer: Any, start_token: int | None = None):
         self.pointer = pointer
+        self._prompt_end = [] if start_token is None else [start_token]
         self.address = ctypes.cast(pointer, ctypes.c_void_p).value
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
@@ -203,15 +206,16 @@ class Vocab:
         """Return the token ids of *text*; see `LanguageModel.tokenize`."""
         if len(text) > TEXT_BYTES_MAX // 2:
             raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
+        end = self._prompt_end if bos else []
         if is_utf8(text):
-            return self._tokenize(text, special=special, bos=bos)
+            return self._tokenize(text, special=special, bos=bos) + end
         # llama.cpp's BPE tokenizer reads these bytes as U+FFFD; others read valid bytes with them.
         around = self._tokenize(b"", special=special, bos=bos)
         tokens = self._byte_tokens.tokenize(
             text, lambda part: self._tokenize(part, special=special, bos=False)
         )
         begin = int(bos and self.adds_bos)
-        return [*around[:begin], *tokens, *around[begin:]]
+        return [*around[:begin], *tokens, *around[begin:], *end]
 
     def _check_spelling(self, text: bytes) -> None:
         if lib.llama_vocab_type(self.pointer) != lib.LLAMA_VOCAB_TYPE_SPM:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inferd.backends import Chunk, InferdError, ModelSpec
+from inferd.backends.encoder_prompts import as_prompt, encoded_size
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.gguf_check import open_model_file, read_gguf
 from inferd.backends.llama.loading.loader import load_llama
@@ -134,6 +135,9 @@ def _use(model: LlamaModel) -> None:
         embedder.step([Chunk(0, tokens, 0, logits=True)])
         embedder.take_embedding(0, 2)
         return
+    if info.decoder_start_token is not None:
+        tokens = as_prompt(tokens[:19], info.decoder_start_token)
+        tokens = tokens[: encoded_size(tokens, info.decoder_start_token)]
     model.step([Chunk(0, tokens, 0, logits=True)])
     with closing(model.sampler(SamplingParams(), tokens)) as sampler:
         for index in range(3):

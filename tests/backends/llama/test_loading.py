@@ -167,12 +167,12 @@ def test_an_encoder_makes_embeddings_and_generates_nothing(tmp_path: Path) -> No
     model.close()
 
 
-def test_an_encoder_with_a_decoder_is_refused_with_its_kind(tmp_path: Path) -> None:
+def test_an_encoder_that_llama_cpp_runs_only_for_a_decoder_is_refused(tmp_path: Path) -> None:
     """A load and an estimate both refuse it."""
-    path = write_tiny("t5", tmp_path)
+    path = write_tiny("t5-encoder", tmp_path)
     with pytest.raises(UnsupportedOperation, match="has an encoder") as caught:
         load(path)
-    assert "'tiny-t5" in caught.value.message and "decoder-only" in caught.value.hint
+    assert "'tiny-t5-encoder" in caught.value.message and "decoder-only" in caught.value.hint
     with pytest.raises(UnsupportedOperation, match="has an encoder"):
         estimate_memory(ModelSpec(name="tiny-t5", path=str(path))).close()
 

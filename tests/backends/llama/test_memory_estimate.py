@@ -135,7 +135,7 @@ def test_the_need_of_the_echo_model_is_that_of_its_options() -> None:
     assert need_of(spec, Shape(1, 10, 512)).total == 1030
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2", "t5"])
 def test_the_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
     """For each kind of memory: its states are in f16, recurrent ones in f32."""
     spec = spec_of(write_tiny(kind, tmp_path), slots=4, ctx_size=512)
