@@ -38,6 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only tests that start no process and load no real model",
     )
+    parser.addoption(
+        "--all-answers",
+        action="store_true",
+        help="try all messages and all places of cuts with each chat template",
+    )
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
