@@ -19,9 +19,9 @@ from ..answers.calls import decode_object
 from ..entries import Replay, TurnPiece
 from .history import History
 
-CHATS_MAX = 256
+RECENT_CHATS_MAX = 256
 """Chats of all owners."""
-BYTES_MAX = 32 << 20
+RECENT_CHATS_BYTES_MAX = 32 << 20
 """Memory of all chats, which is that of about 100 chats of 8000 tokens."""
 _IGNORED = frozenset(("refusal", "annotations", "audio", "function_call"))
 """Keys of answers in OpenAI's form that templates do not read."""
@@ -46,7 +46,7 @@ class RecentChats:
     bound, the oldest chat of the owner with the most memory is deleted.
     """
 
-    def __init__(self, chats_max: int = CHATS_MAX, bytes_max: int = BYTES_MAX):
+    def __init__(self, chats_max: int = RECENT_CHATS_MAX, bytes_max: int = RECENT_CHATS_BYTES_MAX):
         self._chats_max, self._bytes_max = chats_max, bytes_max
         self._chats: dict[_Key, _Chat] = {}
         self._bytes: dict[Owner, int] = {}
