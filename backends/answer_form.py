@@ -33,9 +33,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of an answer between two marks. It also ends where another block or a call begins."""
 
     begin: str = ""
-    """Empty for reasoning with which every answer begins, whatever the end of the prompt."""
+    """Before it. Empty for reasoning with which every answer begins, whatever the end of the
+    prompt."""
     end: str = ""
-    """At the beginning of an answer, the end of reasoning without its *begin* is dropped."""
+    """After it. At the beginning of an answer, the end of reasoning without its begin is
+    dropped."""
     anywhere: bool = False
     """It may begin at any place of the content, and several times. Otherwise reasoning counts only
     at the beginning of the answer, after white space at most."""
@@ -63,12 +65,14 @@ class ArgumentsForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     bare_keys: bool = False
     """In JSON: keys have no quotes."""
     key_begin: str = ""
+    """Tagged: before a key, such as `<parameter=`."""
     key_end: str = ""
+    """After a key, such as `>`."""
     value_begin: str = ""
-    """At most the white space at its end, and at the beginning of *value_end*, is removed from a
-    raw value."""
+    """Before a value. At most the white space at its end, and at the beginning of *value_end*, is
+    removed from a raw value."""
     value_end: str = ""
-    """`{key}` in it is the key again."""
+    """After a value, such as `</parameter>`. `{key}` in it is the key again."""
     text_kinds: tuple[str, ...] = ()
     """If there are any, the kind of the value stands between *key_end* and *value_begin*. With one
     of these, the value is raw text."""
@@ -94,8 +98,7 @@ JSON_ARGUMENTS = ArgumentsForm()
 class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A form of tool calls: `section_begin CALL separator CALL … section_end`.
 
-    With *array*, the calls stand in brackets, with commas between them; one call without brackets
-    is read too. Several sections may follow each other. A CALL is, by its *layout*:
+    Several sections may follow each other. A CALL is, by its *layout*:
 
     - *json*: `begin {"name": NAME, "arguments": ARGUMENTS} end`
     - *keyed*: `begin {NAME: ARGUMENTS} end`
@@ -107,17 +110,25 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     section_begin: str = ""
+    """Before all calls of an answer."""
     section_end: str = ""
+    """After all calls."""
     array: bool = False
+    """The calls stand in brackets, with commas between them; one call without them is read too."""
     begin: str = ""
+    """Before each call."""
     end: str = ""
+    """After each call."""
     separator: str = ""
     """Between two calls. The parser also takes white space, commas and semicolons."""
     layout: Literal["json", "keyed", "named"] = "json"
+    """`json`: an object with the name and the arguments; `keyed`: an object whose key is the name;
+    `named`: the name, and then the arguments."""
     name_key: str = "name"
-    """A key, or a path with dots: with `function.name`, the call is `{"function": {"name": …}}`,
-    and `arguments_key` has the same path."""
+    """The key of the name, or a path with dots: with `function.name`, the call is
+    `{"function": {"name": …}}`, and `arguments_key` has the same path."""
     arguments_key: str = "arguments"
+    """The key of the arguments."""
     id_key: str = ""
     """The key of the call's id, if the template writes one."""
     key_order: tuple[str, ...] = ()
@@ -125,14 +136,19 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     constants: dict[str, str] = {}
     """The keys that have the same text in each call."""
     name_begin: str = ""
+    """Before the name, after *begin* and an id."""
     name_end: str = ""
+    """Between the name, or the id after it, and the arguments."""
     skips_to_arguments: bool = False
     """Up to 64 characters between the name and the begin of the arguments are skipped (gpt-oss)."""
     id_place: Literal["none", "before_name", "after_name", "after_arguments"] = "none"
+    """The place of the id in a `named` call."""
     id_begin: str = ""
+    """Before the id, which ends where the next mark begins."""
     id_index: Literal["", "from-0", "from-1"] = ""
     """The id is the number of the call; otherwise it is a text, the call's id."""
     arguments: ArgumentsForm = JSON_ARGUMENTS
+    """The encoding of the arguments."""
     whole: bool = False
     """A call counts only if the answer, after reasoning, begins with it."""
     declared: bool = False
@@ -161,11 +177,11 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     """The name of a known form. A form that was derived or is set as data has none."""
     reasoning: tuple[Block, ...] = ()
-    """The first one is the usual one."""
+    """The marks of reasoning; the first ones are the usual ones."""
     content: tuple[Block, ...] = ()
     """Marks around content, which are removed. Content without them is content too."""
     calls: tuple[CallForm, ...] = ()
-    """Grammars write the first one; the others are read too."""
+    """The forms of tool calls. Grammars write the first one; the others are read too."""
     opens: tuple[str, ...] = ()
     """Texts at the end of the prompt that belong to the answer: `<think>`, `>>>`. If the prompt
     ends with one, without regard to white space at its end, the parser gets it first."""

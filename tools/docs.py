@@ -10,6 +10,7 @@ from bench.attack.report import PAGE as SECURITY
 from bench.attack.report import page as security_page
 from inferd.backends.params.parameters_schema import json_schema
 from inferd.daemon.config.settings_schema import config_schema
+from tools.answers_page import page as answers_page
 from tools.gateway_fields_page import page as gateway_fields_page
 from tools.json_schema_page import page as json_schema_page
 from tools.man_pages import man_pages
@@ -34,6 +35,7 @@ TYPESCRIPT = DOCS.parent / "clients" / "typescript" / "src" / "generated"
 def pages() -> dict[Path, str]:
     """Return the content of each file by path."""
     return {
+        DOCS / "answers.md": answers_page(),
         DOCS / "gateway-fields.md": gateway_fields_page(),
         DOCS / "json-schema.md": json_schema_page(),
         DOCS / "metrics.md": metrics_page(),

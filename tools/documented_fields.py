@@ -19,7 +19,7 @@ from inferd.backends.gguf import FileFacts
 from inferd.ipc import messages as w
 from inferd.wire.metadata import Metadata
 
-__all__ = ("RESULTS", "STRUCTS", "Field", "fields_of")
+__all__ = ("RESULTS", "STRUCTS", "Field", "docs_of", "fields_of")
 
 RESULTS: dict[str, type] = {
     "error": ErrorFields,
@@ -68,10 +68,10 @@ class Field(NamedTuple):
 def fields_of(struct: type) -> list[Field]:
     """Return the fields of a struct or typed map, without those of another map that it extends."""
     bases = [base for base in struct.__mro__[1:] if base in RESULTS.values()]
-    others = {name for base in bases for name in _docs(base)}
+    others = {name for base in bases for name in docs_of(base)}
     docs: dict[str, str] = {}
     for base in reversed(struct.__mro__):
-        docs |= _docs(base)
+        docs |= docs_of(base)
     hints = typing.get_type_hints(struct, include_extras=True)
     defaults = _defaults(struct)
     names = [name for name in defaults or hints if name not in others]
@@ -117,7 +117,7 @@ def _described(hint: Any) -> Any:
     return hint.__origin__ if isinstance(note, msgspec.Meta) else note
 
 
-def _docs(struct: type) -> dict[str, str]:
+def docs_of(struct: type) -> dict[str, str]:
     """Return the docstrings of a class's own attributes."""
     if not vars(struct).get("__annotations__"):
         return {}
