@@ -9,10 +9,17 @@ from pathlib import Path
 import platformdirs
 
 from ..backends.errors import InferdError, InvalidArgument
-from ..daemon.pull.destination import Answer, Caller, Destination, choose_destination
 from ..daemon.pull.part import NOTE_NAME, Progress
 from ..daemon.pull.sources import LocalFile
-from ..daemon.pull.target import Pulled, Source, fetch
+from ..daemon.pull.target import (
+    Answer,
+    Caller,
+    Destination,
+    Pulled,
+    Source,
+    choose_destination,
+    fetch,
+)
 from .client import client_of, socket_of
 
 COPY_S_MAX = 6 * 3600.0

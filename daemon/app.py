@@ -34,12 +34,12 @@ from .models.tuner import TuningPace
 from .printable import escape_controls
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
+from .service.background import ReadinessReport
 from .service.notifier import ServiceNotifier
-from .service.readiness import ReadinessReport
 from .service.reload import ConfigReloader
 from .state_lock import StateDirectory
 from .traces.tracing import Traces
-from .workers.spawner import start_spawner
+from .workers.process import start_spawner
 
 log = structlog.get_logger()
 MMAP_BYTES = 128 << 10

@@ -273,7 +273,7 @@ def _serve(requests: socket.socket, kind: str) -> dict[str, Any]:
 
 def _prepare_workers() -> None:
     """Import what workers do, in their environment, and have daemons fork them."""
-    from inferd.daemon.workers import process, spawner
+    from inferd.daemon.workers import process
 
     own = dict(os.environ)
     os.environ.update(process._environment())
@@ -282,7 +282,7 @@ def _prepare_workers() -> None:
         importlib.import_module(f"inferd.{name}")
     os.environ.clear()
     os.environ.update(own)
-    spawner.Spawner._popen = ForkedWorker
+    process.Spawner._popen = ForkedWorker
 
 
 def _fork_sibling() -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.attack.report import PAGE as SECURITY
 from bench.attack.report import page as security_page
-from inferd.backends.params.parameters_schema import json_schema
-from inferd.daemon.config.settings_schema import config_schema
+from inferd.backends.params.parameter_table import json_schema
+from inferd.daemon.config.show import config_schema
 from tools.answers_page import page as answers_page
 from tools.gateway_fields_page import page as gateway_fields_page
 from tools.json_schema_page import page as json_schema_page

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from inferd.backends.params.other_runtimes import IGNORED_KEYS, REFUSED_KEYS
-from inferd.backends.params.parameter_table import PARAMETERS, Parameter
-from inferd.backends.params.parameters_schema import columns
+from inferd.backends.params.parameter_table import PARAMETERS, Parameter, columns
 
 __all__ = ("page",)
 

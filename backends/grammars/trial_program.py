@@ -30,9 +30,8 @@ from .json_schema.malformed import check_keywords
 from .json_schema.refused_keyword import leave_out_constraints, refusal_of
 from .json_schema.schema_grammar import grammars_of_schema
 from .languages.gbnf import lark_of, parse_gbnf, refusal
-from .languages.tags_lark import grammar_of_tags, regex_literal
+from .languages.lark import FORMATS_HINT, grammar_of_tags, lark_refusal, regex_literal, rewrite_lark
 from .languages.token_conflicts import without_conflicts
-from .languages.user_lark import FORMATS_HINT, lark_refusal, rewrite_lark
 from .limits import (
     CPU_S_MAX,
     MATCHING_LIMITS,

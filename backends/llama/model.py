@@ -29,8 +29,7 @@ from .kv.context import LlamaContext
 from .kv.embedding_context import LlamaEmbedder
 from .lora import LlamaAdapters
 from .probe_runner import LlamaProbeRunner
-from .sampling.chain import Candidates, LlamaSampler, probs_before_sampling
-from .sampling.samplers import Prototypes
+from .sampling.chain import Candidates, LlamaSampler, Prototypes, probs_before_sampling
 from .text.matching import MatchingVocab
 from .text.template import ChatTemplate
 from .text.vocab import Vocab

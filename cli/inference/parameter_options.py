@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ...backends.params import BY_SPELLING, PARAMETERS, Parameter, nearest
-from ...backends.params.parameters_schema import columns, json_schema
+from ...backends.params.parameter_table import columns, json_schema
 from .. import completion
 from ..options import JsonOutput
 from ..output import table, write, write_json

@@ -53,9 +53,8 @@ def pull(
     """
     from ...daemon.config.model_settings import check_model_name
     from ...daemon.config.sources import load_config
-    from ...daemon.pull.destination import Destination
     from ...daemon.pull.sources import KNOWN_MODELS, OLD_NAMES, known_name, parse_source
-    from ...daemon.pull.target import fetch
+    from ...daemon.pull.target import Destination, fetch
     from ..pull_handover import add_to_daemon, find_destination
 
     settings = load_config({"config": config, "models_dir": models_dir})

@@ -66,9 +66,12 @@ def tune(
     from ...daemon.models.tuning_records import TuningRecords
     from ...daemon.residency.machine import MachineMemory
     from ...daemon.tuning.at_once import present_choice, variant_of
-    from ...daemon.tuning.measured_stages import measure_model
-    from ...daemon.tuning.measuring_process import MeasuringProcess
-    from ...daemon.tuning.other_programs import IDLE_CORES_MAX, OtherPrograms
+    from ...daemon.tuning.measured_stages import (
+        IDLE_CORES_MAX,
+        MeasuringProcess,
+        OtherPrograms,
+        measure_model,
+    )
     from ...daemon.tuning.report import (
         document_of,
         is_attention_decided,

@@ -96,6 +96,6 @@ def show(
 @config.command()
 def schema(as_json: JsonOutput = False) -> None:
     """Print the JSON schema of a configuration file."""
-    from ...daemon.config.settings_schema import config_schema
+    from ...daemon.config.show import config_schema
 
     write_json(config_schema())

@@ -60,7 +60,7 @@ def serve(
     reloads the configuration.
     """
     from ...daemon.config.sources import load_config
-    from ...daemon.service.readiness import ReadinessReport
+    from ...daemon.service.background import ReadinessReport
 
     flags: dict[str, Any] = {
         "config": config,

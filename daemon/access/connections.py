@@ -1,4 +1,7 @@
-"""The open connections: their users, rights and labels, and the log of refused ones."""
+"""The open connections: their users, rights and labels, and the log of refused ones.
+
+The labels of a user's open connections are bounded.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,63 @@ from typing import Any
 
 import structlog
 
-from ...backends.errors import InferdError
+from ...backends.errors import InferdError, QuotaExceeded
 from ...ipc.messages import ClientHello
 from ...ipc.server.connection import ServerConnection
 from ...scheduler.owner import Owner
 from ..config.settings import Config
 from ..logs.setup import RepeatLimit, logs
 from ..users import Users
-from .labels import Labels
 from .rights import Access, is_own_user
+
+BOUND = "labels-user-max"
+RETRY_S = 1.0
+
+
+class Labels:
+    """The labels that open connections have, by user. Lives on the daemon's event loop."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, dict[str, set[ServerConnection]]] = {}
+
+    def __len__(self) -> int:
+        """The number of labels in use, counted for each user."""
+        return sum(map(len, self._users.values()))
+
+    def add_connection(self, connection: ServerConnection, labels_max: int) -> None:
+        """Add a connection whose owner is known.
+
+        :raises QuotaExceeded: connections of its user have *labels_max* other labels.
+        """
+        user, label = connection.owner
+        labels = self._users.get(user, {})
+        if not label:
+            return
+        if label not in labels and len(labels) >= labels_max:
+            connection.owner = connection.owner._replace(label="")
+            raise QuotaExceeded(
+                f"connections of user {user} have {len(labels)} labels; the limit is {labels_max}",
+                hint=f"close connections, share a label, or raise {BOUND}",
+                data={
+                    "bound": BOUND,
+                    "labels": len(labels),
+                    "labels_max": labels_max,
+                    "retry_after_s": RETRY_S,
+                },
+            )
+        self._users.setdefault(user, {}).setdefault(label, set()).add(connection)
+
+    def remove_connection(self, connection: ServerConnection) -> None:
+        """Remove a connection that was closed."""
+        user, label = connection.owner
+        labels = self._users.get(user, {})
+        connections = labels.get(label, set())
+        connections.discard(connection)
+        if not connections:
+            labels.pop(label, None)
+        if not labels:
+            self._users.pop(user, None)
+
 
 ipc_log = structlog.get_logger(logger_name="ipc")
 

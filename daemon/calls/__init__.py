@@ -11,23 +11,14 @@ from typing import Any
 
 from ...ipc.messages import CALLS
 from ..core import CallTable, ImmediateCallTable
-from . import (
-    between_daemons,
-    contexts,
-    model_transfers,
-    models,
-    monitoring,
-    session_operations,
-    texts,
-    turns,
-)
+from . import between_daemons, contexts, models, monitoring, session_operations, texts, turns
 from .running import with_waits
 
 __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 
 _MODULES = (
     *(models, contexts, turns, texts, session_operations, monitoring),
-    *(model_transfers, between_daemons),
+    *(between_daemons, between_daemons),
 )
 
 

@@ -1,4 +1,8 @@
-"""The configuration in force, with the origin of each value, as TOML that can be read again."""
+"""The configuration in force, with the origin of each value, as TOML that can be read again; and
+the JSON schema of a configuration file, for editors.
+
+Numbers are numbers in the schema: it does not allow numbers as text, as the environment has them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,14 @@ from typing import Any
 
 import msgspec
 
+from ...backends.params import PARAMETERS, SECTION_NAMES
+from ...backends.params.parameter_table import json_schema as parameters_schema
 from ...ipc.metrics.listen_address import Address
 from ..traces.target import Target
-from .access_settings import ACCESS_KEYS, MEMBER_PRIORITY_MAX, MEMBER_RIGHTS
-from .declaration import hyphens
+from .access_settings import ACCESS_KEYS, MEMBER_PRIORITY_MAX, MEMBER_RIGHTS, RULES_MAX
+from .declaration import Schema, hyphens, table_schema
 from .forms import GroupName, Mode
-from .model_settings import AdapterConfig, ModelConfig
+from .model_settings import ECHO, MODEL_KEYS, NAMES, AdapterConfig, ModelConfig
 from .settings import SETTINGS
 from .sources import Sources
 
@@ -153,3 +159,46 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(item) for item in value)}]"
     return _text(value) if isinstance(value, str) else json.dumps(value)
+
+
+_SECTION: Schema = {"type": "object", "description": "parameters, as in nested JSON"}
+_ECHO_MODEL: Schema = {"properties": {"backend": {"const": "echo"}}, "required": ["backend"]}
+_WITHOUT_FILE: Schema = {"properties": {"file": False}}
+_WITH_BACKEND: Schema = {"anyOf": [{"required": ["backend"]}, {"required": ["file"]}]}
+_WITHOUT_ECHO_OPTIONS: Schema = {"properties": {"echo": {"maxProperties": 0}}}
+
+
+def config_schema() -> Schema:
+    """Return the schema."""
+    settings = {name: setting.json_schema() for name, setting in SETTINGS.items()}
+    for name, setting in SETTINGS.items():
+        settings[name]["description"] += f" (a change takes effect {setting.applies})"
+    parameters = parameters_schema()["properties"]
+    references = {name: {"$ref": f"#/$defs/{name}"} for name in parameters}
+    references |= dict.fromkeys(SECTION_NAMES, _SECTION)
+    defaults = table_schema(references, {p.name: p.aliases for p in PARAMETERS})
+    model = defaults | {
+        "properties": references | table_schema(MODEL_KEYS)["properties"],
+        "if": _ECHO_MODEL,
+        "then": _WITHOUT_FILE,
+        "else": _WITHOUT_ECHO_OPTIONS,
+    }
+    rules: Schema = {"type": "object", "maxProperties": RULES_MAX, **NAMES}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "configuration of inferd",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "daemon": table_schema(settings),
+            "defaults": defaults,
+            "models": {
+                "type": "object",
+                **NAMES,
+                "additionalProperties": model,
+                "allOf": [{"properties": {ECHO: _WITH_BACKEND}}],
+            },
+            "access": rules | {"additionalProperties": table_schema(ACCESS_KEYS)},
+        },
+        "$defs": parameters,
+    }

@@ -51,8 +51,15 @@ from ...scheduler import Priority
 from ...scheduler import messages as m
 from ...scheduler.process.build import EXIT_OTHER_BUILD
 from ...sessions.worker_client import TaskReader
-from ..residency.fit import (
+from ..residency.load_queue import LoadQueue
+from ..residency.machine import OomKills, address_space_limit
+from ..residency.plan import (
     DeviceShortage,
+    EvictionCandidate,
+    LoadAct,
+    MemoryForLoad,
+    choose_victims,
+    decide_load,
     device_refusal,
     find_device_shortage,
     growth_refusal,
@@ -63,19 +70,10 @@ from ..residency.fit import (
     with_address_space,
     with_sizes,
 )
-from ..residency.load_queue import LoadQueue
-from ..residency.machine import OomKills, address_space_limit
-from ..residency.plan import (
-    EvictionCandidate,
-    LoadAct,
-    MemoryForLoad,
-    choose_victims,
-    decide_load,
-)
 from ..residency.reservations import Reservations, bytes_on
 from ..residency.residency import ResidencyRequest
 from ..workers.cores import Cores
-from ..workers.process import describe_exit, other_build
+from ..workers.process import SpawnedProcess, describe_exit, other_build
 from ..workers.process_client import (
     ProcessClient,
     ProcessExited,
@@ -84,14 +82,20 @@ from ..workers.process_client import (
     WorkerChange,
     WorkerEvent,
 )
-from ..workers.spawner import SpawnedProcess
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .kv_index import KvIndex
-from .load_cache import EstimateCache, FailedLoads
 from .model import ManagedModel
 from .model_files import Signature, files_in_use, signature_of, size_bytes
-from .specs import conditions_of, engine_settings, spec_of, with_adapters, without_adapters
+from .specs import (
+    EstimateCache,
+    FailedLoads,
+    conditions_of,
+    engine_settings,
+    spec_of,
+    with_adapters,
+    without_adapters,
+)
 from .tuner import Tuner
 
 ADVANCE_S = 0.05

@@ -9,8 +9,8 @@ import msgspec
 
 from ...backends import MemoryNeed
 from ..workers.worker import Worker
-from .fit import growth_refusal
 from .machine import MachineMemory
+from .plan import growth_refusal
 
 
 @dataclass(slots=True)

@@ -1,9 +1,12 @@
-"""A daemon in the background: its process, the wait until it is ready, and its end if it fails to
-start.
+"""A daemon in the background: its process, its report of readiness or of the error that ends it,
+the wait for that report, and its end if it fails to start.
 
 The process has its own session and no terminal. Its log is the log file, to which its standard
-error also goes, with the errors of a start and tracebacks. It reports to a pipe (`readiness.py`),
-which is closed when the process ends.
+error also goes, with the errors of a start and tracebacks.
+
+The starter passes a descriptor by `--ready-fd`, usually the write end of a pipe, as s6 and dinit
+do. The daemon writes one newline when it is ready. If it ends before, it writes its error as JSON
+without a newline, for `inferd start`; other starters only see the end of the pipe.
 """
 
 from __future__ import annotations
@@ -17,14 +20,84 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from ...backends.errors import BackendError, InferdError, PermissionDenied, Timeout
+import msgspec
+
+from ...backends.errors import (
+    BackendError,
+    InferdError,
+    InvalidArgument,
+    PermissionDenied,
+    Timeout,
+    error_from_wire,
+)
 from ..config.settings import Config
 from ..logs.log_lines import background_log, lines_backwards, open_log
-from .readiness import READY, REPORT_BYTES_MAX, error_of_report
+
+READY = b"\n"
+REPORT_BYTES_MAX = 64 << 10
+"""A pipe has space for as many bytes, so the daemon never waits for its starter."""
+
+
+class ReadinessReport:
+    """Writes the report to *descriptor*, which may be None, and then closes it.
+
+    :raises InvalidArgument: the descriptor is not open.
+    """
+
+    def __init__(self, descriptor: int | None = None):
+        self._descriptor = descriptor
+        if descriptor is not None:
+            try:
+                os.set_inheritable(descriptor, False)  # no child may keep the pipe open
+            except OSError:
+                raise InvalidArgument(
+                    f"--ready-fd {descriptor} is not an open file",
+                    hint="pass the number of a pipe that the daemon inherits",
+                ) from None
+
+    def send_ready(self) -> bool:
+        """Report that the daemon is ready; return False if the starter has ended."""
+        return self._send(READY)
+
+    @contextlib.contextmanager
+    def errors_sent(self) -> Iterator[None]:
+        """Report an error that leaves this block, and raise it again."""
+        try:
+            yield
+        except InferdError as exc:
+            self.send_error(exc)
+            raise
+
+    def send_error(self, error: InferdError) -> None:
+        """Report the error that ends the daemon before it is ready."""
+        self._send(msgspec.json.encode(error.to_wire())[:REPORT_BYTES_MAX])
+
+    def _send(self, data: bytes) -> bool:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return True
+        try:
+            os.write(descriptor, data)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def error_of_report(report: bytes) -> InferdError | None:
+    """Return the error in a report without readiness, or None if the daemon has sent none."""
+    with contextlib.suppress(msgspec.DecodeError):
+        fields = msgspec.json.decode(report)
+        if isinstance(fields, Mapping):
+            return error_from_wire(dict[str, Any](fields))
+    return None
+
 
 LOG_FILE_BYTES_MAX = 16 << 20
 """Limit of the log file, where the configuration sets neither a file nor a limit."""

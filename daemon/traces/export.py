@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from urllib3.exceptions import HTTPError
 
 from ... import __version__
-from ..logs.destinations import LogFile
+from ..logs.setup import LogFile
 from .spans import Span
 from .target import Target
 

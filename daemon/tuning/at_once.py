@@ -18,8 +18,7 @@ from ...backends.tuning_choice import (
 )
 from ..models.tuning_records import TuningRecords
 from ..residency.machine import MachineMemory
-from .measured_stages import TuneResult, measure_attention
-from .measuring_process import MeasuringProcess
+from .measured_stages import MeasuringProcess, TuneResult, measure_attention
 from .report import is_attention_decided, record_of
 
 SECONDS_MAX = 5.0

@@ -21,9 +21,8 @@ from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
 from ...scheduler.owner import Owner, Requester
 from ...sessions.worker_client import ChatTokens, TaskReader
-from .deaths import Death, DeathPhase, Verdict
+from .deaths import Death, DeathPhase, Quarantine, Verdict, quarantine_error
 from .process import describe_exit
-from .quarantine import Quarantine, quarantine_error
 from .recovery import fail_readers, out_of_memory
 
 ClientText = tuple[int, object]

@@ -26,8 +26,7 @@ from ...backends.errors import (
 )
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
-from .deaths import Cause, Death, DeathPhase, Verdict
-from .quarantine import Quarantine, quarantine_error
+from .deaths import Cause, Death, DeathPhase, Quarantine, Verdict, quarantine_error
 
 BACKOFF_S = 0.25
 BACKOFF_S_MAX = 4.0

@@ -28,10 +28,11 @@ from ...scheduler.record import ActivityKind, MetricsPage, Recorder, create_reco
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from ...wire.reading import read_until_end
 from .cores import LOADING
-from .deaths import Death
+from .deaths import Death, Quarantine
 from .process import (
     BUSY_SHARE,
     HangDetector,
+    SpawnedProcess,
     cpu_seconds,
     describe_exit,
     spawn_worker,
@@ -39,8 +40,6 @@ from .process import (
     usage_of,
 )
 from .process_client import ProcessClient, ProcessExited, WorkerChange, WorkerEvent
-from .quarantine import Quarantine
-from .spawner import SpawnedProcess
 from .worker_log import WorkerLog
 
 HANG_S = 120.0

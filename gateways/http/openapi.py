@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...backends.params import BY_SPELLING
-from ...backends.params.parameters_schema import json_schema
+from ...backends.params.parameter_table import json_schema
 from .exchange import Api, Endpoint, Exchange
 from .fields import IN_QUERY, Field, FieldTable, Use
 

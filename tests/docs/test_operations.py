@@ -14,7 +14,7 @@ from inferd import Cancelled, Client
 from inferd.backends.library import LINES_MAX, REPEAT_S, WINDOW_S
 from inferd.daemon.config.forms import LOGGERS
 from inferd.daemon.service.notifier import END_S_MAX, START_S_MAX
-from inferd.daemon.workers.spawner import KILLED_S
+from inferd.daemon.workers.process import KILLED_S
 from tests.daemon.systemd_tools import SYSTEMD, directives
 from tests.journal_versions import mark_version
 from tests.models import short_smollm2

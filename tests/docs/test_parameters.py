@@ -16,7 +16,7 @@ from inferd.backends.params import (
     Parameter,
     read_options,
 )
-from inferd.backends.params.parameters_schema import json_schema
+from inferd.backends.params.parameter_table import json_schema
 from inferd.daemon.config.access_settings import ACCESS_KEYS
 from inferd.daemon.config.settings import SETTINGS
 from tools.docs import pages

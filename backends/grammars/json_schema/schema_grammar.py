@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from llguidance import LLMatcher
 
-from .document import Schema, schemas_of
+from .document import Schema, schemas_of, share_parts
 from .rewriting import rewritten_schema
-from .shared_parts import share_parts
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

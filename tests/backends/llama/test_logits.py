@@ -16,10 +16,10 @@ from inferd.backends.llama.sampling.chain import (
     COLUMNS,
     Candidates,
     LlamaSampler,
+    Prototypes,
     probs_before_sampling,
     top_candidates,
 )
-from inferd.backends.llama.sampling.samplers import Prototypes
 from inferd.backends.llama.text.vocab import Vocab
 from tests.backends.walking import vocabulary
 from tests.models import smollm2

@@ -14,7 +14,7 @@ from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
-from inferd.backends.llama.sampling.samplers import PROTOTYPES_MAX
+from inferd.backends.llama.sampling.chain import PROTOTYPES_MAX
 from tests import tiny_gguf
 from tests.backends.driving import prefill
 

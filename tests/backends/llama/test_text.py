@@ -16,7 +16,7 @@ from inferd.backends import LanguageModel, ModelSpec, Rendering, SamplingParams,
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, UnsupportedOperation
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
-from inferd.backends.llama.sampling.samplers import seed_of
+from inferd.backends.llama.sampling.chain import seed_of
 from inferd.backends.llama.text.renderer import Renderer
 from inferd.backends.llama.text.template import ChatTemplate
 from tests.backends.driving import GREEDY, SAMPLED, generate, prefill

@@ -181,7 +181,7 @@ def test_the_tests_above_cover_every_error_with_a_size() -> None:
         for path in (ROOT / part).rglob("*.py")
     }
     assert {path: number for path, number in found.items() if number} == {
-        "daemon/residency/fit.py": 2,
+        "daemon/residency/plan.py": 2,
         "gateways/http/turns/precheck.py": 1,
         "scheduler/embeddings.py": 1,
         "scheduler/engine/commands.py": 1,

@@ -20,8 +20,7 @@ from inferd.backends.params import read_options
 from inferd.daemon.access.rules import rights_of
 from inferd.daemon.config.access_settings import ACCESS_KEYS
 from inferd.daemon.config.settings import SETTINGS
-from inferd.daemon.config.settings_schema import config_schema
-from inferd.daemon.config.show import in_force, toml_of
+from inferd.daemon.config.show import config_schema, in_force, toml_of
 from inferd.daemon.config.sources import load_config, read_sources
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import ADA, as_user

@@ -12,7 +12,7 @@ from inferd.cli.completion import settings as completed
 from inferd.daemon.config import sources
 from inferd.daemon.config.declaration import Applies, setting, settings_of
 from inferd.daemon.config.settings import SETTINGS, Config, applies
-from inferd.daemon.config.settings_schema import config_schema
+from inferd.daemon.config.show import config_schema
 from inferd.daemon.config.sources import ConfigError, load_config
 from tests.daemon.command_line import document, inferd
 from tools.settings_page import page

@@ -15,8 +15,14 @@ import msgspec
 import pytest
 
 from inferd import Client
-from inferd.daemon.logs.destinations import LogFile, StandardError, previous_file
-from inferd.daemon.logs.setup import _console, is_systemd_journal, systemd_journal_of
+from inferd.daemon.logs.setup import (
+    LogFile,
+    StandardError,
+    _console,
+    is_systemd_journal,
+    previous_file,
+    systemd_journal_of,
+)
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
 from tests.daemon.manager import manager_of, serving

@@ -12,7 +12,7 @@ from inferd.backends.errors import (
     PermissionDenied,
     UnsupportedOperation,
 )
-from inferd.daemon.pull.destination import Answer, Caller, Destination, choose_destination
+from inferd.daemon.pull.target import Answer, Caller, Destination, choose_destination
 from inferd.ipc.messages import AddModelResult
 
 SOCKET = Path("/run/inferd/inferd.sock")

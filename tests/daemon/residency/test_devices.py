@@ -14,7 +14,7 @@ from inferd.backends.errors import InvalidArgument, OutOfMemory
 from inferd.backends.memory import check_devices
 from inferd.backends.params import read_options
 from inferd.backends.params.parameter_table import TENSOR_SPLIT_MAX
-from inferd.daemon.residency.fit import (
+from inferd.daemon.residency.plan import (
     DeviceShortage,
     device_refusal,
     fewer_layers,

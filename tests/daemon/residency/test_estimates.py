@@ -16,9 +16,9 @@ import pytest
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
 from inferd.backends.tuning_choice import UNKNOWN_CPU, LoadTuning, ModelShape, Setting, TuningRecord
 from inferd.daemon.config.sources import load_config
-from inferd.daemon.models.load_cache import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.daemon.models.model_files import signature_of
 from inferd.daemon.models.registry import Registry
+from inferd.daemon.models.specs import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.scheduler import messages as m
 from inferd.scheduler.process import worker
 from inferd.scheduler.process.worker import SocketLink

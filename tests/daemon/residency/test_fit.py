@@ -20,15 +20,7 @@ from inferd.backends.errors import (
     OutOfMemory,
     Timeout,
 )
-from inferd.daemon.models.load_cache import FailedLoads
-from inferd.daemon.residency.fit import (
-    ADDRESS_SPACE_BYTES,
-    growth_refusal,
-    memory_refusal,
-    smaller_shape,
-    with_address_space,
-    with_sizes,
-)
+from inferd.daemon.models.specs import FailedLoads
 from inferd.daemon.residency.machine import (
     MachineMemory,
     OomKills,
@@ -37,6 +29,14 @@ from inferd.daemon.residency.machine import (
     headroom_bytes,
     parse_available_bytes,
     parse_cgroup_path,
+)
+from inferd.daemon.residency.plan import (
+    ADDRESS_SPACE_BYTES,
+    growth_refusal,
+    memory_refusal,
+    smaller_shape,
+    with_address_space,
+    with_sizes,
 )
 from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from inferd.backends import Device, Shape
-from inferd.daemon.residency.fit import DeviceShortage
 from inferd.daemon.residency.plan import (
+    DeviceShortage,
     EvictionCandidate,
     LoadAct,
     LoadDecision,

@@ -20,8 +20,7 @@ from inferd.daemon.service.notifier import (
     feed_interval_s,
     status_line,
 )
-from inferd.daemon.workers.process import HangDetector
-from inferd.daemon.workers.spawner import KILLED_S
+from inferd.daemon.workers.process import KILLED_S, HangDetector
 from inferd.scheduler.record import ActivityKind, Recorder
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, Message, manager_of, serving

@@ -16,7 +16,7 @@ from inferd.backends import ModelSpec
 from inferd.backends.errors import BackendError, LoadFailed, OutOfMemory, UnsupportedOperation
 from inferd.backends.llama.measuring.requests import Variant
 from inferd.backends.tuning_choice import PROBES
-from inferd.daemon.tuning.measuring_process import MeasuringProcess
+from inferd.daemon.tuning.measured_stages import MeasuringProcess
 from tests.models import short_smollm2
 from tests.tiny_gguf import write_tiny
 

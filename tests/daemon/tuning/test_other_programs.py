@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.daemon.tuning.other_programs import OtherPrograms
+from inferd.daemon.tuning.measured_stages import OtherPrograms
 
 
 class Machine:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from inferd.backends import SamplingParams
 from inferd.backends.errors import QuotaExceeded, WorkerCrashed
-from inferd.daemon.workers.quarantine import (
+from inferd.daemon.workers.deaths import (
     BAN_S,
     INPUTS_MAX,
     OWNERS_MAX,

@@ -23,9 +23,8 @@ from inferd.backends.errors import (
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
-from inferd.daemon.workers.deaths import Death
+from inferd.daemon.workers.deaths import QUARANTINE_S, VERDICTS_MAX, Death
 from inferd.daemon.workers.process_client import ProcessClient
-from inferd.daemon.workers.quarantine import QUARANTINE_S, VERDICTS_MAX
 from inferd.daemon.workers.recovery import (
     BACKOFF_S_MAX,
     CAREFUL_S,

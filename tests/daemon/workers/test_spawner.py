@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from inferd.backends.errors import LoadFailed
-from inferd.daemon.workers import spawner
-from inferd.daemon.workers.spawner import Spawner, start_spawner
+from inferd.daemon.workers.process import Spawner, start_spawner
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 
@@ -93,8 +92,8 @@ async def test_the_exit_of_a_process_that_was_not_ended_is_noticed_without_more_
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     with anyio.fail_after(40):
         process = await start_spawner().spawn(lambda _: sleep, os.environ, (), 2)
-        monkeypatch.setattr(spawner, "QUIT_S", 0.0)
-        monkeypatch.setattr(spawner, "KILLED_S", 0.0)
+        monkeypatch.setattr("inferd.daemon.workers.process.QUIT_S", 0.0)
+        monkeypatch.setattr("inferd.daemon.workers.process.KILLED_S", 0.0)
         monkeypatch.delattr(os, "pidfd_open")
         assert await process.wait() is None
         await process.wait_exited()

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inferd.backends.grammars.json_schema.document import read_schema, schemas_of
+from inferd.backends.grammars.json_schema.document import read_schema, schemas_of, share_parts
 from inferd.backends.grammars.json_schema.rewriting import rewritten_schema
 from inferd.backends.grammars.json_schema.schema_grammar import grammars_of_schema
-from inferd.backends.grammars.json_schema.shared_parts import share_parts
 from inferd.backends.grammars.trial import CheckRequest
 from inferd.backends.grammars.trial_program import check_grammar
 
