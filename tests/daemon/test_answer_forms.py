@@ -1,0 +1,65 @@
+"""The form of answers from a chat template or the configuration to the turns of a real model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import inferd
+from inferd.testing import RunningDaemon, running_daemon
+from tests.models import ONE_THREAD, short_smollm2
+
+pytestmark = pytest.mark.model
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
+TEMPLATE = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<why>{{ m.reasoning_content }}</why>{% endif %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}<run>{{ call.function.name }}
+{%- for key, value in call.function.arguments.items() %}<key>{{ key }}</key><value>
+{{- value if value is string else value | tojson }}</value>{% endfor %}</run>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+<why>{% endif %}{# tools #}
+"""
+ANSWER = "So.</why><run>add<key>a</key><value>1</value><key>b</key><value>2</value></run>"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    folder = tmp_path_factory.mktemp("forms")
+    (folder / "own.jinja").write_text(TEMPLATE)
+    file = f'file = "{short_smollm2()}"'
+    config = [ONE_THREAD, "ctx-size = 512", "slots = 1"]
+    config += ["[models.derived]", file, f'chat-template-file = "{folder}/own.jinja"']
+    config += ["[models.set]", file, "[models.set.tool-format]"]
+    config += ['calls = [{ begin = "<do>", end = "</do>", arguments_key = "with" }]']
+    with running_daemon("\n".join(config)) as running:
+        yield running
+
+
+def forced(answer: str) -> dict[str, object]:
+    """Return the options of a turn with this answer."""
+    options = {"grammar": f"root ::= {json.dumps(answer)}", "reasoning-format": "deepseek"}
+    return {"tools": TOOLS, "temp": 0, "jump-forward": False, **options}
+
+
+def test_marks_of_the_template_alone_give_reasoning_and_calls(client: inferd.Client) -> None:
+    with client.session("derived") as session:
+        first = session.chat("One and two?", options=forced(ANSWER))
+        [call] = first.tool_calls
+        assert (str(first), first.reasoning) == ("", "So.")
+        assert (call.name, call.values) == ("add", {"a": 1, "b": "2"})
+        assert first.metadata["tool_format"] == "derived"
+        result = [{"role": "tool", "tool_call_id": call.id, "content": "3"}]
+        second = session.chat(result, options=forced("Yes.</why>Three."))
+        assert (str(second), second.reasoning) == ("Three.", "Yes.")
+        assert second.metadata["recomputed_tokens"] == 0, "the template writes the call as it was"
+
+
+def test_a_form_of_the_configuration_is_read(client: inferd.Client) -> None:
+    with client.session("set") as session:
+        reply = session.chat("Go.", options=forced('Ok.<do>{"name": "add", "with": {}}</do>'))
+    assert (str(reply), [call.name for call in reply.tool_calls]) == ("Ok.", ["add"])
