@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import InvalidArgument
-from ..params import SamplingParams, StructuralTag, StructuralTags
+from ..params import SamplingParams, StructuralTag, StructuralTags, TagPart
 from ..texts import shorten
-from .trial import CheckRequest, Mark, TagRequest
+from .trial import CheckRequest, Mark, PartRequest, TagRequest
 
 if TYPE_CHECKING:  # `native` imports numpy, and the start of a trial's program would take longer
     from .native import MatchingTokenizer
@@ -111,10 +111,12 @@ def check_request(params: SamplingParams, vocabulary: VocabularyFacts) -> CheckR
         gbnf=params.grammar,
         lark=params.lark,
         regex=params.regex,
-        tags=tuple(_tag_request(tag, vocabulary) for tag in tags.tags) if tags else (),
+        tags=_tag_requests(tags, vocabulary) if tags else (),
         at_least_one=tags is not None and tags.at_least_one,
         stop_after_first=tags is not None and tags.stop_after_first,
         opened=tags.opened if tags else "",
+        closing=_mark(tags.closing, vocabulary) if tags else (),
+        before=_part_requests(tags.before, vocabulary) if tags else (),
         vocab_size=vocabulary.size,
         ends=vocabulary.ends(),
         names=names,
@@ -135,7 +137,28 @@ def _texts(grammar: str, names: Mapping[str, int], vocabulary: VocabularyFacts) 
     return {t: vocabulary.piece(t) for t in mentioned if not special.is_special(t)}
 
 
-def _tag_request(tag: StructuralTag, vocabulary: VocabularyFacts) -> TagRequest:
+def _tag_requests(tags: StructuralTags, vocabulary: VocabularyFacts) -> tuple[TagRequest, ...]:
+    again = tags.more or [""] * len(tags.tags)
+    return tuple(_tag_request(*tag, vocabulary) for tag in zip(tags.tags, again, strict=True))
+
+
+def _part_requests(
+    parts: Sequence[TagPart], vocabulary: VocabularyFacts
+) -> tuple[PartRequest, ...]:
+    return tuple(
+        PartRequest(
+            text=_mark(part.text, vocabulary),
+            schema="" if part.schema is None else msgspec.json.encode(part.schema).decode(),
+            regex=part.regex,
+            until=_mark(part.until, vocabulary),
+            any_of=tuple(_part_requests(sequence, vocabulary) for sequence in part.any_of),
+            repeated=part.repeated,
+        )
+        for part in parts
+    )
+
+
+def _tag_request(tag: StructuralTag, again: str, vocabulary: VocabularyFacts) -> TagRequest:
     begin, end = (_mark(text, vocabulary) for text in (tag.begin, tag.end))
     if isinstance(begin[0], int):
         trigger, rest = begin[:1], begin[1:]
@@ -153,6 +176,8 @@ def _tag_request(tag: StructuralTag, vocabulary: VocabularyFacts) -> TagRequest:
         schema="" if tag.schema is None else msgspec.json.encode(tag.schema).decode(),
         gbnf=tag.grammar or "",
         regex=tag.regex or "",
+        parts=_part_requests(tag.parts, vocabulary),
+        again=_mark(again, vocabulary),
     )
 
 

@@ -6,6 +6,8 @@ compilation together take 3 ms, or 17 ms at the 99th percentile of the schemas i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ..errors import (
@@ -33,10 +35,22 @@ Mark = tuple[str | int, ...]
 """A text in parts: texts, and numbers of special tokens."""
 
 
+class PartRequest(msgspec.Struct, omit_defaults=True):
+    """A part of the content of a tag; see `TagPart`. *schema* is JSON text."""
+
+    text: Mark = ()
+    schema: str = ""
+    regex: str = ""
+    until: Mark = ()
+    any_of: tuple[tuple[PartRequest, ...], ...] = ()
+    repeated: bool = False
+
+
 class TagRequest(msgspec.Struct, omit_defaults=True):
     """A part of an answer: *trigger*, the *rest* of its begin, a content, and *end*.
 
-    The content is the JSON text of a *schema*, or a *gbnf* grammar or a *regex*.
+    The content is the JSON text of a *schema*, or a *gbnf* grammar, a *regex* or *parts*. *again*
+    is the begin after another tag.
     """
 
     trigger: Mark
@@ -45,6 +59,8 @@ class TagRequest(msgspec.Struct, omit_defaults=True):
     schema: str = ""
     gbnf: str = ""
     regex: str = ""
+    parts: tuple[PartRequest, ...] = ()
+    again: Mark = ()
 
 
 class CheckRequest(msgspec.Struct, omit_defaults=True):
@@ -52,8 +68,8 @@ class CheckRequest(msgspec.Struct, omit_defaults=True):
 
     *whitespace* is that of the answers to a schema (`json-whitespace`); *lenient* leaves out the
     constraints that cannot be kept; *infer* is the value of `schema-infer`. *at_least_one*,
-    *stop_after_first* and *opened* are those of `StructuralTags`. The fields from
-    *vocab_size* on describe the vocabulary; see `Vocabulary`.
+    *stop_after_first*, *opened*, *closing* and *before* are those of `StructuralTags`. The fields
+    from *vocab_size* on describe the vocabulary; see `Vocabulary`.
     """
 
     gbnf: str = ""
@@ -67,6 +83,8 @@ class CheckRequest(msgspec.Struct, omit_defaults=True):
     at_least_one: bool = False
     stop_after_first: bool = False
     opened: str = ""
+    closing: Mark = ()
+    before: tuple[PartRequest, ...] = ()
     vocab_size: int = 0
     ends: tuple[int, ...] = ()
     names: dict[str, int] = {}
@@ -166,6 +184,18 @@ def _check_sizes(request: CheckRequest) -> None:
         _check_size("structural-tag: regex", tag.regex, REGEX_BYTES_MAX)
         _check_size("structural-tag: schema", tag.schema, SCHEMA_BYTES_MAX)
         _check_size("structural-tag: grammar", tag.gbnf, GRAMMAR_BYTES_MAX)
+    for part in all_parts(request):
+        _check_size("structural-tag: regex", part.regex, REGEX_BYTES_MAX)
+        _check_size("structural-tag: schema", part.schema, SCHEMA_BYTES_MAX)
+
+
+def all_parts(request: CheckRequest) -> Iterator[PartRequest]:
+    """Yield all parts of the tags of *request*, with those within others."""
+    waiting = [request.before, *(tag.parts for tag in request.tags)]
+    while waiting:
+        for part in waiting.pop():
+            yield part
+            waiting += part.any_of
 
 
 def _check_size(name: str, text: str, most: int) -> None:

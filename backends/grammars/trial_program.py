@@ -40,7 +40,7 @@ from .limits import (
     STACK_BYTES,
     too_much_memory,
 )
-from .trial import CheckReply, CheckRequest, TagRequest
+from .trial import CheckReply, CheckRequest, PartRequest, TagRequest, all_parts
 
 TRIAL_NICE = 5
 """On a core shared with a busy thread of llama.cpp, the process gets a quarter of the time."""
@@ -107,7 +107,7 @@ def _compile(request: CheckRequest) -> tuple[CheckReply, LLMatcher]:
         return _compiled(grammar, request, _regex_refusal)
     if request.tags:
         grammar = grammar_of_tags(request, partial(_content, request, inner))
-        grammar = with_bounded_texts(grammar, together(inner))
+        grammar = with_bounded_texts(grammar, together((*inner, _forced_by_parts(request))))
         return _compiled(grammar, request, _tags_refusal)
     reply, matcher, _ = _compile_schema(request)
     return reply, matcher
@@ -144,11 +144,20 @@ def _limit_error(cause: str) -> TooLarge | None:
     return None
 
 
-def _content(request: CheckRequest, inner: list[ForcedText], tag: TagRequest) -> dict[str, Any]:
+def _content(
+    request: CheckRequest, inner: list[ForcedText], tag: TagRequest | PartRequest
+) -> dict[str, Any]:
     """Return the grammar of a tag's content, as a field of llguidance's lists."""
-    if tag.gbnf:
+    if isinstance(tag, TagRequest) and tag.gbnf:
         return {"lark_grammar": _lark_of_gbnf(tag.gbnf, request)}
     return {"json_schema": _inner_schema(request, tag.schema, inner)}
+
+
+def _forced_by_parts(request: CheckRequest) -> ForcedText:
+    """Return an upper bound of the text that the marks in parts of tags force."""
+    marks = (mark for part in all_parts(request) for mark in (*part.text, *part.until))
+    sizes = [len(str(mark).encode()) for mark in marks]
+    return ForcedText(sum(sizes), max(sizes, default=0))
 
 
 def _inner_schema(request: CheckRequest, schema: str, inner: list[ForcedText]) -> Any:

@@ -44,7 +44,7 @@ from .sampler_options import (
     sampling_params,
     stopping_params,
 )
-from .structural_tags import StructuralTag, StructuralTags, structural_tag_text
+from .structural_tags import StructuralTag, StructuralTags, TagPart, structural_tag_text
 
 __all__ = (
     "BY_NAME",
@@ -71,6 +71,7 @@ __all__ = (
     "StoppingParams",
     "StructuralTag",
     "StructuralTags",
+    "TagPart",
     "ToolChoice",
     "as_whole",
     "check_turn_level",

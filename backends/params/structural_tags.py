@@ -15,13 +15,21 @@ from ..texts import shorten
 from .chat_options import read_json
 from .fitting import Fitting, without_nulls
 
-__all__ = ("StructuralTag", "StructuralTags", "read_structural_tag", "structural_tag_text")
+__all__ = (
+    "StructuralTag",
+    "StructuralTags",
+    "TagPart",
+    "read_structural_tag",
+    "structural_tag_text",
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 TAGS_MAX = 128
 TRIGGERS_MAX = 32
 MARK_BYTES_MAX = 1024
 """Bytes of one trigger, begin or end."""
+PART_LEVELS_MAX = 64
+"""Parts within each other."""
 TAGS_BYTES_MAX = 256 << 10
 """Bytes of all tags as JSON: as many as those of `tools`."""
 _SHAPE = '{"structures": [{"begin": "<f>", "schema": {…}, "end": "</f>"}], "triggers": ["<f"]}'
@@ -29,9 +37,23 @@ _CONTENTS = {"json_schema": "json_schema", "regex": "pattern", "grammar": "gramm
 """By the type of a tag's content, the field with the content."""
 
 
+class TagPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a tag's content: a *text*, a value of *schema*, a text that *regex* matches, free
+    text up to the mark *until*, or else one of the sequences of *any_of*. If *repeated*, these may
+    come several times, or not at all.
+    """
+
+    text: str = ""
+    schema: dict[str, Any] | bool | None = None
+    regex: str = ""
+    until: str = ""
+    any_of: tuple[tuple[TagPart, ...], ...] = ()
+    repeated: bool = False
+
+
 class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A constrained part of an answer: *begin*, a content that follows *schema*, *regex* or the
-    GBNF *grammar*, and *end*. *trigger*, the beginning of *begin*, starts the part.
+    """A constrained part of an answer: *begin*, a content that follows *schema*, *regex*, the GBNF
+    *grammar* or *parts*, and *end*. *trigger*, the beginning of *begin*, starts the part.
     """
 
     begin: str
@@ -40,6 +62,7 @@ class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     schema: dict[str, Any] | bool | None = None
     regex: str | None = None
     grammar: str | None = None
+    parts: tuple[TagPart, ...] = ()
 
 
 class StructuralTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,12 +70,18 @@ class StructuralTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     With *at_least_one* the answer begins with a tag; with *stop_after_first* it ends after one.
     *opened* is the beginning of the triggers, if the text before the answer already ends with it.
+
+    After a tag, others may follow directly: *more* has the begin of each tag there. *closing*
+    stands after the last one. *before* may come before a tag that begins the answer.
     """
 
     tags: tuple[StructuralTag, ...]
     at_least_one: bool = False
     stop_after_first: bool = False
     opened: str = ""
+    more: tuple[str, ...] = ()
+    closing: str = ""
+    before: tuple[TagPart, ...] = ()
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):
@@ -180,6 +209,12 @@ def _check_tags(tags: StructuralTags) -> None:
         raise ValueError(f"{len(tags.tags)} structures; there are 1 … {TAGS_MAX}")
     for tag in tags.tags:
         _check_tag(tag)
+        _check_parts(tag.parts, PART_LEVELS_MAX)
+    _check_parts(tags.before, PART_LEVELS_MAX)
+    if len(tags.more) not in (0, len(tags.tags)):
+        raise ValueError(f"more: {len(tags.more)} texts for {len(tags.tags)} structures")
+    for mark in (*tags.more, tags.closing):
+        _check_mark("more", mark)
     triggers = sorted({tag.trigger for tag in tags.tags}, key=len)
     if len(triggers) > TRIGGERS_MAX:
         raise ValueError(f"{len(triggers)} triggers; {TRIGGERS_MAX} at most")
@@ -192,12 +227,30 @@ def _check_tags(tags: StructuralTags) -> None:
 
 def _check_tag(tag: StructuralTag) -> None:
     for name, mark in (("begin", tag.begin), ("end", tag.end), ("trigger", tag.trigger)):
-        if len(mark.encode("utf-8", "surrogatepass")) > MARK_BYTES_MAX:
-            raise ValueError(f"{name}: more than {MARK_BYTES_MAX} bytes")
-        if "\0" in mark:
-            raise ValueError(f"{name}: it contains a NUL")
+        _check_mark(name, mark)
     if not tag.trigger or not tag.begin.startswith(tag.trigger):
         raise ValueError(f"begin {shorten(tag.begin)} does not start with its trigger")
-    given = [content for content in (tag.schema, tag.regex, tag.grammar) if content is not None]
+    contents: tuple[Any, ...] = (tag.schema, tag.regex, tag.grammar, tag.parts or None)
+    given = [content for content in contents if content is not None]
     if len(given) != 1 or given == [""]:
         raise ValueError(f"begin {shorten(tag.begin)}: give one of schema, regex and grammar")
+
+
+def _check_mark(name: str, mark: str) -> None:
+    if len(mark.encode("utf-8", "surrogatepass")) > MARK_BYTES_MAX:
+        raise ValueError(f"{name}: more than {MARK_BYTES_MAX} bytes")
+    if "\0" in mark:
+        raise ValueError(f"{name}: it contains a NUL")
+
+
+def _check_parts(parts: Sequence[TagPart], levels: int) -> None:
+    if parts and not levels:
+        raise ValueError(f"parts: more than {PART_LEVELS_MAX} within each other")
+    for part in parts:
+        given = (part.text, part.schema is not None, part.regex, part.until, part.any_of)
+        if sum(map(bool, given)) != 1:
+            raise ValueError("parts: give one of text, schema, regex, until and any_of")
+        _check_mark("text", part.text)
+        _check_mark("until", part.until)
+        for sequence in part.any_of:
+            _check_parts(sequence, levels - 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,11 +11,18 @@ import msgspec
 from ...backends.answer_form import AnswerForm, CallForm
 from ...backends.errors import InvalidArgument
 from ...backends.params import StructuralTag, StructuralTags, ToolChoice, structural_tag_text
-from .calls import json_text
+from .call_grammar import (
+    ANY_ARGUMENTS,
+    NO_ARGUMENTS,
+    before_calls,
+    call_tags,
+    closing_of,
+)
 
 AUTO, NO_CALLS, REQUIRED = "auto", "none", "required"
 """The modes of a `ToolChoice`."""
-_ANY_OBJECT = {"type": "object"}
+_TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
+"""The form of most special tokens."""
 
 
 def constraint_of(
@@ -38,26 +46,54 @@ def constraint_of(
     every = [tool["function"] for tool in tools]
     functions = [f for f in every if not choice.names or f["name"] in choice.names]
     required, call = choice.mode == REQUIRED, form.calls[0]
-    is_object = call.whole and call.layout == "json"
     if required:
-        calls = {f["name"]: _schema(f) for f in functions}
-    elif not is_object and (choice.names or any(f.get("strict") is True for f in functions)):
-        calls = {f["name"]: _schema(f) if f.get("strict") else _ANY_OBJECT for f in functions}
+        schemas = {f["name"]: _schema(f) for f in functions}
+    elif _has_own_mark(form, call) and (
+        choice.names or any(f.get("strict") is True for f in functions)
+    ):
+        schemas = {f["name"]: _schema(f) if f.get("strict") else ANY_ARGUMENTS for f in functions}
     else:
         return {}
-    if is_object:
-        return {"json_schema": _json_schema(calls, call.arguments_key)}
-    tags = [_tag(form, call, *function) for function in calls.items()]
+    before = before_calls(form, opened) if required else ()
+    if call.whole and call.layout == "json" and not before:
+        return {"json_schema": _json_schema(schemas, call.arguments_key)}
+    found = call_tags(form, call, schemas)
+    tags, more = [each.tag for each in found], [each.again for each in found]
     opened = opened if all(tag.begin.startswith(opened) for tag in tags) else ""
     if opened and required:
         tags = [_without_mark(tag, opened) for tag in tags]
-    single = required and (not parallel or opened != "")
-    mark = "" if required else opened
-    return {"structural_tag": _tags_text(tags, required=required, single=single, opened=mark)}
+    several = parallel and not call.whole
+    return {
+        "structural_tag": _tags_text(
+            StructuralTags(
+                tags=tuple(tags),
+                at_least_one=required,
+                stop_after_first=required,
+                opened="" if required else opened,
+                more=tuple(more) if several else (),
+                closing=closing_of(call),
+                before=before,
+            )
+        )
+    }
+
+
+def _has_own_mark(form: AnswerForm, call: CallForm) -> bool:
+    """Return whether free text up to a call ends with a mark that begins nothing else. Special
+    tokens end it alone.
+    """
+    if call.whole:
+        return False
+    first = call.triggers[0]
+    token = _TOKEN.match(first)
+    blocks = (*form.reasoning, *form.content)
+    begins = [block.begin.strip() for block in blocks if block.anywhere]
+    return token is None or not any(begin.startswith(token.group()) for begin in begins)
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_ANY_OBJECT, **(function.get("parameters") or {})}
+    parameters = function.get("parameters")
+    return {**ANY_ARGUMENTS, **parameters} if parameters else NO_ARGUMENTS
 
 
 def _json_schema(calls: Mapping[str, Mapping[str, Any]], key: str) -> str:
@@ -91,42 +127,14 @@ def _moved(schema: Any, place: str) -> Any:
     return moved
 
 
-def _tag(form: AnswerForm, call: CallForm, name: str, schema: dict[str, Any]) -> StructuralTag:
-    if call.arguments.encoding != "json" or call.arguments.quote or call.id_place != "none":
-        raise InvalidArgument(
-            "tools: no grammar can be made of calls in the form of this model",
-            hint="use the tool choice auto, without `strict`",
-        )
-    opening, closing = ("[", "]") if call.array else ("", "")
-    begin = f"{call.section_begin}{opening}{call.begin}"
-    end = f"{call.end}{closing}{call.section_end}"
-    if call.layout == "json":
-        begin += f'{{"{call.name_key}": {json_text(name)}, "{call.arguments_key}": '
-        end = "}" + end
-    elif call.layout == "keyed":
-        begin += f"{{{json_text(name)}: "
-        end = "}" + end
-    else:
-        begin += call.name_begin + name + call.name_end + call.arguments.begin
-        end = call.arguments.end + end
-    begin, mark = begin.lstrip(), call.triggers[0]
-    is_content = any(block.begin.lstrip().startswith(mark) for block in form.content)
-    trigger = begin if is_content else mark
-    return StructuralTag(begin=begin, end=end.rstrip(), trigger=trigger, schema=schema)
-
-
 def _without_mark(tag: StructuralTag, mark: str) -> StructuralTag:
     begin = tag.begin.removeprefix(mark)
     return msgspec.structs.replace(tag, begin=begin, trigger=begin)
 
 
-def _tags_text(tags: Sequence[StructuralTag], *, required: bool, single: bool, opened: str) -> str:
+def _tags_text(tags: StructuralTags) -> str:
     try:
-        return structural_tag_text(
-            StructuralTags(
-                tags=tuple(tags), at_least_one=required, stop_after_first=single, opened=opened
-            )
-        )
+        return structural_tag_text(tags)
     except ValueError as exc:
         raise InvalidArgument(
             f"tools: no grammar can be made of them: {exc}",

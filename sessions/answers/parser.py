@@ -54,6 +54,8 @@ _KEYWORD = re.compile(r"\w*")
 _NAME_KEY, _ARGUMENTS_KEYS, _FUNCTION_KEY = "name", ("arguments", "parameters"), "function"
 _OTHER_KEYS = ("type", "id")
 _ITEM, _NULLS = "item", ("null", "None")
+_EMPTY = {"array": "[]", "object": "{}"}
+"""Values in nested tags that have no tags within them."""
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 NO_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {}
 _LEVELS_MAX = 16
@@ -366,7 +368,10 @@ class _TagReader:
         else:
             pieces: list[str] = []
             yield from source.text_before(end, self._ends_after(end), pieces.append)
-            self._emit(json_of_text(self._without_space("".join(pieces))))
+            value = self._without_space("".join(pieces))
+            named = schema.get("type") if isinstance(schema, Mapping) else None
+            empty = _EMPTY.get(str(named)) if form.nested and not value.strip() else None
+            self._emit(empty or json_of_text(value))
         self.within -= 1
 
     def _ends_after(self, end: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from ...errors import InvalidArgument, TooLarge
 from ...texts import shorten
 from ..formats import Vocabulary
 from ..limits import LITERAL_BYTES_MAX, REGEX_BYTES_MAX, RULES_MAX
-from ..trial import CheckRequest, Mark, TagRequest
+from ..trial import CheckRequest, Mark, PartRequest, TagRequest, all_parts
 
 __all__ = (
     "FORMATS_HINT",
@@ -203,7 +203,7 @@ def _too_large(unit: str, count: int, most: int) -> TooLarge:
     )
 
 
-Content = Callable[[TagRequest], dict[str, Any]]
+Content = Callable[[TagRequest | PartRequest], dict[str, Any]]
 
 
 def grammar_of_tags(request: CheckRequest, content: Content) -> str:
@@ -211,26 +211,85 @@ def grammar_of_tags(request: CheckRequest, content: Content) -> str:
 
     *content* returns the grammar of a tag's schema or GBNF, as a field of llguidance's lists.
     """
-    rules = ["TEXT: /(?s:.)*/"]
-    grammars: list[dict[str, Any]] = []
-    triggers = []
+    rules, triggers, again = _Rules(content), [], []
     by_trigger = sorted(request.tags, key=lambda tag: list(map(str, tag.trigger)))
     for number, (trigger, tags) in enumerate(groupby(by_trigger, key=lambda tag: tag.trigger)):
         triggers.append(trigger)
         bodies = []
         for tag in tags:
-            name = f"c{len(grammars) + len(rules)}"
-            if tag.regex:
-                rule, end = _regex_rule(name, tag)
-                rules.append(rule)
-            else:
-                grammars.append({"name": name, **content(tag)})
-                name, end = f"@{name}", tag.end
-            bodies.append(" ".join((*_chars(tag.rest), name, *_chars(end))))
-        rules.append(f"t{number}: {' | '.join(bodies)}")
-        rules.append(_head_rule(number, trigger))
-    lark = "\n".join([*_start_rules(request, triggers), *rules, ""])
-    return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *grammars]})
+            rest = rules.content(tag)
+            bodies.append(" ".join((*_chars(tag.rest), rest)))
+            again.append(" ".join((*_chars(tag.again), rest)))
+        after = " ".join(("more_tag*" if request.tags[0].again else "", *_chars(request.closing)))
+        rules.rules.append(f"t{number}: ({' | '.join(bodies)}) {after}")
+        rules.rules.append(_head_rule(number, trigger))
+    if request.tags[0].again:
+        rules.rules.append(f"more_tag: {' | '.join(again)}")
+    before = rules.sequence(request.before)
+    lark = "\n".join([*_start_rules(request, triggers, before), *rules.rules, ""])
+    return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *rules.grammars]})
+
+
+class _Rules:
+    """The rules and the inner grammars of the contents of tags."""
+
+    def __init__(self, content: Content):
+        self.rules = ["TEXT: /(?s:.)*/"]
+        self.grammars: list[dict[str, Any]] = []
+        self._content = content
+
+    def _new_name(self) -> str:
+        return f"c{len(self.grammars) + len(self.rules)}"
+
+    def content(self, tag: TagRequest) -> str:
+        """Return the symbols of a tag's content and its end."""
+        if tag.parts:
+            return " ".join((self.sequence(tag.parts), *_chars(tag.end)))
+        if tag.regex:
+            name = self._new_name()
+            rule, end = _regex_rule(name, tag)
+            self.rules.append(rule)
+            return " ".join((name, *_chars(end)))
+        return " ".join((self._inner(tag), *_chars(tag.end)))
+
+    def _inner(self, content: TagRequest | PartRequest) -> str:
+        name = self._new_name()
+        self.grammars.append({"name": name, **self._content(content)})
+        return f"@{name}"
+
+    def sequence(self, parts: Iterable[PartRequest]) -> str:
+        """Return the symbols of *parts*, one after the other."""
+        return " ".join(map(self._part, parts))
+
+    def _part(self, part: PartRequest) -> str:
+        if part.schema:
+            return self._inner(part)
+        if part.regex:
+            name = self._new_name()
+            self.rules.append(f"{name}: {regex_literal(part.regex)}")
+            return name
+        if part.until:
+            return self._free_text(part.until)
+        if not part.any_of:
+            return " ".join(_chars(part.text))
+        sequences = [self.sequence(sequence) for sequence in part.any_of]
+        if not any(sequences):
+            return ""
+        name = self._new_name()
+        self.rules.append(f"{name}: {' | '.join(filter(None, sequences))}")
+        optional = "?" if "" in sequences else ""
+        return f"({name}){'*' if part.repeated else optional}"
+
+    def _free_text(self, mark: Mark) -> str:
+        """Return the symbols of text up to *mark*. Text in the mark before a special token belongs
+        to the free text, which the token ends.
+        """
+        special = next((at for at, part in enumerate(mark) if isinstance(part, int)), None)
+        if special is not None:
+            return " ".join(("TEXT", *_chars(mark[special:])))
+        name = self._new_name()
+        self.rules.append(f"{name}[lazy]: /(?s:.)*/ {_literal(str(mark[0]))}")
+        return name
 
 
 def regex_literal(regex: str) -> str:
@@ -238,7 +297,7 @@ def regex_literal(regex: str) -> str:
     return f"/{regex_to_lark(regex)}/"
 
 
-def _start_rules(request: CheckRequest, triggers: Sequence[Mark]) -> Iterator[str]:
+def _start_rules(request: CheckRequest, triggers: Sequence[Mark], before: str) -> Iterator[str]:
     """Yield the rules of the whole answer."""
     parts = "tag"
     if others := ",".join(_ranges(request)):
@@ -250,7 +309,9 @@ def _start_rules(request: CheckRequest, triggers: Sequence[Mark]) -> Iterator[st
     elif request.at_least_one:
         first = (f"{' '.join(_chars(t))} t{number}" for number, t in enumerate(triggers))
         yield "first: " + " | ".join(first)
-        yield "start: first" if request.stop_after_first else f"start: first ({parts})* TEXT"
+        first_part = f"{before} first"
+        more = "" if request.stop_after_first else f" ({parts})* TEXT"
+        yield f"start: {first_part}{more}"
     elif request.stop_after_first:
         yield f"start: {'other* ' if others else ''}(tag | TEXT)"
     else:
@@ -309,6 +370,8 @@ def _literal(text: str) -> str:
 def _ranges(request: CheckRequest) -> Iterable[str]:
     """Yield ranges of the special tokens that free text may have, without marks and end tokens."""
     marks = {m for tag in request.tags for m in (*tag.trigger, *tag.rest, *tag.end)}
+    marks |= {m for part in all_parts(request) for m in (*part.text, *part.until)}
+    marks |= {*request.closing, *(m for tag in request.tags for m in tag.again)}
     removed = sorted({*request.ends, *(mark for mark in marks if isinstance(mark, int))})
     for first, last in request.special:
         for token in removed:

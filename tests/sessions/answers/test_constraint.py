@@ -16,6 +16,7 @@ from inferd.backends.params import (
     tool_choice_of,
 )
 from inferd.backends.tool_formats import KNOWN_FORMS
+from inferd.sessions.answers.call_grammar import NO_ARGUMENTS
 from inferd.sessions.answers.calls import join_parts
 from inferd.sessions.answers.constraint import constraint_of
 from inferd.sessions.answers.parser import AnswerParser
@@ -50,7 +51,8 @@ def tags(form: ToolFormat, choice: Any, tools: Any = TOOLS, **options: Any) -> d
 @pytest.mark.parametrize("form", MARKED)
 def test_a_required_call_is_one_that_the_parser_reads(form: ToolFormat) -> None:
     found = tags(form, "required")
-    assert found["at_least_one"]
+    assert found["at_least_one"] and found["stop_after_first"], "nothing but calls may follow"
+    assert found["tags"][1]["schema"] == NO_ARGUMENTS, "it has no parameters"
     for tag, name in zip(found["tags"], ("add", "now"), strict=True):
         answer = tag["begin"] + "{}" + tag["end"]
         prompt = ">>>" if form is ToolFormat.FUNCTIONARY else ""
@@ -65,8 +67,8 @@ def test_a_named_function_and_a_single_call_narrow_the_choice(form: ToolFormat) 
     assert len(tags(form, NAMED)["tags"]) == 1
     own: Any = ADD["parameters"]
     assert tags(form, NAMED)["tags"][0]["schema"] == {"type": "object", **own}
-    assert tags(form, "required", parallel=False)["stop_after_first"]
-    assert "stop_after_first" not in tags(form, "required", opened="")
+    assert "more" not in tags(form, "required", parallel=False)
+    assert len(tags(form, "required", opened="")["more"]) == 2
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def test_a_form_without_a_mark_is_a_schema(form: ToolFormat) -> None:
         found = constraint_of(KNOWN_FORMS[form], TOOLS, read, parallel=True, opened="")
         schema = json.loads(found["json_schema"])
         for name in ("add", "now"):
-            for arguments, fits in (({"a": 1}, True), ({"a": "x"}, name == "now")):
+            for arguments, fits in (({"a": 1}, name == "add"), ({"a": "x"}, False), ({}, True)):
                 validator = jsonschema.Draft202012Validator(schema)
                 valid = validator.is_valid({"name": name, key: arguments})
                 assert valid == (fits and name in names)
