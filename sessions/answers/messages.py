@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ...backends import Rendering
+from ...backends.answer_form import THINK
 from .calls import ToolCall, ToolUse, call_id, join_parts, json_text, template_arguments
 from .parser import AnswerParser
 
@@ -84,15 +85,26 @@ def without_raw_answer(message: dict[str, Any]) -> dict[str, Any]:
 
 def answer_forms(message: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the forms of a message. An answer that has parts also has the text that was generated
-    as a form. One with calls has two others: with their arguments as objects, which most templates
-    expect, and as JSON texts.
+    as a form, the last one. One with calls has others: with their arguments as objects, which most
+    templates expect, and as JSON texts. Reasoning in the text may also be apart.
     """
-    if _RAW not in message:
-        return [message]
-    raw = {"role": "assistant", "content": message[_RAW]}
-    if "tool_calls" not in message:
-        return [message, raw]
-    return [_with_arguments(message, _object), _with_arguments(message, _text), raw]
+    forms = [message]
+    if "tool_calls" in message and _RAW in message:
+        forms = [_with_arguments(message, _object), _with_arguments(message, _text)]
+    forms += [apart for form in forms if (apart := _reasoning_apart(form)) is not None]
+    if len(forms) == 1 and _RAW not in message:
+        return forms
+    return [*forms, {"role": "assistant", "content": raw_answer(message)}]
+
+
+def _reasoning_apart(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return an answer with the reasoning in its text apart, or None if there is none."""
+    reasoning, end, text = str(message.get("content", "")).partition(THINK.end)
+    if message["role"] != "assistant" or not end or "reasoning_content" in message:
+        return None
+    bare = reasoning.lstrip()
+    reasoning = bare.removeprefix(THINK.begin) if bare.startswith(THINK.begin) else reasoning
+    return message | {"content": text, "reasoning_content": reasoning}
 
 
 def _with_arguments(

@@ -8,7 +8,7 @@ that has the same messages is continued instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ import msgspec
 
 from ...scheduler.owner import Owner
 from ..answers.calls import decode_object
+from ..answers.messages import answer_message, raw_answer, without_raw_answer
+from ..answers.parser import AnswerParser
 from ..entries import Replay, TurnPiece
 from .history import History
 
@@ -94,9 +96,19 @@ class RecentChats:
         chat = self._chats.get(_Key(owner, fingerprint, _digest(messages[:at])))
         if chat is None:
             return None
-        history = chat.history.after(Replay(chat.history.prompt, (chat.piece,)))
-        same = _comparable(history.client_messages[-1]) == _comparable(messages[at])
+        turn = Replay(chat.history.prompt, (chat.piece,))
+        history = chat.history.after(turn)
+        forms = _client_forms(history, chat.history.new_parser(turn.seed, reasoning=True))
+        same = _comparable(messages[at]) in map(_comparable, forms)
         return (history, at + 1) if same and at + 1 < len(messages) else None
+
+
+def _client_forms(history: History, parser: AnswerParser | None) -> Iterator[dict[str, Any]]:
+    """Yield the last answer as clients can have it: with its reasoning in the text, or apart."""
+    answer = history.client_messages[-1]
+    yield answer
+    if parser is not None:
+        yield without_raw_answer(answer_message(raw_answer(history.messages[-1]), parser))
 
 
 def _answers(message: Mapping[str, Any]) -> bool:

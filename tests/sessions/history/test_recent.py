@@ -75,9 +75,28 @@ async def test_other_conversations_do_not(
 async def test_an_answer_may_be_trimmed_and_have_keys_without_a_value() -> None:
     recent = RecentChats()
     await noted(recent)
-    sent = {**ANSWER, "content": " one\n", "refusal": None, "annotations": []}
+    sent: dict[str, Any] = {**ANSWER, "content": " one\n", "refusal": None, "annotations": []}
 
     assert recent.find(OWNER, "f", [*CHAT, sent, *NEXT]) is not None
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        ({"content": "one", "reasoning_content": "why"}, True),
+        ({"content": "<think>why</think>one"}, True),
+        ({"content": "one"}, False),
+        ({"content": "one", "reasoning_content": "other"}, False),
+    ],
+)
+async def test_reasoning_may_be_apart_or_in_the_text(sent: dict[str, str], found: bool) -> None:
+    recent, history = RecentChats(), History()
+    await history.add_messages(ChatClient(), CHAT)
+    recent.add(OWNER, "f", CHAT, history, piece("<think>why</think>one"))
+
+    messages = [*CHAT, {"role": "assistant", **sent}, *NEXT]
+
+    assert (recent.find(OWNER, "f", messages) is not None) is found
 
 
 @pytest.mark.parametrize(
