@@ -244,7 +244,8 @@ def _defects(form: AnswerForm) -> Iterator[str]:
 def _call_defects(call: CallForm) -> Iterator[str]:
     outer = next(iter(call.triggers), "")
     if call.whole:
-        if call.layout == "named" and not is_strong(call.name_begin + call.name_end):
+        python = call.declared and call.arguments.encoding == "python"
+        if call.layout == "named" and not (python or is_strong(call.name_begin + call.name_end)):
             yield "calls that begin the answer have no mark"
     elif not outer:
         yield "no mark stands before calls"

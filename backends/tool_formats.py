@@ -323,8 +323,9 @@ def with_name(form: AnswerForm) -> AnswerForm:
     if form.name or not form.calls:
         return form
     key = _key(form.calls[0])
-    first = [known.name for known in _KNOWN if key in map(_key, known.calls[:1])]
-    others = [known.name for known in _KNOWN if key in map(_key, known.calls[1:])]
+    usual = [known for known in _KNOWN if known.reasoning == PLAIN_ANSWERS.reasoning]
+    first = [known.name for known in usual if key in map(_key, known.calls[:1])]
+    others = [known.name for known in usual if key in map(_key, known.calls[1:])]
     return replace(form, name=next(iter((*first, *others)), ""))
 
 

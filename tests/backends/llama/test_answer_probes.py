@@ -208,6 +208,66 @@ def test_answers_stay_text_where_probes_do_not_agree(call: str) -> None:
     assert "calls" in form.warnings[0]
 
 
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "the object of the call": (
+        "<call>{{ call | tojson }}</call>",
+        {
+            "begin": "<call>", "end": "</call>", "name_key": "function.name",
+            "arguments_key": "function.arguments", "id_key": "id",
+            "key_order": ("id", "type", "function"), "constants": {"type": "function"},
+        },
+    ),
+    "a name between tags": (
+        "<call><name>{{ f.name }}</name>{{ f.arguments | tojson }}</call>",
+        {
+            "begin": "<call><name>", "end": "</call>", "layout": "named", "name_end": "</name>",
+        },
+    ),
+    "Python after a mark": (
+        ("{% if loop.first %}<py>[{% endif %}{{ f.name }}({% for k, v in f.arguments.items() %}"
+        "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %})"
+        "{{ ', ' if not loop.last else ']</py>' }}"),
+        {
+            "section_begin": "<py>", "section_end": "</py>", "array": True, "layout": "named",
+            "arguments": {"encoding": "python", "begin": "(", "end": ")"},
+        },
+    ),
+    "Python alone": (
+        ("{{ '[' if loop.first }}{{ f.name }}({% for k, v in f.arguments.items() %}"
+        "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %})"
+        "{{ ', ' if not loop.last else ']' }}"),
+        {
+            "array": True, "layout": "named", "whole": True, "declared": True,
+            "arguments": {"encoding": "python", "begin": "(", "end": ")"},
+        },
+    ),
+    "code in a section": (
+        ("{{ '<calls>' if loop.first }}<call>{{ f.name }}\n```json\n{{ f.arguments | tojson }}"
+        "\n```</call>\n{{ '</calls>' if loop.last }}"),
+        {
+            "section_begin": "<calls>", "section_end": "</calls>", "begin": "<call>",
+            "end": "\n```</call>\n", "layout": "named", "name_end": "\n```json\n",
+        },
+    ),
+}  # fmt: skip
+"""Calls as templates of other models write them, and their form."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_forms_of_other_templates_are_found(name: str) -> None:
+    call, expected = OTHERS[name]
+    source = CALLS.replace(CALLS[CALLS.index("BEGIN") : CALLS.index("END") + 3], call)
+    source = source.replace(
+        "{%- for call in m.tool_calls or [] %}",
+        "{%- for call in m.tool_calls or [] %}{% set f = call.function %}",
+    )
+
+    form = derived_from(source)
+
+    assert form.warnings == ()
+    assert form.calls == (msgspec.convert(expected, CallForm),)
+
+
 PIECES = st.sampled_from(
     [
         "{{ call.function.name }}", "{{ call.function.arguments | tojson }}", "{{ call.id }}",
