@@ -19,6 +19,7 @@ import numpy as np
 __all__ = (
     "CONTROL",
     "KINDS",
+    "POSITIONS",
     "VOCAB_SIZE",
     "WINDOW",
     "byte_vocabulary",
@@ -35,6 +36,8 @@ HEAD = EMBEDDING // HEADS
 BUCKETS = 32
 """T5's buckets of relative positions."""
 CONTEXT_TRAINED = 4096
+POSITIONS = 300
+"""The positions of the kind `gpt2`. llama.cpp rounds contexts to multiples of 256 tokens."""
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 Template: TypeAlias = str | list[dict[str, str]]
@@ -86,6 +89,7 @@ def _common(
     control: str = "",
     template: Template = CHAT_TEMPLATE,
     vocabulary: Callable[[Any], None] | None = None,
+    context: int = CONTEXT_TRAINED,
 ) -> None:
     file = writer.file
     if vocabulary is None:
@@ -94,7 +98,7 @@ def _common(
         vocabulary(file)
     if template:
         file.add_chat_template(template)
-    file.add_context_length(CONTEXT_TRAINED)
+    file.add_context_length(context)
     file.add_embedding_length(EMBEDDING)
     file.add_block_count(layers)
     file.add_layer_norm_rms_eps(1e-5)
@@ -124,12 +128,13 @@ def _feed_forward(writer: _Writer, block: str) -> None:
     writer.weight(f"{block}.ffn_down.weight", EMBEDDING, FEED_FORWARD)
 
 
-def _attention(writer: _Writer, block: str) -> None:
+def _attention(writer: _Writer, block: str, *, has_kv: bool = True) -> None:
     writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
     # Queries and keys are not scaled up, to keep attention soft. Sharp attention (0.5) reads a
     # single cell, so that the loss of nearly any other stays unseen, and has 50 times the noise.
     for name, rows, scale in (("q", HEADS, None), ("k", HEADS_KV, None), ("v", HEADS_KV, 0.5)):
-        writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING, scale=scale)
+        if name == "q" or has_kv:
+            writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING, scale=scale)
     writer.weight(f"{block}.attn_output.weight", EMBEDDING, HEADS * HEAD, scale=0.5)
 
 
@@ -383,6 +388,111 @@ def _t5_chat(path: Path) -> None:
     _t5(path, template=CHAT_TEMPLATE)
 
 
+def _gpt2(path: Path) -> None:
+    """A learned embedding of each position, as many as `POSITIONS`."""
+    writer = _Writer(path, "gpt2")
+    file = writer.file
+    _common(writer, layers=2, context=POSITIONS)
+    file.add_layer_norm_eps(1e-5)
+    file.add_feed_forward_length(FEED_FORWARD)
+    file.add_head_count(HEADS)
+    writer.weight("position_embd.weight", POSITIONS, EMBEDDING, scale=1.0)
+    writer.weight("output_norm.bias", EMBEDDING, scale=0.1)
+    for block in ("blk.0", "blk.1"):
+        for name, rows, columns in (
+            ("attn_qkv", 3 * EMBEDDING, EMBEDDING),
+            ("attn_output", EMBEDDING, EMBEDDING),
+            ("ffn_up", FEED_FORWARD, EMBEDDING),
+            ("ffn_down", EMBEDDING, FEED_FORWARD),
+        ):
+            writer.weight(f"{block}.{name}.weight", rows, columns)
+            writer.weight(f"{block}.{name}.bias", rows, scale=0.1)
+        for name in ("attn_norm", "ffn_norm"):
+            _norm(writer, f"{block}.{name}")
+    writer.finish()
+
+
+def _gemma4(path: Path) -> None:
+    """A sliding window; the last layers read the KV states of others, and each layer has its own
+    embeddings of the tokens.
+    """
+    windows, own = [True, True, True, False, True, False], 8
+    shared = 2
+    writer = _Writer(path, "gemma4")
+    layers = len(windows)
+    _common(writer, layers=layers)
+    _output(writer)
+    file = writer.file
+    _heads(file, HEADS_KV)
+    file.add_sliding_window(WINDOW)
+    file.add_sliding_window_pattern(windows)
+    for name in ("attention.key_length_swa", "attention.value_length_swa"):
+        file.add_uint32(f"gemma4.{name}", HEAD)
+    file.add_uint32("gemma4.rope.dimension_count_swa", HEAD)
+    file.add_uint32("gemma4.attention.shared_kv_layers", shared)
+    file.add_uint32("gemma4.embedding_length_per_layer_input", own)
+    writer.ones("rope_freqs.weight", HEAD // 2)
+    writer.weight("per_layer_token_embd.weight", VOCAB_SIZE, own * layers, scale=1.0)
+    writer.weight("per_layer_model_proj.weight", own * layers, EMBEDDING)
+    writer.ones("per_layer_proj_norm.weight", own)
+    for layer in range(layers):
+        block = f"blk.{layer}"
+        _attention(writer, block, has_kv=layer < layers - shared)
+        # Its attention has no scale, and would be sharp.
+        file.add_tensor(f"{block}.attn_q_norm.weight", np.full(HEAD, 0.25, np.float32))
+        if layer < layers - shared:
+            writer.ones(f"{block}.attn_k_norm.weight", HEAD)
+        _feed_forward(writer, block)
+        for name in ("post_attention_norm", "post_ffw_norm", "post_norm"):
+            writer.ones(f"{block}.{name}.weight", EMBEDDING)
+        writer.weight(f"{block}.inp_gate.weight", own, EMBEDDING)
+        writer.weight(f"{block}.proj.weight", EMBEDDING, own)
+    writer.finish()
+
+
+def _rwkv7(path: Path) -> None:
+    """Recurrent, of another kind than Mamba."""
+    rank = 8
+    writer = _Writer(path, "rwkv7")
+    file = writer.file
+    _common(writer, layers=2)
+    _output(writer)
+    file.add_feed_forward_length(FEED_FORWARD)
+    file.add_head_count(0)
+    file.add_layer_norm_eps(1e-5)
+    file.add_wkv_head_size(EMBEDDING)
+    file.add_token_shift_count(2)
+    for name in ("decay", "iclr", "value_residual_mix", "gate"):
+        file.add_uint32(f"rwkv7.attention.{name}_lora_rank", rank)
+    writer.weight("output_norm.bias", EMBEDDING, scale=0.1)
+    _norm(writer, "token_embd_norm")
+    for layer in range(2):
+        mix = f"blk.{layer}.time_mix"
+        for name in ("attn_norm", "attn_norm_2"):
+            _norm(writer, f"blk.{layer}.{name}")
+        _norm(writer, f"{mix}_ln")
+        for name in ("w", "a", "v"):
+            writer.weight(f"{mix}_{name}0.weight", EMBEDDING, scale=0.5)
+        for name in ("w", "a", "v", "g"):
+            writer.weight(f"{mix}_{name}1.weight", rank, EMBEDDING)
+            writer.weight(f"{mix}_{name}2.weight", EMBEDDING, rank)
+        writer.weight(f"{mix}_lerp_fused.weight", 6, 1, 1, EMBEDDING, scale=0.3)
+        for name in ("k_k", "k_a", "r_k"):
+            writer.weight(f"{mix}_{name}.weight", EMBEDDING, scale=0.5)
+        for name in ("key", "value", "receptance", "output"):
+            writer.weight(f"{mix}_{name}.weight", EMBEDDING, EMBEDDING)
+        mix = f"blk.{layer}.channel_mix"
+        writer.weight(f"{mix}_lerp_k.weight", 1, 1, EMBEDDING, scale=0.3)
+        writer.weight(f"{mix}_key.weight", FEED_FORWARD, EMBEDDING)
+        writer.weight(f"{mix}_value.weight", EMBEDDING, FEED_FORWARD)
+    writer.finish()
+
+
+def _norm(writer: _Writer, name: str) -> None:
+    writer.ones(f"{name}.weight", EMBEDDING)
+    writer.weight(f"{name}.bias", EMBEDDING, scale=0.1)
+
+
 def _unknown_architecture(path: Path) -> None:
     """A complete file of an architecture that llama.cpp does not know."""
     writer = _Writer(path, "unheard-of")
@@ -426,6 +536,9 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "lfm2": _lfm2,
     "lfm2-chatml": _lfm2_chatml,
     "jamba": _jamba,
+    "gpt2": _gpt2,
+    "gemma4": _gemma4,
+    "rwkv7": _rwkv7,
     "bert": _bert,
     "bert-rank": _bert_rank,
     "bert-bare": _bert_bare,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +106,15 @@ class Bare:
         params.kv_unified, params.swa_full = unified, full
         self.context = lib.llama_init_from_model(self.model, params)
         self.memory = lib.llama_get_memory(self.context)
+        vocab = lib.llama_model_get_vocab(self.model)
+        self._vocab_size = int(lib.llama_vocab_n_tokens(vocab))
 
     def decode(self, slot: int, tokens: Sequence[int], position: int = 0) -> NDArray[np.float32]:
-        """Decode *tokens* from *position* on; return the logits after the last."""
+        """Decode *tokens* from *position* on; return the logits after the last. At position 0 the
+        slot is emptied first.
+        """
+        if not position:
+            self.clear(slot)
         for begin in range(0, len(tokens), BATCH_SIZE):
             part = tokens[begin : begin + BATCH_SIZE]
             batch = lib.llama_batch_init(len(part), 0, 1)
@@ -118,12 +126,34 @@ class Bare:
             assert lib.llama_decode(self.context, batch) == 0
             lib.llama_batch_free(batch)
         pointer = lib.llama_get_logits_ith(self.context, -1)
-        return np.array(pointer[:VOCAB_SIZE], np.float32)
+        return np.array(pointer[: self._vocab_size], np.float32)
+
+    def clear(self, slot: int) -> None:
+        lib.llama_memory_seq_rm(self.memory, slot, -1, -1)
 
     def move(self, slot: int, begin: int, end: int, to: int) -> None:
         """Remove the cells from *to* to *begin*, and move the cells up to *end* down to *to*."""
         lib.llama_memory_seq_rm(self.memory, slot, to, begin)
         lib.llama_memory_seq_add(self.memory, slot, begin, end, to - begin)
+
+    @contextmanager
+    def adapter(self, path: Path, scale: float) -> Iterator[None]:
+        """Decode with an adapter until the end of the context."""
+        pointer = lib.llama_adapter_lora_init(self.model, os.fsencode(path))
+        assert pointer
+        self._set_adapters([pointer], [scale])
+        yield
+        self._set_adapters([], [])
+        lib.llama_adapter_lora_free(pointer)
+
+    def _set_adapters(self, pointers: Sequence[Any], scales: Sequence[float]) -> None:
+        count = len(pointers)
+        lib.llama_set_adapters_lora(
+            self.context,
+            (lib.llama_adapter_lora_p_ctypes * count)(*pointers),
+            count,
+            (ctypes.c_float * count)(*scales),
+        )
 
     def close(self) -> None:
         lib.llama_free(self.context)

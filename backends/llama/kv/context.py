@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...base import KvKind
 from ...batch import Chunk, Move, check_chunks, length_moved
 from ...errors import BackendError, KvFull, UnsupportedOperation
+from ..loading.opening import positions_max
 from ..threads import ComputeThreads
 
 _STATE = struct.Struct("<4s16sii")
@@ -30,6 +31,13 @@ _DECODE_ERRORS = {
     _NO_CELLS: "the batch finds no free KV cells",
     2: "the step was aborted",
     -1: "llama.cpp refuses the batch",
+}
+
+_NO_SHIFT: dict[KvKind, str] = {
+    "plain": "llama.cpp cannot move the tokens of this architecture",
+    "hybrid": "a recurrent state does not consist of tokens",
+    "window": "the cache has only the last tokens of a window, unless `swa-full` keeps all",
+    "recurrent": "a recurrent state does not consist of tokens",
 }
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -103,7 +111,8 @@ class LlamaContext:
         self.pointer, self.logits_max = pointer, logits_max
         self.memory = lib.llama_get_memory(pointer)
         self.slots = int(lib.llama_n_seq_max(pointer))
-        self.ctx_size = int(lib.llama_n_ctx_seq(pointer))
+        size = int(lib.llama_n_ctx_seq(pointer))
+        self.ctx_size = min(size, positions_max(model) or size)
         self.batch_size = int(lib.llama_n_batch(pointer))
         self._vocab_size = vocab_size
         self._key = bytes.fromhex(fingerprint)[:16]
@@ -246,7 +255,8 @@ class LlamaContext:
         """
         if not self.can_shift:
             raise UnsupportedOperation(
-                f"a {self.kv_kind} memory cannot be shifted", hint="turn ctx-shift and reuse off"
+                f"the context cannot be shifted: {_NO_SHIFT[self.kv_kind]}",
+                hint="turn ctx-shift and cache-reuse off",
             )
         length = length_moved(self.length(slot), moves)
         if not length:

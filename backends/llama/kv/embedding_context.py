@@ -52,6 +52,19 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
     )
 
 
+_BROKEN = {"deepseek4": "llama.cpp would read them past their end"}
+"""By architecture, the reason why its embeddings cannot be computed."""
+
+
+def embedding_refusal(values: Mapping[str, object], start_token: int | None) -> str:
+    """Return the reason why a model whose file has *values* makes no embeddings; else an empty
+    text. An encoder-decoder has a *start_token*.
+    """
+    if start_token is not None:
+        return "its encoder serves only its decoder"
+    return _BROKEN.get(str(values.get("general.architecture")), "")
+
+
 def open_embedding_context(
     spec: ModelSpec,
     options: EngineOptions,

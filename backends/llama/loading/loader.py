@@ -23,7 +23,12 @@ from ...params import read_options
 from ...tool_formats import configured_form
 from ...tuning_choice import ModelTuning
 from ..kv.context import LlamaContext
-from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
+from ..kv.embedding_context import (
+    LlamaEmbedder,
+    embed_info,
+    embedding_refusal,
+    open_embedding_context,
+)
 from ..kv.encoder_decoder import EncoderDecoderContext, SlotContext
 from ..kv.encoder_only import EncoderContext
 from ..llama_log import LogRing, capture
@@ -130,11 +135,12 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             context = EncoderContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
         undo.callback(context.close)
 
+        refusal = embedding_refusal(file.values, start_token)
+
         def embedder() -> LlamaEmbedder:
-            if start_token is not None:
+            if refusal:
                 raise UnsupportedOperation(
-                    "an encoder-decoder makes no embeddings: its encoder serves only its decoder",
-                    hint="use an embedding model",
+                    f"the model makes no embeddings: {refusal}", hint="use an embedding model"
                 )
             pointer = open_embedding_context(spec, options, model, embedding, file.values, log)
             return LlamaEmbedder(pointer, model, embedding)
@@ -144,8 +150,8 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             *(model, vocab, renderer), generates=generates, start_token=start_token, prepare=renders
         )
         info = _model_info(
-            *(spec, model, vocab, context, file, embedding, start_token, fingerprint),
-            *(template, notes),
+            *(spec, model, vocab, context, file, None if refusal else embedding),
+            *(start_token, fingerprint, template, notes),
         )
         adapters = LlamaAdapters(model, context.pointer, file)
         probe_runner = partial(LlamaProbeRunner, model, spec, options, log)
@@ -229,7 +235,7 @@ def _model_info(
     vocab: Vocab,
     context: LlamaContext,
     file: GgufFile,
-    embedding: EmbedInfo,
+    embedding: EmbedInfo | None,
     start_token: int | None,
     fingerprint: str,
     template: ChatTemplate | None,
@@ -259,7 +265,7 @@ def _model_info(
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),
         sampling=_recommended_sampling(model),
-        embedding=embedding if start_token is None else None,
+        embedding=embedding,
         generates=not isinstance(context, EncoderContext),
         decoder_start_token=start_token,
     )

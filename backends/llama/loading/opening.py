@@ -39,7 +39,7 @@ from ...tuning_choice import (
 )
 from ..llama_log import LogRing
 from ..text.vocab import Vocab
-from .devices import devices, has_broken_amx, layers_of, place_layers
+from .devices import c_function, devices, has_broken_amx, layers_of, place_layers
 from .field_check import BadField, bad_value
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts, unusable
 
@@ -129,6 +129,16 @@ _ROPE_SCALING = {
     "longrope": lib.LLAMA_ROPE_SCALING_TYPE_LONGROPE,
 }
 
+_DRAFT = "a draft model, which guesses the tokens of another one"
+_NOT_RUN = {
+    "cogvlm": "a CogVLM, for whose last token llama.cpp returns the logits of another one",
+    "eagle3": _DRAFT,
+    "dflash": _DRAFT,
+    "gemma4-assistant": _DRAFT,
+    "wavtokenizer-dec": "a vocoder, which makes sound of tokens",
+}
+"""By architecture, models that llama.cpp cannot run alone, or not rightly."""
+
 
 def name_of(spec: ModelSpec) -> str:
     """Return the model's name in messages, which is its file's name if it has a file."""
@@ -158,10 +168,26 @@ def _ctx_size(size: int) -> int:
 
 
 def ctx_size_of(spec: ModelSpec, model: Any) -> int:
-    """Return the size of a slot's context in tokens, rounded as by llama.cpp."""
+    """Return the size of a slot's context in tokens, rounded as by llama.cpp, but at most the
+    positions that the model has learned.
+    """
     architecture = _value(model, "general.architecture")
     trained = ctx_size_trained(architecture, int(lib.llama_model_n_ctx_train(model)))
-    return _ctx_size(spec.ctx_size or min(trained, CTX_SIZE_DEFAULT_MAX))
+    size = _ctx_size(spec.ctx_size or min(trained, CTX_SIZE_DEFAULT_MAX))
+    return min(size, positions_max(model) or size)
+
+
+_find_tensor = c_function(
+    "_ZNK11llama_model10get_tensorEPKc", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p
+)
+
+
+def positions_max(model: Any) -> int:
+    """Return the number of positions of a model that has learned an embedding for each, such as
+    GPT-2; 0 if it computes them. llama.cpp aborts the process for a token past the last one.
+    """
+    has_learned = bool(_find_tensor(model, b"position_embd.weight"))
+    return int(lib.llama_model_n_ctx_train(model)) if has_learned else 0
 
 
 def open_model(
@@ -236,6 +262,11 @@ def _check_content(file: GgufFile, name: str) -> None:
         raise UnsupportedOperation(
             f"{name!r} is a projector for images or sound: inferd does not run such models",
             hint="load the language model that it belongs to; it takes only text",
+        )
+    if str(architecture) in _NOT_RUN:
+        raise UnsupportedOperation(
+            f"{name!r} is {_NOT_RUN[str(architecture)]}: inferd does not run such models",
+            hint="load another language model",
         )
     if kind == "adapter":
         raise UnsupportedOperation(

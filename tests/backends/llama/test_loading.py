@@ -179,7 +179,13 @@ def test_an_encoder_that_llama_cpp_runs_only_for_a_decoder_is_refused(tmp_path: 
 
 @pytest.mark.parametrize(
     ("architecture", "kind", "words"),
-    [("clip", "mmproj", "a projector"), ("clip", "", "a projector"), ("llama", "adapter", "LoRA")],
+    [
+        ("clip", "mmproj", "a projector"),
+        ("clip", "", "a projector"),
+        ("llama", "adapter", "LoRA"),
+        *((name, "", "a draft model") for name in ("eagle3", "dflash", "gemma4-assistant")),
+        ("wavtokenizer-dec", "", "a vocoder"),
+    ],
 )
 def test_files_that_are_not_complete_models(
     tmp_path: Path, architecture: str, kind: str, words: str

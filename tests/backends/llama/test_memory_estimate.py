@@ -50,7 +50,7 @@ estimator.close()
 model = load_model(spec, lambda _: True)
 model.step([Chunk(0, [5], 0, True)])
 most = model.info.logits_max
-tokens = [5 + number % 200 for number in range(model.info.batch_size)]
+tokens = [5 + number % 120 for number in range(model.info.batch_size)]
 if sys.argv[2] == "computed":
     model.trim(0, 0)
     for length in range(0, model.info.ctx_size, len(tokens)):

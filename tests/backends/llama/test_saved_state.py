@@ -6,7 +6,7 @@ A state that does not fit is refused. The models are tiny, in F32, one of each k
 
 from __future__ import annotations
 
-import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from inferd.backends import Chunk, InferdError
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
+from tests.backends.moves import make_moves
 from tests.backends.tiny import SLOTS, assert_as_from_scratch, tiny_spec, tokens_of
 from tests.tiny_gguf import VOCAB_SIZE, WINDOW, write_tiny
 
@@ -69,37 +70,13 @@ def test_slots_do_not_disturb_each_other_in_one_batch(tiny: LlamaModel) -> None:
 def test_after_any_moves_each_slot_equals_one_computed_from_scratch(
     tiny: LlamaModel, seed: int
 ) -> None:
-    """Appends, trims, swaps, saves and restores in random order, checked after each append."""
-    random_source = random.Random(seed)
-    texts: list[list[int]] = [[], [], []]
-    saved: list[tuple[bytes, list[int]]] = []
-    for _ in range(40):
-        slot = random_source.randrange(3)
-        move = random_source.choice(
-            ("append", "append", "append", "trim", "swap", "save", "restore")
-        )
-        if move == "append" and len(texts[slot]) < 600:
-            more = random_source.choices(
-                range(3, VOCAB_SIZE), k=random_source.choice((1, 1, 7, 60, 130))
-            )
-            prefill(tiny, slot, more, len(texts[slot]))
-            texts[slot] = texts[slot] + more
-            assert_as_from_scratch(tiny, slot, texts[slot])
-        elif move == "trim":
-            keep = max(0, len(texts[slot]) - random_source.choice((1, 5, 40, 300)))
-            kept = tiny.trim(slot, keep)
-            assert kept in (0, keep)
-            texts[slot] = texts[slot][:kept]
-        elif move == "swap":
-            to = random_source.randrange(3)
-            tiny.swap(slot, to)
-            texts[slot], texts[to] = texts[to], texts[slot]
-        elif move == "save":
-            saved.append((tiny.save(slot), texts[slot]))
-        elif move == "restore" and saved:
-            state, text = random_source.choice(saved)
-            assert tiny.restore(slot, state)
-            texts[slot] = text
+    make_moves(
+        tiny,
+        seed,
+        tokens_max=700,
+        vocab_size=VOCAB_SIZE,
+        check=partial(assert_as_from_scratch, tiny),
+    )
 
 
 @pytest.mark.parametrize("damage", ["nothing", "cut", "longer", "magic", "key", "body", "length"])
