@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas templates prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas templates architectures archs prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -34,7 +34,7 @@ chat: $(STAMP)-chat ## chat in the browser, until Ctrl-C
 	@$(PY) tools/get_models.py --only smollm2
 	@$(PY) tools/chat.py $(ARGS)
 
-test: $(STAMP)-test models schemas templates prometheus browser ## run all tests, those on real models too
+test: $(STAMP)-test models schemas templates architectures prometheus browser ## run all tests, those on real models too
 	$(PY) -m pytest $(PARALLEL) -m 'not alone and not ray' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
@@ -60,6 +60,9 @@ attack: $(STAMP)-test models ## attack a daemon as another user, measure a victi
 
 compare: $(STAMP)-bench models ## check that llama-server gives the same answers; writes docs/compare.md
 	$(PY) -m bench.equality $(ARGS)
+
+archs: $(STAMP)-test ## check tiny models of all architectures of llama.cpp; writes docs/architectures.md
+	$(PY) -m tools.architectures $(ARGS)
 
 compat: $(STAMP)-install models ## run programs that use the HTTP gateway; writes docs/compatibility.md
 	$(PIP) install --editable '.[gateway]'
@@ -97,6 +100,9 @@ schemas: $(STAMP)-venv ## get JSON schemas (27 MB) into .cache/schemas for the t
 
 templates: $(STAMP)-venv ## get chat templates from the engine's source for the tests
 	@$(PY) -m tools.get_templates
+
+architectures: $(STAMP)-install ## save tiny models of eight architectures of llama.cpp for the tests
+	@$(PY) -m tools.architectures.models
 
 prometheus: $(STAMP)-venv ## get Prometheus (Debian's package, not installed) for the tests
 	@$(PY) tools/get_prometheus.py

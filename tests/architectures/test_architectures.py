@@ -1,0 +1,49 @@
+"""One architecture of llama.cpp for each kind of memory passes the checks of `make archs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inferd.backends.errors import UnsupportedOperation
+from tests.architectures.checks import CHECKS, Subject
+from tools.architectures.models import EIGHT, MISSING, find_models
+
+pytestmark = pytest.mark.model
+
+GENERATING = [name for name in EIGHT if name != "dream-dense"]
+
+
+def subject_of(name: str) -> Subject:
+    found = find_models([name])
+    # The test is not skipped: a run without the models would look as if it had passed.
+    assert found is not None, MISSING
+    return Subject(found[0])
+
+
+@pytest.fixture(scope="module", params=GENERATING)
+def loaded(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    subject = subject_of(request.param)
+    yield subject
+    subject.close()
+
+
+@pytest.fixture
+def subject(loaded: Subject) -> Subject:
+    loaded.clear()
+    return loaded
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_architecture_passes_a_check_or_refuses_it(subject: Subject, name: str) -> None:
+    try:
+        CHECKS[name](subject)
+    except UnsupportedOperation:
+        assert name == "shift"
+        assert not subject.model.info.can_shift
+
+
+def test_a_diffusion_model_is_refused() -> None:
+    with pytest.raises(UnsupportedOperation, match="a diffusion process"):
+        subject_of("dream-dense")

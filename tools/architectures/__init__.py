@@ -1,0 +1,1 @@
+"""The tiny models of `make archs`, their checks and the page docs/architectures.md."""
