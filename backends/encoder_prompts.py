@@ -29,6 +29,13 @@ def as_prompt(tokens: list[int], start: int) -> list[int]:
     return tokens if encoded_size(tokens, start) else [*tokens, start]
 
 
+def as_text_prompt(tokens: list[int], start: int) -> list[int]:
+    """Return the *tokens* of a text as a prompt, which the encoder reads whole: the name of the
+    *start* token in the text does not begin the answer. A BOS token may be the same token.
+    """
+    return [*tokens[:1], *(token for token in tokens[1:] if token != start), start]
+
+
 def ctx_size_trained(architecture: str | None, size: int) -> int:
     """Return the tokens of prompt and answer for which a model was trained, whose file states
     *size*. Encoder and decoder have as many each.

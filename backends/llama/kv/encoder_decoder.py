@@ -3,10 +3,12 @@
 llama.cpp keeps the output of one encoding in a context, and each decoding reads it
 (`llama_context::cross`). A second encoding replaces it, and the sequences of the first one would
 attend to nothing. With several sequences in split KV, the positions of T5 end the process
-(`llama_kv_cache::set_input_pos_bucket`), as does a decoding before the first encoding. So slots
-share only the weights. They lose little by that: llama.cpp computes the keys and values of the
-encoder's output again in each step, for all of its tokens, which takes more time than reading the
-weights for several slots one after the other.
+(`llama_kv_cache::set_input_pos_bucket`), as does a decoding before the first encoding.
+
+So slots share only the weights. They lose little by that, because llama.cpp computes the keys and
+values of the encoder's output again in each step. With a model of Flan-T5 small's size, a step of
+four sequences in one context takes 0.81 of the time of four steps with prompts of 20 tokens, 0.95
+with 100, and 1.0 with 400. Encoding four prompts together takes 0.9, 1.4 and 2.1 of the time.
 
 The encoder's output is not in llama.cpp's states. The states here have the tokens of the prompt,
 which a restored slot encodes again in its next step.

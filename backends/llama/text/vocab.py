@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from ...base import SpecialToken
+from ...encoder_prompts import as_text_prompt
 from ...errors import BackendError, InvalidArgument, TooLarge, not_utf8
 from ...texts import is_utf8
 
@@ -164,7 +165,7 @@ class Vocab:
 
     def __init__(self, pointer: Any, start_token: int | None = None):
         self.pointer = pointer
-        self._prompt_end = [] if start_token is None else [start_token]
+        self._start_token = start_token
         self.address = ctypes.cast(pointer, ctypes.c_void_p).value
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
@@ -206,16 +207,21 @@ class Vocab:
         """Return the token ids of *text*; see `LanguageModel.tokenize`."""
         if len(text) > TEXT_BYTES_MAX // 2:
             raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
-        end = self._prompt_end if bos else []
+        if bos and self._start_token is not None:
+            tokens = self._tokenize_bytes(text, special=special, bos=True)
+            return as_text_prompt(tokens, self._start_token)
+        return self._tokenize_bytes(text, special=special, bos=bos)
+
+    def _tokenize_bytes(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         if is_utf8(text):
-            return self._tokenize(text, special=special, bos=bos) + end
+            return self._tokenize(text, special=special, bos=bos)
         # llama.cpp's BPE tokenizer reads these bytes as U+FFFD; others read valid bytes with them.
         around = self._tokenize(b"", special=special, bos=bos)
         tokens = self._byte_tokens.tokenize(
             text, lambda part: self._tokenize(part, special=special, bos=False)
         )
         begin = int(bos and self.adds_bos)
-        return [*around[:begin], *tokens, *around[begin:], *end]
+        return [*around[:begin], *tokens, *around[begin:]]
 
     def _check_spelling(self, text: bytes) -> None:
         if lib.llama_vocab_type(self.pointer) != lib.LLAMA_VOCAB_TYPE_SPM:

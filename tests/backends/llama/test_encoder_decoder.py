@@ -304,6 +304,9 @@ def test_a_tokenized_prompt_ends_with_the_start_token(model: LlamaModel) -> None
     assert model.tokenize(b"", special=True, bos=True) == [1, START]
     assert model.tokenize(b"a cat", special=True, bos=False) == tokens[:-2]
     assert b"".join(map(model.piece, tokens[:-2])) == b" a cat"
+    named = model.tokenize(b"a<pad> cat", special=True, bos=True)
+    assert named.count(START) == 1 and named[-1] == START
+    assert START in model.tokenize(b"a<pad> cat", special=True, bos=False)
 
 
 @pytest.mark.process

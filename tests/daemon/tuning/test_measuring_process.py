@@ -96,9 +96,14 @@ def test_a_model_that_does_not_fit_is_not_loaded(process: MeasuringProcess, tmp_
         process.open_model(spec_of(write_tiny("llama", tmp_path)), 1 << 20)
 
 
-def test_an_encoder_has_nothing_to_measure(process: MeasuringProcess, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedOperation, match="only makes embeddings"):
-        process.open_model(spec_of(write_tiny("bert", tmp_path)), FREE)
+@pytest.mark.parametrize(
+    ("kind", "words"), [("bert", "only makes embeddings"), ("t5", "is an encoder-decoder")]
+)
+def test_an_encoder_has_nothing_to_measure(
+    process: MeasuringProcess, tmp_path: Path, kind: str, words: str
+) -> None:
+    with pytest.raises(UnsupportedOperation, match=words):
+        process.open_model(spec_of(write_tiny(kind, tmp_path)), FREE)
 
 
 def test_a_damaged_file_is_an_error(process: MeasuringProcess, tmp_path: Path) -> None:
