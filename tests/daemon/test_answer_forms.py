@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import jsonschema
 import pytest
 
 import inferd
@@ -22,7 +23,7 @@ TEMPLATE = """\
 {{- value if value is string else value | tojson }}</value>{% endfor %}</run>{% endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-<why>{% endif %}{# tools #}
+{% if enable_thinking | default(true) %}<why>{% endif %}{% endif %}{# tools #}
 """
 ANSWER = "So.</why><run>add<key>a</key><value>1</value><key>b</key><value>2</value></run>"
 
@@ -57,6 +58,17 @@ def test_marks_of_the_template_alone_give_reasoning_and_calls(client: inferd.Cli
         second = session.chat(result, options=forced("Yes.</why>Three."))
         assert (str(second), second.reasoning) == ("Three.", "Yes.")
         assert second.metadata["recomputed_tokens"] == 0, "the template writes the call as it was"
+
+
+def test_a_required_call_has_the_derived_form(client: inferd.Client) -> None:
+    options = {"tools": TOOLS, "tool-choice": "required", "temp": 0, "n-predict": 200}
+    options["chat-template-kwargs"] = {"enable_thinking": False}
+    for model in ("derived", "set"):
+        with client.session(model) as session:
+            reply = session.chat("Add.", options=options)
+        assert str(reply) == "" and [call.name for call in reply.tool_calls] == ["add"], model
+        if reply.metadata["stop_reason"] != "length":  # else a part of a text
+            jsonschema.validate(reply.tool_calls[0].values, SCHEMA)
 
 
 def test_a_form_of_the_configuration_is_read(client: inferd.Client) -> None:
