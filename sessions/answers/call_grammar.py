@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...backends.answer_form import AnswerForm, Block, CallForm
 from ...backends.params import StructuralTag, TagPart
 from .calls import json_text
+from .parser import is_plain
 from .values import may_be_null, may_be_text, resolve_schema
 
 Parts = tuple[TagPart, ...]
@@ -74,13 +75,15 @@ def before_calls(form: AnswerForm, opened: str) -> Parts:
     begun = [b for b in blocks if opened and b.begin.strip() == opened.strip()]
     if begun or any(not block.begin.strip() for block in blocks):
         return until((begun or blocks)[0].end)
-    own = [block for block in blocks if block.anywhere]
-    return one_of(_whole_block(form, own[0], opened), ()) if own else ()
+    opens_other = opened and opened not in form.dropped
+    if not blocks or opens_other or is_plain(form):  # of a plain form, it may not reason at all
+        return ()
+    return one_of(_whole_block(form, blocks[0], opened), ())
 
 
 def _whole_block(form: AnswerForm, block: Block, opened: str) -> Parts:
-    """Return a block of reasoning in a form with channels, with the mark of the next channel."""
-    again = opened if opened in form.dropped else ""
+    """Return a block of reasoning, in a form with channels with the mark of the next channel."""
+    again = opened if block.anywhere and opened in form.dropped else ""
     return (*text(block.begin.lstrip()), *until(block.end), *text(again))
 
 

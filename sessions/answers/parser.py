@@ -350,6 +350,8 @@ class _TagReader:
         """Read a value of *schema* and its end."""
         source, form = self._source, self._form
         is_text = may_be_text(schema, self._schema)
+        if form.nested and schema is None:  # a number is hardly ever a text
+            is_text = False
         if form.text_kinds or form.json_kinds:
             yield from source.space()
             kind = yield from source.run(_ID)

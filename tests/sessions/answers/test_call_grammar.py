@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,15 +13,18 @@ import msgspec
 import pytest
 
 from inferd.backends import SamplingParams
-from inferd.backends.answer_form import AnswerForm
+from inferd.backends.answer_form import AnswerForm, ArgumentsForm, CallForm
 from inferd.backends.params import StructuralTag, StructuralTags, TagPart, tool_choice_of
 from inferd.backends.tool_formats import KNOWN_FORMS
 from inferd.sessions.answers.calls import ToolCall, join_parts
 from inferd.sessions.answers.constraint import constraint_of
 from inferd.sessions.answers.parser import AnswerParser
 from tests.backends.grammars.test_formats import Texts
+from tests.backends.llama.test_template_forms import templates
 from tests.backends.walking import compiler_of, vocabulary
+from tests.models import smollm2
 from tests.sessions.answers.test_forms import CASES
+from tests.sessions.answers.written_answers import WrittenAnswers
 from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.process  # the trial of grammars
@@ -164,6 +168,53 @@ def test_what_the_grammar_of_required_calls_allows_is_read_as_calls(
     assert len(counts) > 1, "several calls"
     one = required(form, opened, parallel=False)
     assert not one.more
+
+
+@pytest.mark.parametrize("template", templates(), ids=[path.stem for path in templates()])
+def test_required_calls_in_derived_forms_are_read(template: Path) -> None:
+    """As above, for the form of each template, whether or not the prompt opens reasoning."""
+    form = WrittenAnswers(template).answers
+    if not form.calls or form.calls[0].whole:
+        return
+    for opened in ("", *form.opens):
+        tags = required(form, opened)
+        for seed in range(12):
+            answer = Writer(tags, seed).answer()
+            text, calls = calls_of(form, answer, opened)
+            assert (text.strip(), bool(calls)) == ("", True), answer
+            for call in calls:
+                schema = PARAMETERS.get(call.name, {"maxProperties": 0})
+                jsonschema.validate(json.loads(call.arguments), schema)
+
+
+def test_free_text_in_a_tag_ends_with_a_special_token() -> None:
+    """SmolLM2 has control tokens of these names."""
+    form = AnswerForm(
+        calls=(
+            CallForm(
+                begin="<filename>",
+                layout="named",
+                name_end="\n",
+                end="<jupyter_code>",
+                arguments=ArgumentsForm(
+                    encoding="tagged",
+                    key_begin="<gh_stars>",
+                    key_end="=",
+                    value_end="\n<file_sep>\n",
+                ),
+            ),
+        )
+    )
+    tags = required(form)
+    params = SamplingParams(structural_tag=msgspec.json.encode(tags).decode())
+    with vocabulary(smollm2()) as vocab, compiler_of(vocab) as compiler:
+        texts = Texts(vocab, compiler, spelled=False)
+        assert all(vocab.is_control(texts.tokens(f"<{n}>")[0]) for n in ("filename", "file_sep"))
+        answers = [Writer(tags, seed).answer() for seed in range(12)]
+        for answer in answers:
+            assert texts.fits(params, answer), answer
+        other = next(answer for answer in answers if "<file_sep>" in answer)
+        assert not texts.fits(params, other.replace("<file_sep>", "<filename>", 1))
 
 
 @pytest.mark.parametrize("name", ["tags", "keys and values", "own quotes", "literals of Python"])

@@ -27,10 +27,8 @@ SPLITS_MAX = 6
 PARTS = 3
 
 _BESIDE = "the template writes text beside a call as reasoning"
-_UNTYPED = "the template writes no types of values in values"
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "LFM2.5-8B-A1B": {"quoted-argument": "the template escapes no quotes and backslashes"},
-    "MiniMax-M3": {"empty-containers": _UNTYPED, "three-calls": _UNTYPED},
     "openai-gpt-oss-120b": dict.fromkeys(
         ("reasoning-text-call", "text-before", "lines-before"), _BESIDE
     ),
