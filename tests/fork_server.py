@@ -41,7 +41,7 @@ MODULES = {
     ),
     "gateway": (
         *("gateways.http.command", "gateways.http.server", "gateways.http.app"),
-        *("gateways.http.apis", "gateways.http.listening", "gateways.http.web_page.api"),
+        *("gateways.http.listening", "gateways.http.web_page.api"),
     ),
     "wasm": ("gateways.wasm.command", "gateways.wasm.runner"),
     "nnrpc": ("gateways.nnrpc.command", "gateways.nnrpc.server", "ipc.client"),

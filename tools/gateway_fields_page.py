@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from inferd.backends.params import BY_SPELLING
-from inferd.gateways.http.apis import APIS
 from inferd.gateways.http.fields import IN_QUERY, OTHER_SERVERS, Field, FieldTable
 from inferd.gateways.http.limits import BODY_BYTES_MAX, BODY_BYTES_MAX_BY_PATH
+from inferd.gateways.http.server import APIS
 
 __all__ = ("page",)
 

@@ -39,7 +39,7 @@ Kind = Literal[
     "answer-form",
     "scales",
 ]
-"""The form in which a value is read; `parameters_schema` describes each one."""
+"""The form in which a value is read; `_TYPES` describes each one."""
 
 SAMPLERS = {
     "penalties": "e",

@@ -17,10 +17,22 @@ from inferd.gateways.fleet.routing.choice import (
     choose_node,
     node_to_warm_up,
 )
-from inferd.gateways.fleet.routing.homes import HOMES_MAX, RECENT_MAX, NodeTable
-from inferd.gateways.fleet.routing.loads import NONE, ByClass, NodeLoad
-from inferd.gateways.fleet.routing.own_turns import AGE_S_MAX, OwnTurns, TurnKind
-from inferd.gateways.fleet.routing.prompts import Block, PromptTable, prompt_blocks
+from inferd.gateways.fleet.routing.homes import (
+    HOMES_MAX,
+    RECENT_MAX,
+    Block,
+    NodeTable,
+    PromptTable,
+    prompt_blocks,
+)
+from inferd.gateways.fleet.routing.loads import (
+    AGE_S_MAX,
+    NONE,
+    ByClass,
+    NodeLoad,
+    OwnTurns,
+    TurnKind,
+)
 
 from .turns import Session, Turn
 

@@ -6,10 +6,9 @@ where its calls block the guest's thread.
 
 from __future__ import annotations
 
-from .daemon_link import DaemonLink, guest_timeout
 from .guest import CONTEXTS_MAX, TARGETS, Guest
 from .preloads import Preload, parse_preload
-from .remote import Remote
+from .remote import DaemonLink, Remote, guest_timeout
 
 __all__ = (
     "CONTEXTS_MAX",

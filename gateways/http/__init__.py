@@ -3,7 +3,7 @@
 `inferd gateway` serves it. Importing this package does not import uvicorn.
 
 - `turns/` runs the turns of any API on pooled connections to the daemon.
-- `callers.py` and `origins.py` decide who may send a request: keys, hosts, origins.
+- `callers.py` and `heads.py` decide who may send a request: keys, hosts, origins.
 - `exchange/` reads one request and writes its response, whole or streamed.
 - `fields.py` checks the fields of requests by one table for each path.
 - each API is a package of its own: `openai/`, `anthropic/`, `ollama/`, and the daemon's own,

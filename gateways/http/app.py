@@ -17,11 +17,10 @@ from ...backends.errors import BackendError, InferdError, InvalidArgument
 from .callers import LOCAL, Caller, Keys
 from .clients import Clients
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
-from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON, Receive, Send
-from .exchange.statuses import HttpRefusal
+from .exchange.exchange import ADJUSTED_HEADER, IGNORED_HEADER, JSON, HttpRefusal, Receive, Send
+from .heads import Origins, check_content
 from .limits import Limits, UnknownFields
 from .openapi import openapi_endpoint
-from .origins import Origins, check_content
 from .turns import TurnRunner
 
 log = logging.getLogger(__name__)

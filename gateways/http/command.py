@@ -155,11 +155,11 @@ def gateway(
         from .server import run_server
     from ...ipc.client import AsyncClient
     from ...ipc.open_files import open_files_limit, raise_open_files_limit
-    from .apis import APIS
     from .app import Gateway
     from .callers import DaemonUser, Keys
+    from .heads import Origins
     from .listening import Listener, check_address, parse_address, parse_mode, read_tls
-    from .origins import Origins
+    from .server import APIS
     from .turns import ConnectionPool, TurnRunner
 
     raise_open_files_limit()

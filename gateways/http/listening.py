@@ -12,7 +12,7 @@ from typing import Any
 
 from ...backends.errors import InferdError, InvalidArgument
 from ...ipc.server.listener import BACKLOG, UnixListener
-from .origins import LOCAL_NAMES, is_loopback
+from .heads import LOCAL_NAMES, is_loopback
 
 UNIX_MODE = 0o600
 UNREAD_BYTES_MAX = 256 << 10

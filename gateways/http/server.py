@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with httptools, and its end by signals."""
+"""The HTTP server: the APIs that it serves, uvicorn with httptools, and its end by signals."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ from types import FrameType
 
 import uvicorn
 
+from .anthropic import ANTHROPIC
 from .app import Gateway
-from .connection import Protocol
+from .connection import Protocol, TlsProtocol
+from .exchange import Api
+from .inferd_api import INFERD
 from .limits import Limits
-from .tls import TlsProtocol
+from .ollama import OLLAMA
+from .openai import OPENAI
+from .web_page import PAGE
+
+APIS: Sequence[Api] = (PAGE, ANTHROPIC, OLLAMA, INFERD, OPENAI)
+"""Longer prefixes of paths come first. The last API shapes the errors of paths that belong to
+none.
+"""
+
 
 KEEP_ALIVE_S = 30
 _DATE_S = 1.0

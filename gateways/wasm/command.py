@@ -21,7 +21,7 @@ from .dialects import Dialect
 from .host_functions import add_to_linker
 
 if TYPE_CHECKING:
-    from .watchdog import Ending
+    from .runner import Ending
 
 ANSWERS = (EndOfSequence, ContextFull, PromptTooLong, TooLarge)
 """Errors that guests expect and handle."""

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...backends.errors import BackendError, InferdError, TooLarge
 from .. import guests
-from .blocking import BlockingLink
 from .dialects import Dialect, check_encoding, error_number
-from .guest import Guest
+from .guest import BlockingLink, Guest
 from .guest_memory import GuestMemory
 
 if TYPE_CHECKING:

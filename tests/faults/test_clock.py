@@ -276,7 +276,7 @@ DATES = {
     "gateways/fleet/certificates.py": "the dates of certificates, and the rest of their time",
     "gateways/http/inferd_api/monitoring.py": "the date of the statistics",
     "gateways/http/ollama/lines.py": "the date of an answer, in Ollama's API",
-    "gateways/http/ollama/models.py": "the date of a model's expiry, in Ollama's API",
+    "gateways/http/ollama/api.py": "the date of a model's expiry, in Ollama's API",
     "gateways/http/openai/chat.py": "the date of an answer, in OpenAI's API",
     "gateways/http/openai/completions.py": "the date of an answer, in OpenAI's API",
     "gateways/http/openai/responses/frame.py": "the date of an answer, in OpenAI's API",

@@ -55,9 +55,16 @@ from ..nodes.moves import Moves
 from ..nodes.nodes import NodeLink, Nodes
 from ..nodes.upstream import NodeConnections, Upstream, lost_error, result_of
 from ..ray_cluster.discovery import discovery_of
-from ..routing.homes import HOMES_MAX, RECENT_MAX, FleetUser, NodeTable, RecentKey, SessionKey
-from ..routing.own_turns import OwnTurns
-from ..routing.prompts import PromptTable
+from ..routing.homes import (
+    HOMES_MAX,
+    RECENT_MAX,
+    FleetUser,
+    NodeTable,
+    PromptTable,
+    RecentKey,
+    SessionKey,
+)
+from ..routing.loads import OwnTurns
 from .contexts import (
     ClientContexts,
     FleetGraph,

@@ -19,7 +19,7 @@ from ..certificates import write_private
 from ..frames import Fields, integer_in, raw_of
 from ..nodes.nodes import Nodes
 from ..nodes.upstream import Upstream
-from ..routing.own_turns import TurnKind
+from ..routing.loads import TurnKind
 
 _LOW = (1 << 32) - 1
 

@@ -38,7 +38,7 @@ from .client import ClientConnection, ClientRequest, FleetClient, without_shutdo
 from .draining import drain_node
 from .metrics import read_metrics
 from .model_copies import copy_model
-from .new_contexts import ContextMove, FirstPrompt, begin_request
+from .new_contexts import ContextMove, FirstPrompt, WaitingTurn, begin_request
 from .opening import (
     close_context,
     load_graph,
@@ -57,7 +57,6 @@ from .several_nodes import (
     swap_model,
     unload_graph,
 )
-from .waiting_turns import WaitingTurn
 
 log = logging.getLogger(__name__)
 

@@ -51,8 +51,7 @@ from ..nodes.upstream import lost_error
 from ..routing.calls import session_homes
 from ..routing.choice import RETRY_HINT, RETRY_S, RouteRequest
 from ..routing.homes import RecentKey, SessionKey
-from ..routing.loads import CLASSES
-from ..routing.own_turns import TurnKind
+from ..routing.loads import CLASSES, TurnKind
 from .client import ClientRequest, FleetClient
 from .contexts import FleetGraph, NewContext, OpenContext, SuspendedContext
 from .passed_descriptors import PassedDescriptors

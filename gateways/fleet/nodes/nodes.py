@@ -55,8 +55,7 @@ from ..routing.choice import (
     node_to_warm_up,
     starts_at_once,
 )
-from ..routing.loads import NONE, ByClass, NodeLoad
-from ..routing.own_turns import OwnTurns, TurnKind
+from ..routing.loads import NONE, ByClass, NodeLoad, OwnTurns, TurnKind
 
 RECONNECT_S = 1.0
 _message = msgspec.msgpack.Decoder(list[msgspec.Raw])

@@ -19,8 +19,7 @@ from ....backends.errors import Busy, InvalidArgument
 from ....ipc.model_names import find_name
 from ..routing.choice import FleetLoad, RouteRequest, choose_node, model_names
 from ..routing.homes import HOMES_MAX, NodeTable
-from ..routing.loads import ByClass, NodeLoad
-from ..routing.own_turns import OwnTurns, TurnKind
+from ..routing.loads import ByClass, NodeLoad, OwnTurns, TurnKind
 
 NODE = "node"
 """The key of a node's name in the metadata of its replica."""

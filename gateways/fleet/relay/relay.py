@@ -17,8 +17,8 @@ from ....ipc.client import AsyncClient
 from ....ipc.greeting import connect_error
 from ..certificates import DATA, EXPIRES_SOON_DAYS, RENEW, REPORTS, days_left, node_context
 from ..link import HANDSHAKE_S_MAX, NodeAddress, listen_at, parse_node_address
+from .load import LoadReporter
 from .pipe import DaemonEnd, EntryEnd, PassedFiles
-from .reporter import LoadReporter
 
 CONNECTIONS_MAX = 1024
 SHUTDOWN_S_MAX = 2.0

@@ -1,17 +1,24 @@
-"""The fields of the requests of Anthropic's API."""
+"""The fields of the requests of Anthropic's API, and messages of a chat in its form, as the daemon
+reads them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct, field
 
+from ....backends.errors import UnsupportedOperation
+from ....backends.params import without_nulls
 from ....ipc.priorities import Priority
 from ..fields import (
     OTHER_SERVERS,
     PRIORITY_FIELD,
     Field,
     FieldTable,
+    field_error,
     honoured,
     ignored,
     parameter,
@@ -130,3 +137,135 @@ MESSAGES = FieldTable(
 )
 COUNT_TOKENS = FieldTable("/v1/messages/count_tokens", _PROMPT, kind=PromptFields)
 TABLES = (MESSAGES, COUNT_TOKENS)
+
+
+_ROLES = ("user", "assistant", "system")
+_TOOL = "custom"
+_LEVELS = 2
+"""A message and its blocks."""
+
+
+def read_prompt(fields: PromptFields) -> list[dict[str, Any]]:
+    """Return the messages for the daemon, with the system prompt as the first one.
+
+    :raises InvalidArgument: a message has another form.
+    :raises UnsupportedOperation: a block is not text; its type is named.
+    """
+    names: dict[str, str] = {}
+    found = []
+    if fields.system:
+        found.append({"role": "system", "content": _text("system", fields.system)})
+    for number, message in enumerate(without_nulls(fields.messages, _LEVELS)):
+        found += _read_message(f"messages.{number}", message, names)
+    return found
+
+
+def _read_message(
+    place: str, message: dict[str, Any], names: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the messages for one of Anthropic's; each tool result in it is a message of its own.
+
+    *names* has the names of the tools by the ids of their calls; calls in the message are added.
+    """
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise field_error(f"{place}.role", f"{place}.role is none of {', '.join(_ROLES)}")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    read: dict[str, Any] = {"role": role, "content": []}
+    for at, block in _blocks(f"{place}.content", content):
+        match block["type"]:
+            case "text":
+                read["content"].append(_text_of(at, block))
+            case "thinking":
+                read["reasoning_content"] = str(block.get("thinking", ""))
+            case "redacted_thinking":
+                continue
+            case "tool_use":
+                if role != "assistant":
+                    raise field_error(at, f"{at}: only the assistant calls tools")
+                read.setdefault("tool_calls", []).append(_read_call(at, block, names))
+            case "tool_result":
+                yield _read_result(at, block, names)
+            case kind:
+                raise _not_text(at, kind)
+    if read["content"] or len(read) > 2:
+        yield {**read, "content": "".join(read["content"])}
+
+
+def _blocks(place: str, content: Any) -> Iterator[tuple[str, Block]]:
+    """Yield each block of a content with its place."""
+    if not isinstance(content, list):
+        raise field_error(place, f"{place} is neither a text nor a list of blocks")
+    for number, block in enumerate(content):
+        at = f"{place}.{number}"
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise field_error(at, f"{at} is not a block with a type")
+        yield at, block
+
+
+def _text(place: str, content: Any) -> str:
+    """Return the text of a content that has only text."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for at, block in _blocks(place, content):
+        if block["type"] != "text":
+            raise _not_text(at, block["type"])
+        texts.append(_text_of(at, block))
+    return "".join(texts)
+
+
+def _text_of(place: str, block: Block) -> str:
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise field_error(f"{place}.text", f"{place}.text is not a text")
+    return text
+
+
+def _not_text(place: str, kind: str) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        f"{place}: a block of the type {kind[:40]!r}",
+        hint="the models read only text",
+        data={"param": place},
+    )
+
+
+def _read_call(place: str, block: Block, names: dict[str, str]) -> dict[str, Any]:
+    call, name = block.get("id"), block.get("name")
+    if not isinstance(call, str) or not isinstance(name, str):
+        raise field_error(place, f"{place} lacks id or name")
+    names[call] = name
+    arguments = msgspec.json.encode(block.get("input", {})).decode()
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _read_result(place: str, block: Block, names: dict[str, str]) -> dict[str, Any]:
+    call = block.get("tool_use_id")
+    if not isinstance(call, str):
+        raise field_error(f"{place}.tool_use_id", f"{place}: tool_use_id is missing")
+    read = {"role": "tool", "tool_call_id": call}
+    if call in names:
+        read["name"] = names[call]
+    return {**read, "content": _text(f"{place}.content", block.get("content") or "")}
+
+
+def read_tools(tools: list[Tool]) -> list[dict[str, Any]]:
+    """Return the tools for the daemon.
+
+    :raises UnsupportedOperation: a tool is one that Anthropic itself runs.
+    """
+    return [_read_tool(f"tools.{number}", tool) for number, tool in enumerate(tools)]
+
+
+def _read_tool(place: str, tool: Tool) -> dict[str, Any]:
+    if tool.type not in (None, _TOOL):
+        raise UnsupportedOperation(
+            f"{place}: the tool {tool.type[:40]!r}",
+            hint="the gateway runs no tools: describe your own by an input_schema",
+            data={"param": place},
+        )
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    strict = {"strict": True} if tool.strict else {}
+    return {"type": "function", "function": {**function, **strict}}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .api import Api, Endpoint
-from .exchange import Exchange
+from .exchange import Api, Endpoint, Exchange
 from .models import offered_to, served_ctx_size, usable_models
 from .streaming import StreamForm, collect_answers, collect_turns, stream_turn
 from .waiting import WaitingStreams

@@ -1,9 +1,13 @@
-"""One request and its response."""
+"""One request and its response: the HTTP status of each error, the seconds after which to retry,
+and an API as the gateway serves it, with its endpoints and the shape of its errors.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import math
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -11,15 +15,76 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from ....backends.errors import Cancelled, InferdError, TooLarge
+from ....backends import errors as e
+from ....backends.errors import Cancelled, InferdError, Outcome, TooLarge
 from ..callers import LOCAL, Caller
 from ..fields import FieldTable
 from ..limits import Limits, UnknownFields
-from .statuses import ErrorShape, HttpRefusal, retry_after_s, status_of
+from ..quotas import RequestKind
 from .waiting import WaitingStreams
 
 if TYPE_CHECKING:
     from ..turns import TurnRunner
+
+
+class ErrorShape(Protocol):
+    """The shape of an API's errors."""
+
+    def error_body(self, error: InferdError, status: int) -> Any:
+        """Return the JSON of an error response."""
+
+
+class HttpRefusal(InferdError, outcome=Outcome.REFUSED):
+    """A request that HTTP itself refuses: no key, another origin, no such path."""
+
+    name = "Refused"
+    status = 400
+
+    def __init__(
+        self, status: int, message: str, *, hint: str = "", param: str = "", allow: str = ""
+    ):
+        super().__init__(message, hint=hint, data={"param": param} if param else None)
+        self.status, self.allow = status, allow
+
+
+_STATUSES: tuple[tuple[type[InferdError], int], ...] = (
+    (e.ProtocolError, 500),
+    (e.PromptTooLong, 400),
+    (e.ContextFull, 400),
+    (e.InvalidArgument, 400),
+    (e.InvalidEncoding, 400),
+    (e.VersionMismatch, 502),
+    (e.UnsupportedOperation, 400),
+    (e.TooLarge, 413),
+    (e.ModelNotFound, 404),
+    (e.NotFound, 404),
+    (e.SessionExpired, 404),
+    (e.PermissionDenied, 403),
+    (e.QuotaExceeded, 429),
+    (e.SessionBusy, 409),
+    (e.Busy, 503),
+    (e.WorkerCrashed, 503),
+    (e.ConnectionLost, 503),
+    (e.OutOfMemory, 503),
+    (e.Cancelled, 503),
+)
+
+
+def status_of(error: InferdError) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, HttpRefusal):
+        return error.status
+    if isinstance(error, e.Timeout):
+        return 503 if error.data.get("timeout") == "queue" else 504
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def retry_after_s(error: InferdError, status: int) -> int | None:
+    """Return the seconds of the header Retry-After, or None without one."""
+    if isinstance(error, e.Busy):
+        return max(1, math.ceil(error.retry_after_s))
+    return 1 if status in (429, 503) else None
+
 
 log = logging.getLogger(__name__)
 
@@ -254,3 +319,44 @@ class Exchange:
             headers.append((b"allow", error.allow.encode()))
         body = msgspec.json.encode(self.api.error_body(error, status))
         await self.send_whole(body, status=status, headers=headers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A function that answers the requests of a method and a path, such as ``/v1/models/{model}``.
+
+    With *header*, it answers only requests that have this header; an endpoint without one answers
+    the others. A *public* endpoint needs no key, and its requests count towards no bound. *kind* is
+    the bound towards which the requests of others count.
+    """
+
+    method: str
+    path: str
+    answer: Callable[[Exchange], Awaitable[None]]
+    header: str = ""
+    public: bool = False
+    kind: RequestKind = RequestKind.COMPUTE
+
+
+class Api(ErrorShape, Protocol):
+    """The endpoints of an API and the shape of its errors."""
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The endpoints."""
+
+    @property
+    def prefixes(self) -> Sequence[str]:
+        """The beginnings of paths whose errors have this API's shape."""
+
+    @property
+    def title(self) -> str:
+        """The name of the API in the documentation."""
+
+    @property
+    def tables(self) -> Sequence[FieldTable[Any]]:
+        """The tables of its requests' fields, for the documentation."""
+
+    @property
+    def error_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of its errors."""

@@ -14,8 +14,7 @@ from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent
 from ..limits import CHECK_AFTER_S, PLACE_PAUSE_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnProgress, TurnRequest
-from .exchange import Exchange
-from .statuses import status_of
+from .exchange import Exchange, status_of
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 STREAM_HEADERS = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]

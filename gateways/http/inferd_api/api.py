@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ..exchange import Endpoint
-from ..openai.errors import ERROR_SCHEMA, error_body
+from ..openai.forms import ERROR_SCHEMA, error_body
 from ..quotas import RequestKind
-from .events import answer_events
 from .fields import (
     CANCEL,
     CREATE,
@@ -24,16 +23,18 @@ from .fields import (
     UPDATE,
 )
 from .models import answer_models, load_model, swap_model, unload_model
-from .monitoring import answer_caller, answer_queue, answer_statistics
-from .session_changes import cancel_session, fork_session, rewind_session
+from .monitoring import answer_caller, answer_events, answer_queue, answer_statistics
 from .sessions import (
     answer_deletions,
     answer_session,
     answer_sessions,
+    cancel_session,
     clear_deletions,
     create_session,
     delete_session,
+    fork_session,
     restore_session,
+    rewind_session,
     update_session,
 )
 from .turn_events import answer_turn_events

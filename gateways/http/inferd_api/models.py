@@ -13,7 +13,7 @@ from ....ipc.client import AsyncClient, ModelInfo
 from ....ipc.model_names import preferred_model
 from ..callers import Caller
 from ..exchange import Exchange, offered_to
-from ..exchange.statuses import status_of
+from ..exchange.exchange import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..limits import CLOSE_S_MAX
 from .fields import LOAD, SWAP, UNLOAD

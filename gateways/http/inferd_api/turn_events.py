@@ -17,7 +17,7 @@ import msgspec
 from ....backends.errors import InferdError, NotFound, SessionBusy
 from ....ipc.client import AsyncClient, AsyncSession, AsyncStream, QueueEvent
 from ..exchange import Exchange
-from ..exchange.statuses import status_of
+from ..exchange.exchange import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..limits import CLOSE_S_MAX, WAITING_PAUSE_S
 from ..openai.chat import ChatFrame, ChatStream

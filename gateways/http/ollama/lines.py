@@ -11,7 +11,7 @@ import msgspec
 
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent, ToolCall
-from ..openai.logprobs import chat_logprobs
+from ..openai.forms import chat_logprobs
 from ..turns import Answer, FinishReason, TurnProgress, WholeCalls
 from .fields import TurnFields
 

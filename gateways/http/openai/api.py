@@ -9,10 +9,9 @@ from ..exchange import Endpoint, Exchange, served_ctx_size, usable_models
 from ..quotas import RequestKind
 from .chat import answer_chat
 from .chat_fields import CHAT
-from .completion_fields import COMPLETIONS
-from .completions import answer_completion
+from .completions import COMPLETIONS, answer_completion
 from .embeddings import EMBEDDINGS, answer_embeddings
-from .errors import ERROR_SCHEMA, error_body
+from .forms import ERROR_SCHEMA, error_body
 from .responses import (
     INPUT_ITEMS,
     INPUT_TOKENS,

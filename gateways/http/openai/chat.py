@@ -32,12 +32,10 @@ from .chat_fields import (
     Effort,
     ResponseFormat,
     ServiceTier,
+    read_messages,
     thinking_arguments,
 )
-from .errors import error_body
-from .logprobs import chat_logprobs, prompt_logprobs
-from .messages import read_messages
-from .usage import Timings, usage_of, with_fields
+from .forms import Timings, chat_logprobs, error_body, prompt_logprobs, usage_of, with_fields
 
 _encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"

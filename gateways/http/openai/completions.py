@@ -1,26 +1,119 @@
-"""`/v1/completions`."""
+"""`/v1/completions`: the fields of its requests, and its answers."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 from ....backends.errors import InferdError, InvalidArgument
 from ....ipc.client import Piece, QueueEvent
+from ....ipc.priorities import Priority
 from ..callers import Caller
 from ..exchange import Exchange, collect_turns, stream_turn
 from ..exchange.streaming import EVENT_STREAM
-from ..fields import field_error
+from ..fields import (
+    OTHER_SERVERS,
+    PRIORITY_FIELD,
+    FieldTable,
+    field_error,
+    honoured,
+    ignored,
+    parameter,
+    refused,
+)
 from ..turns import Answer, TurnProgress, TurnRequest
 from .chat import DONE, bias_pairs, check_prompt_logprobs, priority_of, waiting_comment
-from .completion_fields import ANSWERS_MAX, COMPLETIONS, PROMPTS_MAX, CompletionRequest
-from .errors import error_body
-from .logprobs import CompletionLogprobs, joined, prompt_logprobs
-from .usage import Timings, add_usage, usage_of, with_fields
+from .chat_fields import (
+    PROGRESS,
+    PROMPT_LOGPROBS_FIELD,
+    SEED_NOTE,
+    STRUCTURED_OUTPUTS,
+    THINKING,
+    PromptLogprobs,
+    ServiceTier,
+    StreamOptions,
+)
+from .forms import (
+    CompletionLogprobs,
+    Timings,
+    add_usage,
+    error_body,
+    joined,
+    prompt_logprobs,
+    usage_of,
+    with_fields,
+)
+
+PROMPTS_MAX = 16
+ANSWERS_MAX = 64
+"""Answers of one request. Each is a session while it runs, and the daemon has 100 sessions."""
+TOKENS_DEFAULT = 16
+"""OpenAI's default, because programs rely on short completions."""
+
+
+class CompletionRequest(Struct, kw_only=True):
+    """The fields that the gateway's own code reads; the others are parameters."""
+
+    model: str
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    n: Annotated[int, Meta(ge=1, le=16)] = 1
+    max_tokens: int = TOKENS_DEFAULT
+    echo: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    logit_bias: dict[str, float] = {}
+    service_tier: ServiceTier = "auto"
+    priority: Priority | None = None
+
+
+COMPLETIONS = FieldTable(
+    "/v1/completions",
+    [
+        honoured("model"),
+        honoured(
+            "prompt",
+            f"a text or token ids of the model, or up to {PROMPTS_MAX} of either; it is used"
+            " unchanged, without a chat template",
+            sets="prompt_tokens",
+        ),
+        honoured("stream"),
+        honoured("stream_options", "`include_usage`"),
+        honoured("n", f"up to 16, and {ANSWERS_MAX} with all prompts; each has the next seed"),
+        honoured("max_tokens", "16 if absent, as with OpenAI", sets="n-predict"),
+        honoured("echo", "the text begins with the prompt, and so do the `logprobs`"),
+        honoured("logprobs", "up to 5"),
+        PROMPT_LOGPROBS_FIELD,
+        honoured("logit_bias", sets="logit-bias"),
+        honoured("service_tier", "as in a chat"),
+        parameter("temperature", note="the default is the model's"),
+        parameter("top_p", note="the default is the model's"),
+        parameter("frequency_penalty", "frequency-penalty"),
+        parameter("presence_penalty", "presence-penalty"),
+        parameter("stop"),
+        parameter("seed", note=SEED_NOTE),
+        *STRUCTURED_OUTPUTS,
+        *PROGRESS,
+        PRIORITY_FIELD,
+        refused("suffix", "the models do not fill in text between two others", ""),
+        refused("best_of", "use n, and choose", 1),
+        refused("add_special_tokens", "the daemon adds them as the model needs", True),
+        *(ignored(field.name, "the prompt has no chat template") for field in THINKING),
+        ignored("user", "the key names the user"),
+    ],
+    kind=CompletionRequest,
+    parameters=True,
+    others=OTHER_SERVERS,
+)
+
 
 _encode = msgspec.json.encode
 

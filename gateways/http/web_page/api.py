@@ -9,9 +9,9 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from ..exchange import Endpoint, Exchange
-from ..exchange.statuses import HttpRefusal
-from ..ollama.models import answer_running
-from ..openai.errors import ERROR_SCHEMA, error_body
+from ..exchange.exchange import HttpRefusal
+from ..ollama.api import answer_running
+from ..openai.forms import ERROR_SCHEMA, error_body
 
 INDEX = "index.html"
 _TYPES = {

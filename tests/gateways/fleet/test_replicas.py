@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from inferd import AsyncClient, Client
-from inferd.gateways.fleet.routing.own_turns import OPENED_S
+from inferd.gateways.fleet.routing.loads import OPENED_S
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.waiting import wait_until

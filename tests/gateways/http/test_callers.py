@@ -17,7 +17,7 @@ import pytest
 
 from inferd import Busy, Client, QuotaExceeded
 from inferd.gateways.http.callers import Caller
-from inferd.gateways.http.origins import Origins
+from inferd.gateways.http.heads import Origins
 from inferd.gateways.http.quotas import Quotas
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import Busy, InvalidArgument, QuotaExceeded
-from inferd.gateways.http.client_places import ClientPlaces
 from inferd.gateways.http.clients import (
     READ_BYTES_MIN,
     STALLED_S,
     UNREAD_BYTES_MAX,
     UNREAD_MAX,
+    ClientPlaces,
     UnreadClients,
     _network_of,
 )

@@ -21,9 +21,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from inferd.backends.errors import InvalidArgument, UnsupportedOperation
 from inferd.backends.params import BY_NAME, BY_SPELLING
-from inferd.gateways.http.apis import APIS
 from inferd.gateways.http.fields import OTHER_SERVERS, FieldTable, Use
 from inferd.gateways.http.limits import UnknownFields
+from inferd.gateways.http.server import APIS
 
 TABLES = {table.path: table for api in APIS for table in api.tables}
 BODIES = [table for api in APIS for table in api.tables if table.method == "POST"]

@@ -17,9 +17,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from inferd.gateways.http.apis import APIS
 from inferd.gateways.http.fields import Use
 from inferd.gateways.http.openapi import document
+from inferd.gateways.http.server import APIS
 from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 from tests.repetitions import repetitions

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd import Client, ConnectionLost
-from inferd.gateways.guests import daemon_link
+from inferd.gateways.guests import remote
 from inferd.testing import RunningDaemon, running_daemon
 from tests.gateways.restarts import CONFIG, TEXT, restart
 from tests.gateways.wasm.driver import Driver
@@ -138,7 +138,7 @@ def test_an_expired_context_is_opened_again() -> None:
 def test_a_daemon_that_stays_away_is_an_error_of_the_call(
     daemon: RunningDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_link, "RECONNECT_S_MAX", 0.2)
+    monkeypatch.setattr(remote, "RECONNECT_S_MAX", 0.2)
     with Driver(client) as guest:
         context = guest.context()
         daemon.kill()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd.gateways.wasm.watchdog import Ending, Watchdog
+from inferd.gateways.wasm.runner import Ending, Watchdog
 
 WAIT_S_MAX = 60.0
 

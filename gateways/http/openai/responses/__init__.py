@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from .answering import answer_response, count_input_tokens
+from .answering import (
+    answer_input_items,
+    answer_response,
+    answer_stored,
+    cancel_response,
+    compact,
+    count_input_tokens,
+    delete_response,
+)
 from .fields import INPUT_ITEMS, INPUT_TOKENS, RESPONSES, RETRIEVE
-from .stored import answer_input_items, answer_stored, cancel_response, compact, delete_response
 
 __all__ = (
     "INPUT_ITEMS",

@@ -14,7 +14,7 @@ from .....backends.errors import UnsupportedOperation
 from .....backends.params import without_nulls
 from .....ipc.chat_messages import ROLES as ALL_ROLES
 from ...fields import field_error
-from ..messages import ROLES, read_parts
+from ..chat_fields import ROLES, read_parts
 
 _START = "resp_"
 _MARK_CHARACTERS = 16

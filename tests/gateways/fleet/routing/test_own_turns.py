@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.gateways.fleet.routing.loads import ModelLoad, NodeLoad
-from inferd.gateways.fleet.routing.own_turns import AGE_S_MAX, OPENED_S, OwnTurns, TurnKind
+from inferd.gateways.fleet.routing.loads import (
+    AGE_S_MAX,
+    OPENED_S,
+    ModelLoad,
+    NodeLoad,
+    OwnTurns,
+    TurnKind,
+)
 
 NORMAL, URGENT = TurnKind("m", 1), TurnKind("m", 3)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferd.gateways.fleet.frames import Fields, raw_of
-from inferd.gateways.fleet.routing.prompts import is_setup, prompt_text, setup_text
+from inferd.gateways.fleet.routing.homes import is_setup, prompt_text, setup_text
 from inferd.ipc.messages import CALLS
 
 

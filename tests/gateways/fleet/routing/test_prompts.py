@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.gateways.fleet.routing.prompts import (
+from inferd.gateways.fleet.routing.homes import (
     BLOCK_NODES_MAX,
     PROMPT_BYTES_MAX,
     PromptTable,
