@@ -54,7 +54,7 @@ MODULES = {
     ),
 }
 """By the first words of a command, what it imports of inferd; "" is every other command."""
-WORKER = "scheduler.process.worker"
+WORKER = "scheduler.worker"
 WORKER_MODULES = (WORKER, "backends.echo", "backends.llama.model")
 """The modules of inferd that workers import."""
 OTHERS = {

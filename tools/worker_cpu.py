@@ -22,7 +22,7 @@ from inferd.backends import LanguageModel, ModelSpec, SamplingParams, load_model
 from inferd.scheduler import Owner
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
-from inferd.scheduler.process.worker import SocketLink
+from inferd.scheduler.worker import SocketLink
 
 CTX_SIZE = 4096
 PROMPT = "The capital of France is"

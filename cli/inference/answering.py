@@ -1,30 +1,129 @@
-"""The options of a turn on the command line, and the output of its answer."""
+"""The options of a turn on the command line, the output of its answer as it arrives, and losses of
+the daemon meanwhile: the line about the wait, and the daemon's restart.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from ...backends.errors import ConnectionLost, InferdError
 from ...backends.params import BY_NAME, BY_SPELLING, FORMATS
 from ...backends.params.json_texts import SCHEMA_BYTES_MAX
 from .. import completion
 from ..client import repeat_refused
 from ..options import read_pairs
-from ..output import has_colors, note, write_json_line
-from .answer_output import AnswerOutput
-from .resuming import LossNotice
+from ..output import (
+    end_terminal_line,
+    has_colors,
+    note,
+    write,
+    write_answer,
+    write_dimmed,
+    write_json_line,
+)
+from ..starting import start_on_demand
 
 if TYPE_CHECKING:
     from ...ipc.client import Session, Stream
     from ...ipc.payloads import Prompt
     from .markdown_output import MarkdownOutput
+
+
+class AnswerOutput:
+    """An answer that is written as the model wrote it, except for control characters."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._within_line = False
+
+    def write_reasoning(self, text: str) -> None:
+        """Write reasoning, which does not belong to the answer."""
+        write_dimmed(text)
+        self._note_end(text)
+
+    def write_text(self, text: str) -> None:
+        """Write a piece of the answer."""
+        write_answer(text, end="")
+        self._last = text or self._last
+        self._note_end(text)
+
+    def _note_end(self, text: str) -> None:
+        if text:
+            self._within_line = not text.endswith("\n")
+
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """End the present line before messages are printed."""
+        if self._within_line:
+            end_terminal_line()
+        yield
+
+    def end(self, tool_calls: Sequence[str]) -> None:
+        """End the answer, and write its tool calls after it."""
+        if not self._last.endswith("\n") and (self._last or not tool_calls):
+            write("")
+        for call in tool_calls:
+            write_answer(call)
+
+
+ResumeTimeout = Annotated[
+    float,
+    typer.Option(
+        "--resume-timeout",
+        metavar="SECONDS",
+        min=0.001,
+        help="How long a daemon that has ended is waited for; then the answer continues.",
+    ),
+]
+
+
+class Interruptible(Protocol):
+    """The output of an answer, between whose pieces a line is printed."""
+
+    def interrupted(self) -> AbstractContextManager[None]:
+        """Interrupt it for messages."""
+
+
+class LossNotice:
+    """The line that is printed each time a session has lost its daemon.
+
+    *waits* is true from then on until `note_piece`.
+    """
+
+    def __init__(self, socket: Path | None, model: str, resume_s: float):
+        self.model = model
+        self.waits = False
+        self.output: Interruptible | None = None
+        self.socket, self._resume_s = socket, resume_s
+
+    def print(self, error: InferdError) -> None:
+        """Print the line. Start a daemon if the last one has crashed and commands may start one."""
+        self.waits = True
+        with nullcontext() if self.output is None else self.output.interrupted():
+            note(loss_text(error, self._resume_s))
+            if isinstance(error, ConnectionLost):
+                start_on_demand(self.socket, self.model)
+
+    def note_piece(self) -> None:
+        """Note that the daemon has answered."""
+        self.waits = False
+
+
+def loss_text(error: InferdError, resume_s: float) -> str:
+    """Return the line about a lost daemon, for which a conversation waits up to *resume_s*."""
+    return (
+        f"{error.message_for_people}; waiting up to {resume_s:g} s for its return,"
+        " then this continues (Ctrl-C ends the wait)"
+    )
+
 
 Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[

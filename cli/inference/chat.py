@@ -41,7 +41,9 @@ from ..output import fail, note, write_json_line
 from ..starting import start_on_demand
 from .answering import (
     JsonSchema,
+    LossNotice,
     Markdown,
+    ResumeTimeout,
     SessionId,
     Stats,
     Temperature,
@@ -54,13 +56,14 @@ from .chat_commands import (
     COMMANDS_HELP,
     CommandLine,
     check_setting,
+    export_text,
+    message_text,
     read_command,
     read_setting,
     unquoted,
+    write_new_file,
 )
-from .export import export_text, message_text, write_new_file
-from .line_history import LineHistory, history_path
-from .resuming import LossNotice, ResumeTimeout
+from .typed_lines import LineHistory, history_path
 
 if TYPE_CHECKING:
     from ...ipc.client import Session

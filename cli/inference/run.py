@@ -23,7 +23,9 @@ from ..options import (
 from ..starting import start_on_demand
 from .answering import (
     JsonSchema,
+    LossNotice,
     Markdown,
+    ResumeTimeout,
     SessionId,
     Stats,
     Temperature,
@@ -33,7 +35,6 @@ from .answering import (
     turn_options,
 )
 from .chat import chat
-from .resuming import LossNotice, ResumeTimeout
 
 INPUT_BYTES_MAX = 64 << 20
 

@@ -49,7 +49,7 @@ from ...backends.tuning_choice import ModelTuning
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Priority
 from ...scheduler import messages as m
-from ...scheduler.process.build import EXIT_OTHER_BUILD
+from ...scheduler.build import EXIT_OTHER_BUILD
 from ...sessions.worker_client import TaskReader
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills, address_space_limit

@@ -29,7 +29,7 @@ from pathlib import Path
 import anyio
 
 from ...backends.errors import LoadFailed
-from ...scheduler.process.build import build_id
+from ...scheduler.build import build_id
 from ...scheduler.record import ActivityKind, Recorder
 from ...wire.descriptors import read_with_descriptors
 
@@ -222,7 +222,7 @@ async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> Spawned
 def _command(descriptors: Sequence[int]) -> list[str]:
     sock, record = map(str, descriptors)
     arguments = [BUILD_ID, sock, str(os.getpid()), record]
-    return [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments]
+    return [sys.executable, "-P", "-m", "inferd.scheduler.worker", *arguments]
 
 
 def describe_exit(code: int | None) -> str:

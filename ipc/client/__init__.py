@@ -45,7 +45,7 @@ from .results import (
     Stats,
     TaskInfo,
 )
-from .sessions.session import AsyncPull, AsyncSession
+from .session import AsyncPull, AsyncSession
 from .streams import AsyncStream
 from .sync_client import Client, Pull, Session, Stream
 from .texts import Answer, Piece, Rendered, Reply, ToolCall

@@ -12,12 +12,12 @@ from .. import messages as w
 from ..handles import Graph
 from ..payloads import Config, Prompt, json_text, open_file
 from ..priorities import Priority
+from .attachment import ClientSessionSettings, LossCallback
 from .caller import as_event
 from .connection.core import InFlight
 from .embeddings import AsyncEmbedding
 from .parameters import Options, Parameters
-from .sessions.attachment import ClientSessionSettings, LossCallback
-from .sessions.session import AsyncSession
+from .session import AsyncSession
 from .streams import AsyncStream, StreamedTurn
 from .texts import Reply, reply_of
 from .tool_rounds import ROUNDS_MAX, ToolRounds, compute_chat

@@ -20,7 +20,7 @@ from .client import AsyncClient
 from .connection.blocking_connection import BlockingDriver
 from .connection.driver import Driver, run_blocking
 from .results import Metadata
-from .sessions.session import AsyncPull, AsyncSession, SessionProperties
+from .session import AsyncPull, AsyncSession, SessionProperties
 from .streams import AsyncStream, TurnSoFar
 from .texts import Reply
 from .tool_rounds import ROUNDS_MAX

@@ -3,7 +3,7 @@
 An iteration handles commands, samples requested tokens, plans, parks and restores tasks. Then it
 computes one step, samples from its logits, and does the work that no client waits for. While the
 engine has no work, it measures the model's settings in short slices. It knows only the clock that
-it is given; `scheduler.process.worker` drives it in a process of its own.
+it is given; `scheduler.worker` drives it in a process of its own.
 """
 
 from __future__ import annotations

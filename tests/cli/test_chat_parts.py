@@ -19,12 +19,14 @@ from inferd.cli.inference.chat_commands import (
     CommandLine,
     check_setting,
     completions,
+    export_text,
     read_command,
     read_setting,
     unquoted,
+    write_new_file,
 )
-from inferd.cli.inference.export import export_text, write_new_file
-from inferd.cli.inference.line_history import (
+from inferd.cli.inference.markdown_output import split_blocks
+from inferd.cli.inference.typed_lines import (
     ENTRIES_MAX,
     ENTRY_CHARACTERS_MAX,
     FILE_BYTES_MAX,
@@ -32,7 +34,6 @@ from inferd.cli.inference.line_history import (
     escape_entry,
     read_entry,
 )
-from inferd.cli.inference.markdown_output import split_blocks
 
 # Command lines.
 

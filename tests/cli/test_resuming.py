@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.errors import ConnectionLost, ShuttingDown
-from inferd.cli.inference.resuming import loss_text
+from inferd.cli.inference.answering import loss_text
 from inferd.ipc.client import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import Terminal, inferd_process, on_terminal

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferd import Client
-from inferd.cli.monitoring.top.view import TASKS, Rates, Row, Sample, frame_of
+from inferd.cli.monitoring.top_view import TASKS, Rates, Row, Sample, frame_of
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
 

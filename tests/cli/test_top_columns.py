@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.cli.monitoring.top.columns import PADDING, fit_columns
-from inferd.cli.monitoring.top.view import MODELS, SESSIONS, TASKS, Panel
+from inferd.cli.monitoring.top_screen import PADDING, fit_columns
+from inferd.cli.monitoring.top_view import MODELS, SESSIONS, TASKS, Panel
 
 PANELS = (MODELS, TASKS, SESSIONS)
 NUMBER = "1234567"

@@ -18,8 +18,8 @@ from textual.pilot import Pilot
 
 from inferd.backends.errors import Cancelled, PermissionDenied
 from inferd.backends.library import install_command
-from inferd.cli.monitoring.top.screen import Table, Top
-from inferd.cli.monitoring.top.view import (
+from inferd.cli.monitoring.top_screen import Table, Top
+from inferd.cli.monitoring.top_view import (
     MODELS,
     SESSIONS,
     TASKS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferd.cli.monitoring.top.view import Sample
+from inferd.cli.monitoring.top_view import Sample
 
 __all__ = ("FLEET", "model", "sample", "session", "task")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inferd.cli.monitoring.top.screen import Top
-from inferd.cli.monitoring.top.view import MODELS, SESSIONS, TASKS
+from inferd.cli.monitoring.top_screen import Top
+from inferd.cli.monitoring.top_view import MODELS, SESSIONS, TASKS
 from tools.picture_of_top import FILES, PICTURE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -262,7 +262,7 @@ DATES = {
     "backends/llama/text/template_form.py": "some chat templates get the date as a text",
     "daemon/calls/between_daemons.py": "a session that moves here counts as used now",
     "cli/operations/backup_commands.py": "sessions do not age while they are in a backup",
-    "cli/operations/state_commands.py": "shows when a state was saved",
+    "cli/operations/session_commands.py": "shows when a state was saved",
     "cli/models/tune_command.py": "the date of a measurement",
     "cli/monitoring/status_commands.py": "lists show how long ago sessions were deleted",
     "daemon/models/tuner.py": "the date of a measurement",

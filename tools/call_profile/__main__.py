@@ -138,7 +138,7 @@ def read(folder: Path) -> Iterator[ProcessCalls]:
 def process_name(command: list[str]) -> str:
     """Return the name of a process by its command line."""
     module = next((a for a in command if a.startswith("inferd.")), "daemon")
-    return "worker" if module.endswith("process.worker") else module
+    return "worker" if module.endswith("scheduler.worker") else module
 
 
 if __name__ == "__main__":

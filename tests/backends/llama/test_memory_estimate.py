@@ -38,7 +38,7 @@ from inferd.backends import Chunk, ModelSpec, load_model, estimate_memory
 from inferd.backends.memory import return_large_blocks
 from inferd.backends.llama.loading import loader
 from inferd.backends.memory import resident_bytes
-from inferd.scheduler.process.worker import LARGE_BLOCK_BYTES
+from inferd.scheduler.worker import LARGE_BLOCK_BYTES
 from tests.full_context import fill_context, tokens_at_a_time
 
 return_large_blocks(LARGE_BLOCK_BYTES)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
-from inferd.cli.monitoring.top.screen import Top
+from inferd.cli.monitoring.top_screen import Top
 from inferd.daemon.access.rights import Access
 from inferd.daemon.config.access_settings import Rule
 from inferd.ipc.messages import Right

@@ -20,8 +20,8 @@ from inferd.daemon.models.model_files import signature_of
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.specs import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.scheduler import messages as m
-from inferd.scheduler.process import worker
-from inferd.scheduler.process.worker import SocketLink
+from inferd.scheduler import worker
+from inferd.scheduler.worker import SocketLink
 from inferd.testing import running_daemon
 from inferd.wire.frames import pack_frame
 from tests.raw import RawClient

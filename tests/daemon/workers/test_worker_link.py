@@ -18,7 +18,7 @@ from inferd.daemon.workers.worker import WorkerLink
 from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner, Requester
-from inferd.scheduler.process.worker import SocketLink
+from inferd.scheduler.worker import SocketLink
 from tests.daemon.workers.test_recovery import client_of
 
 pytestmark = pytest.mark.asyncio

@@ -12,9 +12,9 @@ import pytest
 
 from inferd import AsyncClient, AsyncSession, ConnectionLost, InferdError, InvalidArgument
 from inferd.backends.errors import Busy, ShuttingDown, WorkerCrashed
-from inferd.ipc.client.sessions.attachment import SessionProgress
-from inferd.ipc.client.sessions.turn_request import RecoveryStep, recovery_step
+from inferd.ipc.client.attachment import SessionProgress
 from inferd.ipc.client.streams import LOSSES_MAX
+from inferd.ipc.client.turn_request import RecoveryStep, recovery_step
 from tests.ipc.fake_server import METADATA, Exchange, FakeServer, fake_server
 
 BEFORE = SessionProgress(turns=3, tokens=50)

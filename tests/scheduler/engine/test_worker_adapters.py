@@ -17,7 +17,7 @@ from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.kv.files import KvFiles
-from inferd.scheduler.process.worker import load_adapters
+from inferd.scheduler.worker import load_adapters
 from tests.backends import tiny as tiny_models
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import settle

@@ -14,7 +14,7 @@ import pytest
 
 from inferd.backends.errors import LoadFailed
 from inferd.scheduler import messages as m
-from inferd.scheduler.process.worker import READS_MAX, SocketLink
+from inferd.scheduler.worker import READS_MAX, SocketLink
 from inferd.wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 
 SELECT_MAX = 1024

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd.scheduler.process.worker import WorkWatch
+from inferd.scheduler.worker import WorkWatch
 
 SECONDS_MAX = 60.0
 

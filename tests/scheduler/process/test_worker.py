@@ -16,9 +16,9 @@ import pytest
 from inferd.backends import Chunk, MemoryNeed, ModelSpec, Shape
 from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
-from inferd.scheduler.process.build import EXIT_OTHER_BUILD, build_id
-from inferd.scheduler.process.worker import SocketLink, run_worker
+from inferd.scheduler.build import EXIT_OTHER_BUILD, build_id
 from inferd.scheduler.record import create_record
+from inferd.scheduler.worker import SocketLink, run_worker
 from inferd.wire.frames import pack_frame
 
 SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, "token_bytes": 2})
@@ -55,7 +55,7 @@ def daemon() -> Iterator[Daemon]:
     record = create_record()
     arguments = [build_id(), str(theirs.fileno()), str(os.getpid()), str(record)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "inferd.scheduler.process.worker", *arguments],
+        [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
         stdin=subprocess.DEVNULL,
         pass_fds=(theirs.fileno(), record),
     )
@@ -147,7 +147,7 @@ def test_a_worker_of_another_build_exits_without_a_message() -> None:
     with ours, theirs:
         arguments = ["another-build", str(theirs.fileno()), str(os.getpid()), "0"]
         process = subprocess.run(
-            [sys.executable, "-m", "inferd.scheduler.process.worker", *arguments],
+            [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             timeout=60,
@@ -188,7 +188,7 @@ def test_a_worker_that_gets_no_threads_refuses_the_load(
 def test_a_worker_of_the_echo_model_imports_the_engine_of_grammars_at_the_first_grammar() -> None:
     """Its imports would take half of the time of the worker's start."""
     code = """if True:
-        import sys, inferd.scheduler.process.worker
+        import sys, inferd.scheduler.worker
         from inferd.backends import ModelSpec, SamplingParams, estimate_memory, load_model
         spec = ModelSpec(name="echo", backend="echo", ctx_size=64)
         estimate_memory(spec).close()

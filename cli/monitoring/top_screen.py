@@ -1,14 +1,15 @@
-"""The screen of `top`: live tables, and keys for cancel, park and unload."""
+"""The screen of `top`: live tables with the columns that fit, and keys to cancel, park, unload."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import anyio
+from rich.cells import cell_len
 from rich.console import JustifyMethod
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -18,13 +19,48 @@ from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
-from ....backends.errors import InferdError, PermissionDenied
-from ....daemon.printable import escape_controls
-from ....ipc.client import AsyncClient
-from ...options import EXIT_INTERRUPTED
-from .columns import fit_columns
-from .source import client_for, take_sample
-from .view import MODELS, SESSIONS, TASKS, Panel, Row, Sample, TopFrame, frame_of
+from ...backends.errors import InferdError, PermissionDenied
+from ...daemon.printable import escape_controls
+from ...ipc.client import AsyncClient
+from ..options import EXIT_INTERRUPTED
+from .top_source import client_for, take_sample
+from .top_view import MODELS, SESSIONS, TASKS, Panel, Row, Sample, TopFrame, frame_of
+
+PADDING = 2
+"""The spaces around a cell."""
+NAME_WIDTH_MIN = 9
+"""Longer names are cut down to this width before a column is left out."""
+
+
+def fit_columns(
+    panel: Panel, columns: Mapping[str, Sequence[str]], available: int
+) -> dict[str, int]:
+    """Return the heads of the columns to show on *available* cells, with their widths, in the order
+    of the panel. *columns* are the texts of each, by its head.
+
+    The most important columns come first. Only names are cut, because half a number would be a
+    wrong one.
+    """
+    full = {head: max(map(cell_len, (head, *columns[head]))) for head in panel.heads}
+    chosen: dict[str, int] = {}
+    for head in panel.importance:
+        width = _width_min(columns[head], full[head]) if head in panel.names else full[head]
+        if width + PADDING <= available:
+            chosen[head] = width
+            available -= width + PADDING
+    for head in panel.importance:
+        if head in panel.names and head in chosen:
+            more = min(available, full[head] - chosen[head])
+            chosen[head] += more
+            available -= more
+    return {head: chosen[head] for head in panel.heads if head in chosen}
+
+
+def _width_min(names: Sequence[str], full: int) -> int:
+    """Return the width to which a column of names may be cut; numbers of sessions stay whole."""
+    numbers = [len(name) for name in names if name.isdigit()]
+    return min(full, max(NAME_WIDTH_MIN, *numbers, 0))
+
 
 UNLOAD_S_MAX = 60.0
 SCROLL_KEYS = {"up": -1, "down": 1, "pageup": -8, "pagedown": 8}

@@ -1,6 +1,6 @@
 """A worker process: one model, and one engine, whose thread owns both.
 
-`python -m inferd.scheduler.process.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it. Other
+`python -m inferd.scheduler.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it. Other
 threads work on long texts, wait for chat templates, read and write KV files, and end a slice of the
 idle measurement as soon as the engine gets work. Commands and reports go through a socket pair.
 
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...backends import (
+from ..backends import (
     AdapterSpec,
     Chunk,
     InferdError,
@@ -37,17 +37,17 @@ from ...backends import (
     estimate_memory,
     load_model,
 )
-from ...backends.errors import load_cancelled
-from ...backends.library import library_log
-from ...backends.memory import return_large_blocks
-from ...wire.descriptors import read_with_descriptors
-from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
-from .. import messages as m
-from ..engine.engine import Engine
-from ..engine.reporter import set_library_level, write_library_line
-from ..kv.files import KvFiles
-from ..settings import EngineSettings
+from ..backends.errors import load_cancelled
+from ..backends.library import library_log
+from ..backends.memory import return_large_blocks
+from ..wire.descriptors import read_with_descriptors
+from ..wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
+from . import messages as m
 from .build import EXIT_OTHER_BUILD, build_id
+from .engine.engine import Engine
+from .engine.reporter import set_library_level, write_library_line
+from .kv.files import KvFiles
+from .settings import EngineSettings
 
 _FDS_MAX = 4
 READS_MAX = 512

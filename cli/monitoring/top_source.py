@@ -1,4 +1,4 @@
-"""Samples of the daemon's state: four calls, one after the other."""
+"""Samples of the daemon's state for `top`: four calls, one after the other."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import anyio
 
-from ....ipc.client import AsyncClient
-from ...client import SOFTWARE
-from ...nodes import on_nodes, stats_on
-from .view import Sample, TopFrame, frame_of
+from ...ipc.client import AsyncClient
+from ..client import SOFTWARE
+from ..nodes import on_nodes, stats_on
+from .top_view import Sample, TopFrame, frame_of
 
 CALL_S_MAX = 10.0
 """Timeout of a call; the daemon itself waits up to one second for a worker."""

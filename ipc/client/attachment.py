@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
-from ....backends.errors import (
+from ...backends.errors import (
     ConnectionLost,
     InferdError,
     InvalidArgument,
@@ -21,17 +21,17 @@ from ....backends.errors import (
     ShuttingDown,
     Timeout,
 )
-from ... import messages as w
-from ...handles import Context, Graph
-from ...payloads import Config, TensorLike, json_text
-from ...priorities import Priority
-from ..caller import CLOSE_S_MAX
-from ..connection.core import ConnectionCore, InFlight, no_metadata
-from ..failures import is_loss, is_node_loss, retry_pauses
-from ..operations import AsyncOperations
-from ..results import Metadata
-from ..streams import SETTLE_S_MAX
-from ..wasi_calls import ProgressCallback
+from .. import messages as w
+from ..handles import Context, Graph
+from ..payloads import Config, TensorLike, json_text
+from ..priorities import Priority
+from .caller import CLOSE_S_MAX
+from .connection.core import ConnectionCore, InFlight, no_metadata
+from .failures import is_loss, is_node_loss, retry_pauses
+from .operations import AsyncOperations
+from .results import Metadata
+from .streams import SETTLE_S_MAX
+from .wasi_calls import ProgressCallback
 
 _APPEND = b'{"append":true}'
 

@@ -14,7 +14,7 @@ from pathlib import Path
 EXIT_OTHER_BUILD = os.EX_PROTOCOL
 """Exit status of a worker whose files are of another build than its daemon."""
 _SHARED = ("backends", "scheduler", "wire")
-_PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1]
 
 
 def build_id(package: Path = _PACKAGE) -> str:

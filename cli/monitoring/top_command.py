@@ -1,6 +1,8 @@
-"""The command: a screen on a terminal, otherwise one frame of plain tables.
+"""`inferd top`: the daemon's current activity, on a screen on a terminal, otherwise as one frame of
+plain tables.
 
-`view` is pure. `source` queries the daemon. Only this module imports `screen`, which needs textual.
+`top_view` is pure. `top_source` queries the daemon. Only this module imports `top_screen`, which
+needs textual.
 """
 
 from __future__ import annotations
@@ -13,16 +15,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...client import socket_of
-from ...commands import optional_import
-from ...nodes import Node, check_node
-from ...one_shot import OneShotClient
-from ...options import AllUsers, JsonOutput, SocketPath
-from ...output import table, write, write_json
+from ..client import socket_of
+from ..commands import optional_import
+from ..nodes import Node, check_node
+from ..one_shot import OneShotClient
+from ..options import AllUsers, JsonOutput, SocketPath
+from ..output import table, write, write_json
 
 if TYPE_CHECKING:
-    from .view import TopFrame
-
+    from .top_view import TopFrame
 
 INTERVAL_HELP = "The time between two updates."
 
@@ -51,7 +52,7 @@ def top(
         return
     otherwise = "; `inferd top --once` needs no textual"
     with optional_import("the screen of inferd top needs textual", "top", otherwise):
-        from .screen import Top
+        from .top_screen import Top
     if not os.environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # textual would take an empty value for a set one
     with OneShotClient(path) as client:  # fail now if the daemon, or the node, is missing
@@ -73,7 +74,7 @@ def _write_once(
 ) -> None:
     import anyio
 
-    from .source import first_frame
+    from .top_source import first_frame
 
     frame: TopFrame = anyio.run(partial(first_frame, path, interval, node, all_users=all_users))
     if as_json:

@@ -12,21 +12,23 @@ from warnings import warn
 
 import msgspec
 
-from ....backends.errors import ContextFull, EndOfSequence, InferdError, InvalidArgument
-from ... import messages as w
-from ...handles import Context, Graph
-from ...payloads import Prompt, TensorLike, traceparent_of
-from ...priorities import Priority
-from ..caller import as_event
-from ..connection.core import no_metadata
-from ..failures import is_loss, with_progress
-from ..operations import AsyncOperations
-from ..parameters import Options, Parameters
-from ..results import Metadata, ParameterInfo
-from ..streams import AsyncStream, StreamedTurn
-from ..texts import Answer, Reply, answers_of, reply_of
-from ..tool_rounds import ROUNDS_MAX, ToolRounds, compute_chat
-from ..turn_settings import (
+from ...backends.errors import ContextFull, EndOfSequence, InferdError, InvalidArgument
+from .. import messages as w
+from ..handles import Context, Graph
+from ..payloads import Prompt, TensorLike, traceparent_of
+from ..priorities import Priority
+from .attachment import Attachment, ClientSessionSettings, PulledTurn, TurnsUnderWay, require_open
+from .caller import as_event
+from .connection.core import no_metadata
+from .failures import is_loss, with_progress
+from .operations import AsyncOperations
+from .parameters import Options, Parameters
+from .results import Metadata, ParameterInfo
+from .streams import AsyncStream, StreamedTurn
+from .texts import Answer, Reply, answers_of, reply_of
+from .tool_rounds import ROUNDS_MAX, ToolRounds, compute_chat
+from .turn_request import TurnRequest
+from .turn_settings import (
     PromptCallback,
     QueueCallback,
     SchedulingKeywords,
@@ -36,8 +38,6 @@ from ..turn_settings import (
     read_settings,
     takes,
 )
-from .attachment import Attachment, ClientSessionSettings, PulledTurn, TurnsUnderWay, require_open
-from .turn_request import TurnRequest
 
 
 class AsyncPull(AsyncIterator[str], AbstractAsyncContextManager["AsyncPull"]):

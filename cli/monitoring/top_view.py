@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ....daemon.printable import size_text
-from ...nodes import name_on_node
-from ...output import time_text
-from ..stats import MetricSums
-from ..status_commands import user_text
+from ...daemon.printable import size_text
+from ..nodes import name_on_node
+from ..output import time_text
+from .stats import MetricSums
+from .status_commands import user_text
 
 TASKS_LINE = (
     "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"

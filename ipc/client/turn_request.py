@@ -7,13 +7,13 @@ from enum import Enum, auto
 
 import msgspec
 
-from ....backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
-from ... import messages as w
-from ..connection.core import InFlight
-from ..failures import is_loss, is_node_loss
-from ..streams import StreamedTurn
-from ..turn_settings import stream_call
+from ...backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
+from .. import messages as w
 from .attachment import SessionProgress, TurnsUnderWay
+from .connection.core import InFlight
+from .failures import is_loss, is_node_loss
+from .streams import StreamedTurn
+from .turn_settings import stream_call
 
 
 class RecoveryStep(Enum):

@@ -1,1 +1,0 @@
-"""`inferd top`: the daemon's current activity, on a screen or as plain tables."""

@@ -1,1 +1,0 @@
-"""Sessions at the client's end: attaching, turns, resuming."""

@@ -1,1 +1,0 @@
-"""The worker process and its end of the socket pair."""
