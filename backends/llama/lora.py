@@ -24,6 +24,7 @@ from ..model_spec import AdapterInfo, AdapterSpec, split_key
 from .llama_log import capture
 from .loading.gguf_check import GgufFile, GgufTensor, open_model_file, read_gguf
 from .loading.opening import c_file
+from .lora_targets import is_adapted
 
 _CONVERT = "convert it for this model with llama.cpp's convert_lora_to_gguf.py"
 _FLOAT32_ENTRY = 6
@@ -51,6 +52,7 @@ def check_adapter(adapter: GgufFile, model: GgufFile, name: str) -> None:
     :raises UnsupportedOperation: this kind of adapter cannot be run.
     """
     _check_entries(adapter, model, name)
+    architecture = str(model.values.get("general.architecture"))
     pairs = list(_pairs(adapter, name))
     if not pairs:
         raise _unfit(name, "has no matrices")
@@ -58,6 +60,11 @@ def check_adapter(adapter: GgufFile, model: GgufFile, name: str) -> None:
         if target not in model.tensors:
             raise _unfit(name, f"changes {target!r}, which the model does not have")
         _check_pair(name, target, a, b, model)
+        if not is_adapted(target, architecture):
+            reason = (
+                f"changes {target!r}, which llama.cpp uses without adapters in {architecture!r}"
+            )
+            raise _unsupported(name, reason, "train it on other weights of the model")
 
 
 def _unfit(name: str, reason: str) -> LoadFailed:

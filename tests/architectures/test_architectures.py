@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from inferd.backends import AdapterSpec
 from inferd.backends.errors import UnsupportedOperation
 from tests.architectures.checks import CHECKS, Subject
+from tests.tiny_lora import matrices, write_lora
 from tools.architectures.models import EIGHT, MISSING, find_models
 
 pytestmark = pytest.mark.model
@@ -47,3 +51,20 @@ def test_an_architecture_passes_a_check_or_refuses_it(subject: Subject, name: st
 def test_a_diffusion_model_is_refused() -> None:
     with pytest.raises(UnsupportedOperation, match="a diffusion process"):
         subject_of("dream-dense")
+
+
+def test_an_adapter_that_llama_cpp_would_ignore_is_refused(tmp_path: Path) -> None:
+    """It multiplies these weights of DeepSeek's attention without adapters."""
+    subject = subject_of("deepseek2-moe")
+    name = "blk.0.attn_kv_a_mqa.weight"
+    rows, columns = reversed(subject.file.tensors[name].shape)
+    tensors = matrices({name: (rows, columns)})
+    path = write_lora(tmp_path / "a.gguf", tensors, architecture="deepseek2")
+    with pytest.raises(UnsupportedOperation, match=r"attn_kv_a_mqa.*without adapters") as caught:
+        subject.model.add_adapter(AdapterSpec(name="a", path=str(path)))
+    assert caught.value.hint
+    tokens = subject.tokens(1, 20)
+    plain = subject.bare.decode(0, tokens)
+    with subject.bare.adapter(path, 1.0):
+        assert np.array_equal(subject.bare.decode(0, tokens), plain)
+    subject.close()
