@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas templates architectures archs prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare answers compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas templates architectures archs prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -63,6 +63,11 @@ compare: $(STAMP)-bench models ## check that llama-server gives the same answers
 
 archs: $(STAMP)-test ## check tiny models of all architectures of llama.cpp; writes docs/architectures.md
 	$(PY) -m tools.architectures $(ARGS)
+
+answers: $(STAMP)-test $(STAMP)-bench templates models ## try every chat template, beside llama-server too; writes docs/models.md
+	$(PY) -m pytest -q --all-answers tests/sessions/answers/test_round_trip.py $(ARGS)
+	$(PY) -m bench.answers
+	$(PY) -m tools.docs
 
 compat: $(STAMP)-install models ## run programs that use the HTTP gateway; writes docs/compatibility.md
 	$(PIP) install --editable '.[gateway]'

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.answers.page import PAGE as MODELS
+from bench.answers.page import models_page
 from bench.attack.report import PAGE as SECURITY
 from bench.attack.report import page as security_page
 from inferd.backends.params.parameter_table import json_schema
@@ -42,6 +44,7 @@ def pages() -> dict[Path, str]:
         DOCS / "parameters.md": page(),
         DOCS / "settings.md": settings_page(),
         PROTOCOL: protocol_page(),
+        MODELS: models_page(),
         SECURITY: security_page(),
         WASI_NN: wasi_nn_page(),
         DOCS / "parameters.schema.json": _json(json_schema()),

@@ -54,7 +54,7 @@ class Unwritable(Exception):
 
 
 class Parsed(NamedTuple):
-    """A parsed answer. Calls are names with the canonical JSON of their arguments."""
+    """A parsed answer. Calls are names with the JSON of their arguments, canonical if whole."""
 
     content: str
     reasoning: str
@@ -294,8 +294,8 @@ class WrittenAnswers:
         return _joined([*found, splitter.split_last(b"")])
 
     def parse_cut(self, prompt: str, text: str) -> Parsed:
-        """Return the message that a stream has sent after *text*, which is not the whole answer."""
-        return _joined([self._splitter(prompt).split(text.encode())])
+        """Return the message that a stream has sent after *text*, the beginning of an answer."""
+        return _joined([self._splitter(prompt).split(text.encode())], whole=False)
 
     def _splitter(self, prompt: str) -> AnswerSplitter:
         parser = AnswerParser(self.answers, functions(), prompt=prompt, reasoning=True)
@@ -324,17 +324,17 @@ def first_mark(text: str) -> str:
     return text[: text.find(">") + 1] if text.startswith("<") else ""
 
 
-def _joined(found: Sequence[AnswerParts]) -> Parsed:
+def _joined(found: Sequence[AnswerParts], *, whole: bool = True) -> Parsed:
     calls = join_parts(part for piece in found for part in piece.calls)
     return Parsed(
         b"".join(piece.text for piece in found).decode().strip(),
         b"".join(piece.reasoning for piece in found).decode().strip(),
-        tuple((call.name, canonical_text(call.arguments)) for call in calls),
+        tuple((c.name, canonical_text(c.arguments) if whole else c.arguments) for c in calls),
     )
 
 
 def canonical_text(arguments: str) -> str:
-    """Return the canonical form of a JSON text, or the text if it is only a part."""
+    """Return the canonical form of a JSON text, or the text if it is another one."""
     try:
         return canonical(json.loads(arguments))
     except ValueError:

@@ -1,0 +1,1 @@
+"""Answers in the forms of chat templates: parsed here, by llama-server, and rendered again."""
