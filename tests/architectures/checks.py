@@ -172,15 +172,20 @@ def reuse_a_prefix(subject: Subject) -> None:
 
 
 def rewind_to_a_turn(subject: Subject) -> None:
-    """The state after a turn replaces that of later turns."""
+    """The state after a turn replaces that of later turns; a hybrid is also cut back to it."""
     model, turn, second = subject.model, subject.tokens(12, 90), subject.tokens(13, 40)
+    hybrid = model.info.kv_kind == "hybrid"
     prefill(model, 0, turn)
-    state = model.save(0)
+    state, checkpoint = model.save(0), model.save_checkpoint(0) if hybrid else b""
     prefill(model, 0, second, 90)
     assert model.restore(0, state) and model.length(0) == 90
     other = subject.tokens(14, 30)
     prefill(model, 0, other, 90)
     subject.assert_as_from_scratch(0, turn + other)
+    if hybrid:
+        assert model.restore_checkpoint(0, checkpoint) and model.length(0) == 90
+        prefill(model, 0, second, 90)
+        subject.assert_as_from_scratch(0, turn + second)
 
 
 def fork_into_slots(subject: Subject) -> None:

@@ -12,6 +12,7 @@ __all__ = ("make_moves",)
 
 SLOTS = 3
 MOVES = ("append", "append", "append", "trim", "swap", "save", "restore")
+MOVES_OF_HYBRIDS = (*MOVES, "checkpoint", "cut")
 
 
 def make_moves(
@@ -23,15 +24,18 @@ def make_moves(
     check: Callable[[int, Sequence[int]], None],
     count: int = 40,
 ) -> None:
-    """Append, trim, swap, save and restore in random order, in three empty slots.
+    """Append, trim, swap, save and restore in random order, in three empty slots. Cut hybrids back
+    to checkpoints.
 
     *check* is called with a slot and its tokens. It may use other slots.
     """
     random_source = random.Random(seed)
     texts: list[list[int]] = [[] for _ in range(SLOTS)]
     saved: list[tuple[bytes, list[int]]] = []
+    checkpoints: list[tuple[bytes, list[int]]] = []
+    moves = MOVES_OF_HYBRIDS if model.info.kv_kind == "hybrid" else MOVES
     for _ in range(count):
-        slot, move = random_source.randrange(SLOTS), random_source.choice(MOVES)
+        slot, move = random_source.randrange(SLOTS), random_source.choice(moves)
         if move == "append":
             size = random_source.choice((1, 1, 7, 60, 130))
             if len(texts[slot]) + size > tokens_max:
@@ -51,7 +55,14 @@ def make_moves(
             texts[slot], texts[to] = texts[to], texts[slot]
         elif move == "save":
             saved.append((model.save(slot), texts[slot]))
-        elif saved:
+        elif move == "checkpoint" and texts[slot]:
+            checkpoints.append((model.save_checkpoint(slot), texts[slot]))
+        elif move == "cut":
+            fitting = [c for c in checkpoints if texts[slot][: len(c[1])] == c[1]]
+            if fitting:
+                checkpoint, texts[slot] = random_source.choice(fitting)
+                assert model.restore_checkpoint(slot, checkpoint)
+        elif move == "restore" and saved:
             state, text = random_source.choice(saved)
             assert model.restore(slot, state)
             texts[slot] = text

@@ -19,7 +19,7 @@ _REUSE = {
     "plain": "any beginning",
     "window": "a beginning with its window",
     "recurrent": "whole states",
-    "hybrid": "whole states",
+    "hybrid": "a beginning at a checkpoint",
 }
 _WEIGHTS = {"moe": "with experts", "dense": "dense"}
 
@@ -111,9 +111,10 @@ architectures differ from them in their size, their weights and their vocabulary
 table. {failures}
 
 **KV state** says which part of a computed prompt another prompt can use: *any beginning*; *a
-beginning with its window*, whose last tokens are still in the cache; or only *whole states*, which
-are saved [on the way](scheduling.md#models-with-a-window-or-a-recurrence). **Shift** says
-whether a [context shift](scheduling.md#a-full-context) is possible. Without one, an answer ends
+beginning with its window*, whose last tokens are still in the cache; *a beginning at a checkpoint*;
+or only *whole states*. Checkpoints and whole states are saved
+[on the way](scheduling.md#models-with-a-window-or-a-recurrence). **Shift** says whether a
+[context shift](scheduling.md#a-full-context) is possible. Without one, an answer ends
 when its context is full; conversations still drop their oldest turns.
 
 Encoder-decoders, T5 and its family, have tests of their own: their sessions have one turn.
