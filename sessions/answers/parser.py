@@ -23,6 +23,7 @@ from ...backends.tool_formats import FUNCTION_NAME_CHARACTERS_MAX
 from .calls import ANSWER_CALLS_MAX, ToolCallPart, decode_object, json_text, merge_parts
 from .source import (
     SPACE,
+    SPACE_CHARACTERS_MAX,
     AnswerEnded,
     AnswerSource,
     NotACall,
@@ -42,8 +43,6 @@ from .values import (
     read_string,
 )
 
-SPACE_CHARACTERS_MAX = 64
-"""The most white space that may stand before a block of reasoning."""
 _SKIPPED_MAX = 64
 """Characters between a name and the arguments that `skips_to_arguments` allows."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
@@ -397,7 +396,7 @@ class _TagReader:
                     held = text
                     return
                 text, at_start = text[size:], False
-            shown = text.rstrip() if self._trail else text
+            shown = text[: max(len(text.rstrip()), len(text) - len(self._trail))]
             if nullable and opening and any(word.startswith(text.strip()) for word in _NULLS):
                 held = text
                 return
@@ -427,6 +426,8 @@ class _TagReader:
             space = SPACE.match(source.buffer, source.at)
             assert space is not None, "it matches everywhere"
             rest = source.buffer[space.end() :]
+            if space.end() - space.start() > SPACE_CHARACTERS_MAX:
+                return False
             if source.ended or not self.key_begin.startswith(rest):
                 after = rest[len(self.key_begin) :]
                 return rest.startswith(self.key_begin) and not after.startswith("/")
@@ -610,14 +611,17 @@ class AnswerReader:
     def _read_calls(self, mark: str, forms: Sequence[CallForm]) -> Reading:
         """Read calls after *mark*, which is pending, in the first of *forms* that they have."""
         source = self._source
-        before = source.calls
+        before, size_max = source.calls, 0
         for form in forms:
             is_last = form is forms[-1]
             try:
                 yield from self._read_section(form, mark)
                 return
             except NotACall:
+                size_max = max(size_max, source.pending_size)
                 if is_last or source.calls > before:
+                    # Text that was read in any form is not read again, however many marks it has.
+                    source.extend_pending(size_max)
                     source.pass_failed(mark)
                     return
             except AnswerEnded:

@@ -17,6 +17,12 @@ CALL_CHARACTERS_MAX = 256 << 10
 """A longer call stays text."""
 SPACE = re.compile(r"\s*")
 _MARKS_CACHED_MAX = 256
+HELD_CHARACTERS_MAX = 4096
+"""More white space is text, whether or not a call follows."""
+SPACE_CHARACTERS_MAX = 64
+"""The most white space that may stand before a block of reasoning, or before the mark by which a
+text in a call is known to have ended.
+"""
 _CUT_MARK_CHARACTERS = 3
 """So many characters at the end of an answer that a limit has cut may be dropped as a mark's."""
 
@@ -93,6 +99,8 @@ class AnswerSource:
         self._reasoning: list[str] = []
         self._held = ""
         """White space, and marks without a call, that are text unless a call follows."""
+        self._overlong = False
+        """Whether more white space than is held back has come, and no other text since."""
         self._skips = ""
         """White space of the last mark, which is left out as far as it comes next."""
         self._after_call = False
@@ -100,7 +108,7 @@ class AnswerSource:
         """Characters of the prompt that were not read yet."""
         self._pending: list[str] = []
         """The text of a possible call so far."""
-        self._pending_size = 0
+        self.pending_size = 0
         self._announced = False
         """Whether parts of the pending call were added to `parts`."""
 
@@ -205,13 +213,14 @@ class AnswerSource:
             self._after_call = not text
         if not text:
             return
-        if self.holds_space:
-            shown = text.rstrip()
-            text, self._held = (
-                (self._held + shown, text[len(shown) :]) if shown else ("", self._held + text)
-            )
-        else:
+        if not self.holds_space:
             text, self._held = self._held + text, ""
+        elif shown := text.rstrip():
+            text, self._held, self._overlong = self._held + shown, text[len(shown) :], False
+        else:
+            text, self._held = "", self._held + text
+        if self._overlong or len(self._held) > HELD_CHARACTERS_MAX:
+            text, self._held, self._overlong = text + self._held, "", True
         (self._reasoning if self.in_reasoning else self._text).append(text)
 
     def pass_held(self) -> None:
@@ -257,12 +266,12 @@ class AnswerSource:
 
     def clear_pending(self) -> None:
         """Clear the pending text: it has become a call, or is skipped as a mark."""
-        self._unshown = max(0, self._unshown - self._pending_size)
+        self._unshown = max(0, self._unshown - self.pending_size)
         self._forget_pending()
 
     def _forget_pending(self) -> None:
         self._pending.clear()
-        self._pending_size, self._announced = 0, False
+        self.pending_size, self._announced = 0, False
 
     def skip_mark(self, mark: str, before: str = "") -> None:
         """Leave out the pending *mark* with its white space, as far as the text has it. *before* is
@@ -309,10 +318,16 @@ class AnswerSource:
         taken = self.buffer[self.at : self.at + size]
         self.at += size
         self._pending.append(taken)
-        self._pending_size += size
-        if self._pending_size > CALL_CHARACTERS_MAX:
+        self.pending_size += size
+        if self.pending_size > CALL_CHARACTERS_MAX:
             raise NotACall
         return taken
+
+    def extend_pending(self, size: int) -> None:
+        """Make *size* characters pending, if there are fewer; the text after them was added."""
+        more = max(0, size - self.pending_size)
+        self._pending.append(self.buffer[self.at : self.at + more])
+        self.at += more
 
     def peek(self) -> Generator[None, None, str]:
         """Return the next character without reading it.
@@ -422,6 +437,8 @@ class AnswerSource:
             after = SPACE.match(self.buffer, place + len(end))
             assert after is not None, "it matches everywhere"
             rest = self.buffer[after.end() : after.end() + longest]
+            if not rest and after.end() - after.start() > SPACE_CHARACTERS_MAX:
+                rest = " "  # no mark: the text that waits for one is bounded
             ends = not followers or any(rest.startswith(f) for f in followers)
             if not ends and any(f.startswith(rest) for f in followers):
                 if not self.ended:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from .calls import ARGUMENTS_LEVELS_MAX, json_text
-from .source import SPACE, AnswerEnded, AnswerSource, NotACall, Reading
+from .source import SPACE, SPACE_CHARACTERS_MAX, AnswerEnded, AnswerSource, NotACall, Reading
 
 Emit = Callable[[str], None]
 _IN_STRING = re.compile(r'[^"\\]*')
@@ -183,7 +183,8 @@ class LiteralReader:
         while True:
             space = SPACE.match(source.buffer, source.at)
             assert space is not None, "it matches everywhere"
-            if space.end() < len(source.buffer) or source.ended:
+            size = space.end() - space.start()
+            if space.end() < len(source.buffer) or source.ended or size > SPACE_CHARACTERS_MAX:
                 return _AFTER_STRING.match(source.buffer, source.at) is not None
             yield
 

@@ -24,7 +24,7 @@ from inferd.sessions.answers.calls import (
     template_arguments,
 )
 from inferd.sessions.answers.parser import AnswerParser, ParsedText
-from inferd.sessions.answers.source import CALL_CHARACTERS_MAX
+from inferd.sessions.answers.source import CALL_CHARACTERS_MAX, HELD_CHARACTERS_MAX
 from tests.sessions.answers.form_names import ToolFormat
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -262,6 +262,30 @@ def test_nothing_is_lost(form: ToolFormat, answer: str, opened: bool) -> None:
         found = found._replace(text=found.text.replace("all\n", "").replace(">>>", ""))
     if not parsed:
         assert found.text == answer
+
+
+def test_text_that_is_no_call_is_read_once_for_each_form_of_calls() -> None:
+    """Otherwise a text with many marks would be read again from each of them."""
+    failed = '<function=add>{"a": "<function=now>{}</function>"]'
+    found = parse(F.FUNCTION_TAGS, failed + " <function=now>{}</function>")
+    assert (found.text, calls(found)) == (failed, [NOW])
+
+
+def test_space_that_is_held_back_before_a_call_is_bounded() -> None:
+    for size, kept in ((HELD_CHARACTERS_MAX, 0), (HELD_CHARACTERS_MAX + 1, 1)):
+        answer = "a" * 10_000 + " " * size + HERMES
+        for pieces in ([answer], list(answer)):
+            found = parse(F.HERMES, *pieces)
+            assert (found.text, calls(found)) == ("a" * 10_000 + " " * size * kept, ADD)
+
+
+def test_space_that_waits_for_a_mark_is_bounded() -> None:
+    parsing = parser(F.FUNCTION_TAGS)
+    parsing.parse("<tool_call><function=add><parameter=note>x</parameter>")
+    for _ in range(200):
+        parsing.parse(" ")
+    assert len(parsing.held) < CALL_CHARACTERS_MAX
+    assert len(parsing._source.buffer) <= 100, "the rest was read"
 
 
 def test_parts_of_one_call_are_joined() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from inferd.backends.answer_form import PLAIN_ANSWERS, THINK
 from inferd.backends.errors import InvalidArgument
-from inferd.sessions.answers.parser import SPACE_CHARACTERS_MAX as SPACE_MAX
 from inferd.sessions.answers.parser import opened_by
+from inferd.sessions.answers.source import SPACE_CHARACTERS_MAX as SPACE_MAX
 from inferd.sessions.answers.splitter import (
     AnswerParts,
     AnswerSplitter,
