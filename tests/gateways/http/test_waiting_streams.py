@@ -11,6 +11,7 @@ import pytest
 from inferd.gateways.http.exchange import Exchange, WaitingStreams
 from inferd.gateways.http.exchange.streaming import StreamForm, _StreamWriter
 from inferd.gateways.http.limits import PLACE_PAUSE_S, PLACES_PER_S_MAX, WAITING_PAUSE_S
+from inferd.gateways.http.turns.answers import TurnRequest
 
 pytestmark = pytest.mark.asyncio
 
@@ -74,7 +75,9 @@ async def test_a_stream_whose_turn_is_not_accepted_does_not_wait_for_the_places_
     for _ in range(3 * PLACES_PER_S_MAX):
         waiting.add(Stream(), 3600)
     exchange = cast("Exchange", SimpleNamespace(waiting=waiting))
-    writer = _StreamWriter(exchange, cast("StreamForm", None), answers=1)
+    writer = _StreamWriter(
+        exchange, cast("StreamForm", None), [TurnRequest(model="m", prompt="hi")]
+    )
     writer._check_at = 0.0  # its check has begun
     assert await writer.show_waiting() == PLACE_PAUSE_S
 
