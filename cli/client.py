@@ -131,7 +131,7 @@ def retry_pause_s(error: InferdError, retries: int, remaining_s: float) -> float
     """Return the pause before the request that failed by *error* is repeated, or None if it is not:
     no *retries* remain, they cannot help, or the daemon asks for a longer wait.
     """
-    from ..ipc.client.failures import retry_delay_s
+    from ..ipc.client.caller import retry_delay_s
 
     if not retries or (isinstance(error, Busy) and error.retry_after_s > RETRY_S_MAX):
         return None

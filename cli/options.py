@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 import typer
 
-from ..ipc.priorities import Priority
+from ..ipc.names import Priority
 from . import completion
 
 EXIT_REFUSED = 1

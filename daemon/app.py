@@ -18,9 +18,8 @@ import structlog
 from ..backends.errors import InferdError, ShuttingDown
 from ..backends.memory import return_large_blocks
 from ..ipc.messages import Kind
-from ..ipc.metrics.listener import HttpListener
-from ..ipc.open_files import raise_open_files_limit
-from ..ipc.server.descriptors import allow_interrupts
+from ..ipc.metrics_listener import HttpListener
+from ..ipc.server.descriptors import allow_interrupts, raise_open_files_limit
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
 from .calls import ALL_CALLS, IMMEDIATE_CALLS
 from .components import Components

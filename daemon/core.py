@@ -27,8 +27,8 @@ from ..ipc.messages import (
     Limits,
     ServerHello,
 )
-from ..ipc.open_files import descriptors_max
 from ..ipc.server.connection import Request, ServerConnection
+from ..ipc.server.descriptors import descriptors_max
 from ..ipc.server.request_bytes import RequestBytes
 from ..ipc.server.server import Server
 from ..scheduler.kv.store import scoped

@@ -1,10 +1,16 @@
-"""The names in a client's hello: the label of a program, and the user for whom a gateway acts."""
+"""The names of the priority classes, the lowest first, whose order `scheduler.owner` has; and the
+names in a client's hello: the label of a program, and the user for whom a gateway acts.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Literal, TypeAlias
 
 from ..backends.errors import InvalidArgument
+
+Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
+
 
 LABEL_CHARACTERS_MAX = 64
 NAME_CHARACTERS_MAX = 128

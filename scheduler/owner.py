@@ -2,7 +2,7 @@
 
 Owners are users, and the labels by which a user's programs differ. The numbers of the classes are
 compared and sent to the workers; programs, users and files use the names. Clients have the names in
-`ipc.priorities`, and tests/ipc/test_priorities.py lists all further copies.
+`ipc.names`, and tests/ipc/test_priorities.py lists all further copies.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from . import messages as m
 from .build import EXIT_OTHER_BUILD, build_id
 from .engine.engine import Engine
 from .engine.reporter import set_library_level, write_library_line
-from .kv.files import KvFiles
+from .kv.disk import KvFiles
 from .settings import EngineSettings
 
 _FDS_MAX = 4

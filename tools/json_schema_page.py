@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from inferd.backends.grammars.json_schema.document import LEVELS_MAX
 from inferd.backends.grammars.json_schema.keyword_table import KEYWORDS, SchemaKeyword
-from inferd.backends.grammars.json_schema.refused_keyword import DROPPED_MAX
+from inferd.backends.grammars.json_schema.refusals import DROPPED_MAX
 from inferd.backends.grammars.json_schema.rewriting import FORMATS
 from inferd.backends.grammars.json_schema.schema_grammar import WHITESPACE_MAX
 from inferd.backends.grammars.limits import CPU_S_MAX, MEMORY_BYTES_MAX

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from inferd.backends.errors import ERRORS_BY_NAME, Outcome
 from inferd.daemon.metrics.families import PREFIX, SECTIONS
 from inferd.gateways.fleet.entry import metrics as fleet
-from inferd.ipc.metrics.metric_families import Family
+from inferd.ipc.metric_families import Family
 
 HEAD = """\
 # Metrics

@@ -14,7 +14,7 @@ from typing import Any
 from inferd.backends.errors import ErrorFields
 from inferd.backends.gguf import FileFacts
 from inferd.backends.params.parameter_table import PARAMETERS, Kind, Parameter
-from inferd.ipc.priorities import Priority
+from inferd.ipc.names import Priority
 from inferd.wire.metadata import Metadata
 from tools.documented_fields import RESULTS, fields_of
 
@@ -70,7 +70,7 @@ def _results() -> str:
         HEADER.format("The maps that calls return.", "the structs of the daemon's results"),
         "from typing import Any, NotRequired, TypedDict\n",
         "from ...backends.errors import ErrorFields",
-        "from ..priorities import Priority",
+        "from ..names import Priority",
     ]
     for struct in RESULTS.values():
         if struct is ErrorFields:

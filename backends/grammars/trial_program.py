@@ -26,8 +26,7 @@ from .forced_text import ForcedText, forced_by_lark, forced_by_schema, together,
 from .formats import Vocabulary
 from .json_schema.document import Schema, read_schema
 from .json_schema.inference import infer_keywords
-from .json_schema.malformed import check_keywords
-from .json_schema.refused_keyword import leave_out_constraints, refusal_of
+from .json_schema.refusals import check_keywords, leave_out_constraints, refusal_of
 from .json_schema.schema_grammar import grammars_of_schema
 from .languages.gbnf import lark_of, parse_gbnf, refusal
 from .languages.lark import FORMATS_HINT, grammar_of_tags, lark_refusal, regex_literal, rewrite_lark

@@ -22,7 +22,7 @@ from ..core import Daemon
 from ..models.model import ManagedModel
 from ..models.registry import Lease
 from ..residency.residency import ResidencyRequest
-from ..traces.traced_request import note_model_request
+from ..traces.spans import note_model_request
 from .arguments import TIMEOUT_S_MIN, priority_of, seconds_of
 
 CallFunction = Callable[[Daemon, Request], Awaitable[Any]]

@@ -17,8 +17,7 @@ from ...backends.errors import InvalidArgument
 from ...backends.params import as_whole, nearest
 from ...backends.texts import shorten
 from ...ipc.messages.calls import Right
-from ...ipc.names import OWN_USER, check_label, is_user_name
-from ...ipc.priorities import Priority
+from ...ipc.names import OWN_USER, Priority, check_label, is_user_name
 from .declaration import (
     BYTES_MAX,
     ErrorList,

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...backends.library import LEVELS
 from ...backends.texts import choice_of, shorten
-from ...ipc.metrics.listen_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
+from ...ipc.metrics_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
 from ...ipc.paths import SYSTEM_SOCKET
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .access_settings import gid_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ...ipc.metrics.listen_address import LOOPBACK, Address
+from ...ipc.metrics_address import LOOPBACK, Address
 from ..traces.target import Target
 from .access_settings import Rule
 from .declaration import BYTES_MAX, REQUIRED, Applies, setting, settings_of

@@ -16,7 +16,7 @@ import msgspec
 
 from ...backends.params import PARAMETERS, SECTION_NAMES
 from ...backends.params.parameter_table import json_schema as parameters_schema
-from ...ipc.metrics.listen_address import Address
+from ...ipc.metrics_address import Address
 from ..traces.target import Target
 from .access_settings import ACCESS_KEYS, MEMBER_PRIORITY_MAX, MEMBER_RIGHTS, RULES_MAX
 from .declaration import Schema, hyphens, table_schema

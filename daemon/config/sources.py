@@ -21,7 +21,7 @@ import platformdirs
 
 from ...backends.errors import InvalidArgument, Outcome
 from ...backends.params import BY_SPELLING, flat_keys, nearest
-from ...ipc.metrics.listen_address import LOOPBACK, SOCKET_PATH_BYTES_MAX, Address
+from ...ipc.metrics_address import LOOPBACK, SOCKET_PATH_BYTES_MAX, Address
 from ...ipc.paths import SYSTEM_SOCKET, daemon_socket_path
 from ..residency.machine import MachineMemory, cores_usable
 from .access_settings import read_access

@@ -7,7 +7,7 @@ OpenTelemetry, extended for machines without a GPU. No label holds a user, a ses
 
 from __future__ import annotations
 
-from ...ipc.metrics.metric_families import counter, gauge, histogram
+from ...ipc.metric_families import counter, gauge, histogram
 from ...scheduler.record import POWERS_OF_TWO, STEP_S
 from ...sessions.admission.forecast import RATIOS
 

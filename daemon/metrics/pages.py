@@ -10,7 +10,7 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ...ipc.metrics.listener import CONTENT_TYPE, JSON, HttpListener, Response
+from ...ipc.metrics_listener import CONTENT_TYPE, JSON, HttpListener, Response
 
 if TYPE_CHECKING:
     from ..core import Daemon

@@ -1,6 +1,6 @@
 """The index of the KV files on disk, of all models and users, and their eviction.
 
-Workers write and read the files (`scheduler/kv/files.py`); the daemon counts and deletes them. A
+Workers write and read the files (`scheduler/kv/disk.py`); the daemon counts and deletes them. A
 worker that does not find a file computes its state again.
 """
 
@@ -19,9 +19,9 @@ import anyio.to_thread
 import structlog
 
 from ...backends.errors import BackendError
+from ...scheduler.kv.disk import KV_FILES_MAX
 from ...scheduler.kv.eviction_order import EvictionOrder
 from ...scheduler.kv.file_format import scan_folder
-from ...scheduler.kv.files import KV_FILES_MAX
 from ...scheduler.kv.store import is_named_state
 
 log = structlog.get_logger()

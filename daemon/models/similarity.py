@@ -22,7 +22,7 @@ from ...backends.params import BY_NAME
 from ...sessions import Ledger, Parameters, Session, SessionSettings, TurnOptions
 from ...sessions.worker_client import Comparison, Similarity
 from ..residency.residency import ResidencyRequest
-from ..traces.traced_request import clear_current_request
+from ..traces.spans import clear_current_request
 from ..workers.process_client import ProcessClient
 from .model import ManagedModel, ModelState
 from .registry import Lease, Registry, Report

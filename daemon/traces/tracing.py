@@ -22,8 +22,16 @@ from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
 from ..models.registry import Lease
-from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts, spans_of
-from .traced_request import TracedRequest, current_request
+from .spans import (
+    CHAT,
+    COMPLETION,
+    EMBEDDINGS,
+    RequestFacts,
+    TracedRequest,
+    TurnFacts,
+    current_request,
+    spans_of,
+)
 
 if TYPE_CHECKING:
     from ..core import Daemon

@@ -14,7 +14,7 @@ import platformdirs
 
 from ...backends.errors import InvalidArgument, PermissionDenied
 from ...backends.params import fit_settings
-from ...ipc.metrics.listen_address import LOOPBACK, Address, parse_address
+from ...ipc.metrics_address import LOOPBACK, Address, parse_address
 from ...ipc.names import OWN_USER, check_user_name
 from ...ipc.paths import daemon_socket_path
 from .link import NodeAddress, parse_node_address

@@ -33,7 +33,7 @@ from .remote import Remote
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
     from ...ipc.handles import Graph
-    from ...ipc.priorities import Priority
+    from ...ipc.names import Priority
 
 TurnAction: TypeAlias = "Callable[[AsyncClient, int, float], Awaitable[InferdError | None]]"
 

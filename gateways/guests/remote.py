@@ -19,7 +19,7 @@ from .graphs import GuestContext, GuestGraph, as_message
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
-    from ...ipc.priorities import Priority
+    from ...ipc.names import Priority
 
 R = TypeVar("R")
 CALL_S_MAX = 3600.0

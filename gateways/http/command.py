@@ -154,7 +154,7 @@ def gateway(
     with optional_import("the gateway uses uvicorn", "gateway"):
         from .server import run_server
     from ...ipc.client import AsyncClient
-    from ...ipc.open_files import open_files_limit, raise_open_files_limit
+    from ...ipc.server.descriptors import open_files_limit, raise_open_files_limit
     from .app import Gateway
     from .callers import DaemonUser, Keys
     from .heads import Origins

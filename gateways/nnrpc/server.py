@@ -29,8 +29,7 @@ from .service import RpcService
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
-    from ...ipc.priorities import Priority
-
+    from ...ipc.names import Priority
 
 log = logging.getLogger(__name__)
 

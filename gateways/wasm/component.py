@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wasmtime.component import Linker
 
     from ...ipc.client import Client
-    from ...ipc.priorities import Priority
+    from ...ipc.names import Priority
 
 VERSION = "0.2.0-rc-2024-10-28"
 RESOURCES_MAX, TENSORS_BYTES_MAX = 10_000, 64 << 20

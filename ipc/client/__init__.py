@@ -26,9 +26,9 @@ from ..messages import (
     Tensor,
     ToolCallPart,
 )
+from ..names import Priority
 from ..paths import client_socket_path, daemon_socket_path
 from ..payloads import Message, Prompt, TensorLike
-from ..priorities import Priority
 from .client import AsyncClient
 from .embeddings import Embeddings
 from .functions import Tool

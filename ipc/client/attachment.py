@@ -23,11 +23,10 @@ from ...backends.errors import (
 )
 from .. import messages as w
 from ..handles import Context, Graph
+from ..names import Priority
 from ..payloads import Config, TensorLike, json_text
-from ..priorities import Priority
-from .caller import CLOSE_S_MAX
+from .caller import CLOSE_S_MAX, is_loss, is_node_loss, retry_pauses
 from .connection.core import ConnectionCore, InFlight, no_metadata
-from .failures import is_loss, is_node_loss, retry_pauses
 from .operations import AsyncOperations
 from .results import Metadata
 from .streams import SETTLE_S_MAX

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, Unpack, overload
 from ...backends.gguf import PART
 from .. import messages as w
 from ..handles import Graph
+from ..names import Priority
 from ..payloads import Config, Prompt, json_text, open_file
-from ..priorities import Priority
 from .attachment import ClientSessionSettings, LossCallback
 from .caller import as_event
 from .connection.core import InFlight

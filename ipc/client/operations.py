@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack, cast
 
 from .. import messages as w
+from ..names import Priority
 from ..payloads import Message, open_file
-from ..priorities import Priority
 from .caller import as_event
 from .parameters import Options, Parameters
 from .results import (

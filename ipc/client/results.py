@@ -6,7 +6,7 @@
 from typing import Any, NotRequired, TypedDict
 
 from ...backends.errors import ErrorFields
-from ..priorities import Priority
+from ..names import Priority
 
 
 class Metadata(TypedDict):

@@ -15,12 +15,11 @@ import msgspec
 from ...backends.errors import ContextFull, EndOfSequence, InferdError, InvalidArgument
 from .. import messages as w
 from ..handles import Context, Graph
+from ..names import Priority
 from ..payloads import Prompt, TensorLike, traceparent_of
-from ..priorities import Priority
 from .attachment import Attachment, ClientSessionSettings, PulledTurn, TurnsUnderWay, require_open
-from .caller import as_event
+from .caller import as_event, is_loss, with_progress
 from .connection.core import no_metadata
-from .failures import is_loss, with_progress
 from .operations import AsyncOperations
 from .parameters import Options, Parameters
 from .results import Metadata, ParameterInfo

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 
 from ...backends.errors import ConnectionLost, InferdError
 from ..messages import CREDIT_DEFAULT, QueueEvent, ToolCallPart
-from .caller import as_event
+from .caller import as_event, is_loss, retrying, with_progress
 from .connection.core import InFlight, no_metadata
 from .connection.driver import Driver
-from .failures import is_loss, retrying, with_progress
 from .results import Metadata
 from .texts import Piece, ToolCall, ToolCalls, tool_call_parts
 from .turn_settings import PromptCallback, QueueCallback, StartCallback

@@ -10,8 +10,8 @@ import msgspec
 from ...backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
 from .. import messages as w
 from .attachment import SessionProgress, TurnsUnderWay
+from .caller import is_loss, is_node_loss
 from .connection.core import InFlight
-from .failures import is_loss, is_node_loss
 from .streams import StreamedTurn
 from .turn_settings import stream_call
 

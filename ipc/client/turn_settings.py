@@ -10,8 +10,8 @@ from inspect import Parameter
 from typing import Any, TypedDict, TypeVar
 
 from .. import messages as w
+from ..names import Priority
 from ..payloads import Prompt, traceparent_of, turn_input
-from ..priorities import Priority
 from .functions import Tool, definitions_of
 from .parameters import Options, Parameters
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, Unpack
 from ...backends.gguf import MAGIC
 from .. import messages as w
 from ..handles import Context, Graph
+from ..names import Priority
 from ..payloads import Config, Payload, TensorLike, json_text, traceparent_of
-from ..priorities import Priority
 from .caller import AsyncCaller, as_event
 from .texts import Reply, reply_of
 from .turn_settings import SchedulingKeywords, read_settings, takes, wire_seconds

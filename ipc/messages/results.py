@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from ...backends.errors import ErrorFields
 from ...backends.gguf import FileFacts
-from ..priorities import Priority
+from ..names import Priority
 
 PriorityName = Annotated[str, Priority]
 """The name of a priority class."""

@@ -1,4 +1,5 @@
-"""Descriptors that clients pass: their numbers by user, and the threads that operate on them.
+"""Descriptors that clients pass: their numbers by user, the part of the limit of open files that
+they may use, and the threads that operate on them.
 
 An operation on such a descriptor takes as long as its sender wants: the last close of a TCP socket
 with SO_LINGER, or the read or close of a file whose FUSE server does not answer. So no operation
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import stat
@@ -29,6 +31,34 @@ from ...backends.errors import Busy, InvalidArgument, ProtocolError, Timeout, To
 from ...wire.descriptors import read_with_descriptors
 from ...wire.frames import READ_BYTES
 from ..messages import TENSOR_BYTES_MAX
+
+_LIMIT_MAX = 1 << 20
+FILES_RESERVED = 256
+"""Files for workers (six each while they start), the journal, the log and the listeners."""
+DESCRIPTORS_MIN = 64
+
+
+def raise_open_files_limit() -> None:
+    """Raise this process's limit of open files as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _LIMIT_MAX)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with suppress(OSError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def open_files_limit() -> int:
+    """Return this process's limit of open files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _LIMIT_MAX if limit == resource.RLIM_INFINITY else limit
+
+
+def descriptors_max(connections_max: int) -> int:
+    """Return how many descriptors of clients the daemon may hold besides *connections_max*
+    connections and its own files. A connection whose client sends no more has two descriptors.
+    """
+    return max(DESCRIPTORS_MIN, open_files_limit() - 2 * connections_max - FILES_RESERVED)
+
 
 OPERATION_S_MAX = 30.0
 """The time that a call waits for an operation on its descriptor."""

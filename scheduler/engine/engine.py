@@ -18,7 +18,7 @@ from ...backends.errors import UnsupportedOperation
 from ...backends.library import LLAMA_COMMIT
 from ...backends.tuning_choice import ModelTuning, ProbeRunner, Sample, Setting, TuningRecord
 from .. import messages as m
-from ..kv.files import KvFiles
+from ..kv.disk import KvFiles
 from ..kv.manager import KvManager
 from ..policy.cost import StepCost
 from ..policy.tuning import Measurement, Outcome

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...backends import InferdError, LanguageModel
 from ...backends.errors import BackendError, KvFull
+from ..embeddings import embeds_next
 from ..policy.batch_plan import (
     ScheduledTokens,
     load_of,
@@ -17,7 +18,6 @@ from ..policy.batch_plan import (
     step_s_max,
 )
 from ..policy.cost import StepCost
-from ..policy.embeddings_plan import embeds_next
 from ..policy.order import Order
 from ..policy.slot_plan import awaits_reader
 from ..policy.step_tasks import AdapterQuantum, held_back, plan_adapters

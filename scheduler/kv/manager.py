@@ -10,11 +10,9 @@ from ...backends.memory import return_free_memory
 from .. import messages as m
 from ..settings import EngineSettings
 from ..task import Task
-from .disk import DiskTier
+from .disk import QUEUE_BYTES_MAX, DiskTier, KvFiles
 from .file_format import KvFile
-from .files import QUEUE_BYTES_MAX, KvFiles
-from .search import StateSearch
-from .slots import SlotTable
+from .slots import SlotTable, StateSearch
 from .store import KvStore, Origin, SavedState, scoped
 from .task_states import SAVE_TOKENS_MIN, IdleStates, TaskStates
 

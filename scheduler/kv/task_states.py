@@ -11,8 +11,7 @@ from collections.abc import Callable
 from ...backends import LanguageModel
 from ..prefix import equal_runs
 from ..task import Task
-from .search import KvSource, StateSearch
-from .slots import Slot, SlotTable
+from .slots import KvSource, Slot, SlotTable, StateSearch
 from .store import KvStore, Origin, SavedState
 
 SAVE_TOKENS_MIN = 16

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...backends.base import KvKind
 from ...backends.media import cut_point
-from ..kv.search import StateSearch
+from ..kv.slots import StateSearch
 from ..prefix import common_prefix
 from ..task import Task
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from inferd import Client
-from inferd.ipc.open_files import raise_open_files_limit
+from inferd.ipc.server.descriptors import raise_open_files_limit
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import (

@@ -12,7 +12,7 @@ import pytest
 from inferd.backends import errors as e
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError, error_from_wire
 from inferd.ipc.client import AsyncClient, AsyncSession
-from inferd.ipc.client.failures import with_progress
+from inferd.ipc.client.caller import with_progress
 from inferd.ipc.messages import CALLS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ import pytest
 
 import inferd
 from inferd.backends.errors import InferdError, InvalidArgument, PromptTooLong
-from inferd.ipc.priorities import Priority
+from inferd.ipc.names import Priority
 from inferd.testing import RunningDaemon
 from tests.models import ONE_THREAD, smollm2
 from tests.raw import RawClient

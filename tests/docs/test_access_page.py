@@ -14,7 +14,7 @@ from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import load_config
 from inferd.ipc.messages import CALLS as ROWS
 from inferd.ipc.messages import Right
-from inferd.ipc.metrics.listen_address import LOOPBACK
+from inferd.ipc.metrics_address import LOOPBACK
 from inferd.scheduler.owner import Priority
 from tests.daemon.systemd_tools import SYSTEMD, directives
 

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.gateways.fleet.routing.loads import CLASSES, NONE, ByClass
 from inferd.gateways.http.fields import PRIORITY_FIELD
-from inferd.ipc.priorities import Priority as PriorityName
+from inferd.ipc.names import Priority as PriorityName
 from inferd.scheduler import Priority
 
 ROOT = Path(__file__).parents[2]

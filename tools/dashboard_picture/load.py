@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 import inferd
-from inferd.ipc.priorities import Priority
+from inferd.ipc.names import Priority
 
 __all__ = ("CONFIG", "LOAD_S", "MODELS", "at_work", "link_models")
 

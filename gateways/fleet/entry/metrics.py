@@ -19,9 +19,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from ....ipc.metrics.listen_address import Address
-from ....ipc.metrics.listener import CONTENT_TYPE, JSON, HttpListener, Response
-from ....ipc.metrics.metric_families import counter, gauge
+from ....ipc.metric_families import counter, gauge
+from ....ipc.metrics_address import Address
+from ....ipc.metrics_listener import CONTENT_TYPE, JSON, HttpListener, Response
 from ..frames import Fields
 from ..nodes.nodes import NodeLink
 from .client import ClientRequest, Fleet, FleetClient

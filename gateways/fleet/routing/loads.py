@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 
 ByClass: TypeAlias = tuple[int, int, int, int]
 """A number for each priority class, the lowest first. Messages between nodes have this form."""

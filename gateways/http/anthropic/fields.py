@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 
 from ....backends.errors import UnsupportedOperation
 from ....backends.params import without_nulls
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 from ..fields import (
     OTHER_SERVERS,
     PRIORITY_FIELD,

@@ -17,10 +17,9 @@ from msgspec import Struct
 
 from ....backends import errors as e
 from ....backends.errors import Cancelled, InferdError, Outcome, TooLarge
-from ..callers import LOCAL, Caller
+from ..callers import LOCAL, Caller, RequestKind
 from ..fields import FieldTable
 from ..limits import Limits, UnknownFields
-from ..quotas import RequestKind
 from .waiting import WaitingStreams
 
 if TYPE_CHECKING:

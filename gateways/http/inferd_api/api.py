@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from ..callers import RequestKind
 from ..exchange import Endpoint
 from ..openai.forms import ERROR_SCHEMA, error_body
-from ..quotas import RequestKind
 from .fields import (
     CANCEL,
     CREATE,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 from ..fields import FieldTable, honoured
 
 SESSIONS_MAX = 1000

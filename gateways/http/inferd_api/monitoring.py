@@ -10,12 +10,11 @@ from typing import Any
 
 import anyio
 
-from ..callers import Caller
+from ..callers import STREAMS_MAX, Caller
 from ..exchange import Exchange
 from ..exchange.exchange import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..fields import field_error
-from ..quotas import STREAMS_MAX
 from ..turns.snapshots import PAUSE_S, Snapshot
 from .fields import EVENTS
 from .models import event, models_of

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 from ..fields import PRIORITY_FIELD, Field, FieldTable, honoured, ignored, parameter, refused
 from ..openai.chat_fields import Think
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..callers import RequestKind
 from ..exchange import Endpoint, Exchange, served_ctx_size, usable_models
-from ..quotas import RequestKind
 from .chat import answer_chat
 from .chat_fields import CHAT
 from .completions import COMPLETIONS, answer_completion

@@ -12,7 +12,7 @@ import msgspec
 
 from ....backends.errors import InferdError
 from ....ipc.client import Piece, QueueEvent, ToolCall
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 from ..callers import Caller
 from ..exchange import Exchange, collect_answers, stream_turn
 from ..exchange.streaming import EVENT_STREAM

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from ....backends.errors import InvalidArgument, UnsupportedOperation
 from ....backends.params import without_nulls
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 from ..fields import (
     OTHER_SERVERS,
     PRIORITY_FIELD,

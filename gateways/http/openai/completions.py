@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from ....backends.errors import InferdError, InvalidArgument
 from ....ipc.client import Piece, QueueEvent
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 from ..callers import Caller
 from ..exchange import Exchange, collect_turns, stream_turn
 from ..exchange.streaming import EVENT_STREAM

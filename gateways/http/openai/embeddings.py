@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from ....backends.errors import InferdError
-from ....ipc.priorities import Priority
+from ....ipc.names import Priority
 from ..exchange import Exchange
 from ..fields import PRIORITY_FIELD, FieldTable, field_error, honoured, ignored, refused
 

@@ -12,8 +12,8 @@ import msgspec
 
 from ....backends.errors import InferdError
 from ....ipc.client import Metadata, Piece, QueueEvent, ToolCall, ToolCallPart
+from ....ipc.names import Priority
 from ....ipc.payloads import Prompt
-from ....ipc.priorities import Priority
 
 
 class FinishReason(StrEnum):

@@ -25,10 +25,9 @@ from ....ipc.client import (
     QueueEvent,
     Reply,
 )
-from ....ipc.priorities import Priority
-from ..callers import Caller
+from ....ipc.names import Priority
+from ..callers import Caller, Quotas
 from ..limits import Limits
-from ..quotas import Quotas
 from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
 from .live import LiveTurn, SessionReservations, turn_cancelled
 from .pool import ConnectionPool, DaemonHealth

@@ -15,7 +15,7 @@ from inferd.backends.errors import UnsupportedOperation
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import EngineSettings
 from inferd.scheduler.engine.engine import Engine
-from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.kv.disk import KvFiles
 from tests.backends.driving import generate, prefill
 from tests.backends.llama.test_jump_forward import Runner, spec_of
 from tests.backends.tiny import SLOTS, assert_as_from_scratch, load_tiny, tokens_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.kv.disk import KvFiles
 from inferd.scheduler.owner import Priority
 from inferd.scheduler.record import PAGE_COUNTERS, WRITTEN_S, MetricsPage, histograms_of
 from inferd.scheduler.settings import EngineSettings

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd import Client
-from inferd.ipc.metrics.listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_TIMEOUT_S
+from inferd.ipc.metrics_listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_TIMEOUT_S
 from inferd.testing import running_daemon
 from tests.daemon.manager import manager_of, serving
 from tests.daemon.metrics.scraping import ask, connect, scrape, scrape_metrics, where_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferd.daemon.config.sources import ConfigError, load_config
-from inferd.ipc.metrics.listen_address import Address, parse_address
+from inferd.ipc.metrics_address import Address, parse_address
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
 from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
+from inferd.scheduler.kv.disk import FileWritten, KvFiles
 from inferd.scheduler.kv.eviction_order import EvictionOrder
 from inferd.scheduler.kv.file_format import KvFile, KvKey
-from inferd.scheduler.kv.files import FileWritten, KvFiles
 from inferd.scheduler.kv.store import SCOPE_ALL, name_of_state
 from inferd.scheduler.messages import pack_tokens
 

@@ -25,8 +25,8 @@ from inferd.gateways.fleet.entry.client import (
 from inferd.gateways.fleet.frames import frame_of, open_message
 from inferd.gateways.fleet.routing.homes import FleetUser
 from inferd.ipc.messages import CALLS, ClientHello, Kind
+from inferd.ipc.names import Priority
 from inferd.ipc.peer import peer_of
-from inferd.ipc.priorities import Priority
 from inferd.ipc.server.descriptors import ClientDescriptors
 from inferd.ipc.server.fairness import LoopTime, SharedLimit
 from tests.echo import echo_model

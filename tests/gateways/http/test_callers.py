@@ -16,9 +16,8 @@ import openai
 import pytest
 
 from inferd import Busy, Client, QuotaExceeded
-from inferd.gateways.http.callers import Caller
+from inferd.gateways.http.callers import Caller, Quotas
 from inferd.gateways.http.heads import Origins
-from inferd.gateways.http.quotas import Quotas
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.echo import echo_model

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from inferd import Client
-from inferd.gateways.http.callers import new_key
-from inferd.gateways.http.quotas import STREAMS_MAX
+from inferd.gateways.http.callers import STREAMS_MAX, new_key
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import gateway

@@ -16,7 +16,7 @@ from inferd.backends.errors import BackendError
 from inferd.backends.media import MediaItem
 from inferd.scheduler import Priority
 from inferd.scheduler import messages as m
-from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.kv.disk import KvFiles
 from tests.scheduler.doubles import Bench
 
 SIZE = 20

@@ -30,7 +30,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import Pool
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.kv.disk import KvFiles
 from inferd.scheduler.owner import Priority
 from inferd.sessions.turn.turn import Turn
 from tests.repetitions import repetitions

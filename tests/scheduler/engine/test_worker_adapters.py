@@ -16,7 +16,7 @@ from inferd.backends.model_spec import adapter_key
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
-from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.kv.disk import KvFiles
 from inferd.scheduler.worker import load_adapters
 from tests.backends import tiny as tiny_models
 from tests.scheduler.doubles import Bench

@@ -20,8 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inferd.scheduler.kv.file_format import HEADER_BYTES_MAX, KvFile, KvKey
-from inferd.scheduler.kv.files import (
+from inferd.scheduler.kv.disk import (
     QUEUE_BYTES_MAX,
     QUEUE_COUNT_MAX,
     FileFailed,
@@ -31,6 +30,7 @@ from inferd.scheduler.kv.files import (
     FileWritten,
     KvFiles,
 )
+from inferd.scheduler.kv.file_format import HEADER_BYTES_MAX, KvFile, KvKey
 from inferd.scheduler.messages import pack_tokens
 from tests.repetitions import repetitions
 
@@ -426,7 +426,7 @@ def test_a_thousand_files_are_scanned_quickly(files: KvFiles) -> None:
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     head = "import os, resource, signal, sys\nfrom pathlib import Path\n"
-    head += "from inferd.scheduler.kv.files import *\n"
+    head += "from inferd.scheduler.kv.disk import *\n"
     head += "from inferd.scheduler.kv.file_format import *\n"
     return subprocess.run(
         [sys.executable, "-c", head + code, *map(str, arguments)],

@@ -14,7 +14,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import IDLE_SAVE_S
-from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.kv.disk import KvFiles
 from inferd.scheduler.owner import Priority
 from tests.scheduler.doubles import Bench
 

@@ -13,8 +13,8 @@ from inferd.backends.base import KvKind
 from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
+from inferd.scheduler.kv.disk import KvFiles
 from inferd.scheduler.kv.file_format import KvFile
-from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.kv.manager import PREFETCH_SHARE
 from inferd.scheduler.kv.store import name_of_state
 from tests.scheduler.doubles import Bench

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .....ipc.priorities import Priority
+from .....ipc.names import Priority
 from ...fields import (
     OTHER_SERVERS,
     PRIORITY_FIELD,

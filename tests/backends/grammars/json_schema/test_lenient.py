@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.grammars.json_schema.refused_keyword import DROPPED_MAX
+from inferd.backends.grammars.json_schema.refusals import DROPPED_MAX
 from inferd.backends.grammars.trial import CheckRequest, GrammarChecker
 from inferd.backends.params.json_texts import PATH_CHARACTERS_MAX, SCHEMA_BYTES_MAX
 from tests.backends.llama.schemas import REFUSED, SCHEMAS

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import anyio
 import anyio.abc
 
-from .listen_address import Address
+from .metrics_address import Address
 
 CONNECTIONS_MAX = 8
 HEAD_BYTES_MAX = 8192

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...backends.texts import shorten
+from ..backends.texts import shorten
 
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535

@@ -1,1 +1,0 @@
-"""The HTTP server of a process's metrics, its listen address, and the rows of metric tables."""
