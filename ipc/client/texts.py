@@ -22,7 +22,7 @@ class ToolCall(NamedTuple):
     id: str
     name: str
     arguments: str
-    """The JSON text of an object."""
+    """The JSON text of an object, or its beginning if a limit has cut the answer in the call."""
 
     @property
     def values(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from ...backends.errors import InvalidArgument, Timeout
 from ..payloads import Prompt
 from .connection.driver import Driver
@@ -16,6 +18,8 @@ from .turn_settings import TurnKeywords
 ROUNDS_MAX = 8
 """The default of `tool_rounds_max`."""
 _CHOICE = ("tool-choice", "tool_choice")
+_LIMITS = ("length", "context_full", "time")
+"""Stop reasons of answers that a limit has cut."""
 
 
 ChatTurn: TypeAlias = Callable[[Prompt | None, Any], Awaitable[Reply]]
@@ -58,7 +62,7 @@ async def run_rounds(
     """Return the reply to *prompt* after all calls of functions in `tools` of *keywords*.
 
     Each round sends the results of all calls in an answer. After `rounds_max` rounds the model must
-    answer in text.
+    answer in text. If a limit has cut an answer within a call, no function is called.
 
     :raises Timeout: it has passed between two turns.
     """
@@ -75,6 +79,8 @@ async def run_rounds(
     for number in range(1, rounds.rounds_max + 1):
         if not reply.tool_calls or not functions.answer_all(reply.tool_calls):
             break
+        if reply.metadata.get("stop_reason") in _LIMITS and not _is_whole(reply.tool_calls[-1]):
+            break
         results = [await _result(functions, call, rounds.driver) for call in reply.tool_calls]
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
@@ -85,6 +91,14 @@ async def run_rounds(
         given = with_next_choice(given, last=number == rounds.rounds_max)
         reply = await turn(results, {**given, "timeout": remaining_s})
     return reply
+
+
+def _is_whole(call: ToolCall) -> bool:
+    try:
+        msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 async def _result(functions: Functions, call: ToolCall, driver: Driver) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from inferd import AsyncClient, InvalidAnswer, InvalidArgument
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 
+REMOVE = {"type": "function", "function": {"name": "remove"}}
 CONFIG = echo_model("echo") + echo_model("hermes", tool_format="hermes")
 
 
@@ -72,6 +73,23 @@ def test_several_calls_of_an_answer_are_made_in_order(client: inferd.Client) -> 
         session.chat(call_of("note", number=1) + call_of("note", number=2), tools=[note])
         assert made == [1, 2]
         assert roles(session) == ["user", "assistant", "tool", "tool", "assistant"]
+
+
+def test_a_call_that_a_limit_cuts_is_returned_and_not_made(client: inferd.Client) -> None:
+    """With the arguments that have come so far, or none, the function could do something else."""
+
+    def remove(path: str = "/") -> str:
+        raise AssertionError(path)
+
+    prompt = call_of("remove", path="/tmp/x")
+    for cut, arguments in ((30, ""), (prompt.index("/x"), '{"path": "/tmp')):
+        reply = client.chat("hermes", prompt, tools=[remove], options={"n-predict": cut})
+        [call] = reply.tool_calls
+        assert (str(reply), call.name) == ("", "remove")
+        assert call.arguments == arguments, call.arguments
+        with client.session("hermes", options={"n-predict": cut, "tools": [REMOVE]}) as session:
+            stream = session.stream(prompt)
+            assert "".join(stream) == "" and stream.tool_calls[0].arguments == arguments
 
 
 def test_errors_are_answered_to_the_model_and_the_chat_goes_on(client: inferd.Client) -> None:
