@@ -141,6 +141,11 @@ def _bad_encoder_decoder(architecture: str, values: Mapping[str, object]) -> Ite
         rule = "a context has 1 to 2147483647 tokens"
         yield BadField(f"{architecture}.context_length", number("context_length", 1), rule)
     layers, heads = number("block_count", 1), number("attention.head_count", 0)
+    width = number("embedding_length", 0)
+    if number("embedding_length_out", 0) not in (0, width):
+        rule = f"the decoder reads the encoder's output, {width} numbers for each token"
+        value = number("embedding_length_out", 0)
+        yield BadField(f"{architecture}.embedding_length_out", value, rule)
     decoder_layers = number("decoder_block_count", layers)
     if not 1 <= decoder_layers <= layers:
         rule = f"the decoder has 1 to {layers} layers, as many as the encoder at most"

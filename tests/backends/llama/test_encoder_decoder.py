@@ -377,6 +377,7 @@ def test_the_start_token_can_be_set_and_else_is_the_bos_token(tmp_path: Path) ->
         ("t5.decoder_block_count", 3),
         ("t5.decoder_block_count", 0),
         ("t5.context_length", 0),
+        ("t5.embedding_length_out", 32),
         ("t5.context_length", 1 << 31),
     ],
 )
