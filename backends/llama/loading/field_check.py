@@ -36,9 +36,11 @@ _VOCABULARY = "tokenizer.ggml."
 _UINT32 = (1 << 32) - 1
 _NO_WEIGHTS = (
     *(lib.GGML_TYPE_I8, lib.GGML_TYPE_I16, lib.GGML_TYPE_I32, lib.GGML_TYPE_I64),
-    lib.GGML_TYPE_F64,
+    *(lib.GGML_TYPE_F64, lib.GGML_TYPE_Q8_1, lib.GGML_TYPE_Q8_K),
 )
-"""The types of integers, and one that llama.cpp does not multiply."""
+"""The types of integers, and others that llama.cpp does not multiply. The last two are those of its
+own intermediate results.
+"""
 _INTEGERS_ALLOWED = ("d2t",)
 """Tensors of integers: the tokens of a draft model's smaller vocabulary."""
 _FEW_EXPERTS = ("hunyuan-vl", "hunyuan-dense")

@@ -682,6 +682,9 @@ FINDINGS = {
     "mamba general.alignment: 1": "general.alignment",
     "bert blk.0.layer_output_norm.bias: type 30": "'blk.0.layer_output_norm.bias'",
     "gemma3 blk.0.ffn_up.weight: type 26": "'blk.0.ffn_up.weight'",
+    "t5 dec.blk.1.ffn_down.weight: type 9": "'dec.blk.1.ffn_down.weight'",
+    "t5 t5.context_length: 0": "t5.context_length",
+    "t5 t5.embedding_length_out: 1048576": "t5.embedding_length_out",
     "lfm2 tokenizer.ggml.tokens: all empty": "no token for the character",
     "llama tokenizer.ggml.tokens: without b'<0x0A>'": "no token for the character",
 }
