@@ -23,9 +23,10 @@ from tests.gateways.http.driver import RunningGateway, gateway
 from tests.gateways.http.own_paths import Caller
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
-PLACES = 100
-KEYS_PLACES = 8
+PLACES = 48
+KEYS_PLACES = 4
 OTHER_CALLS = 3
 SOME, SOME_KEPT = 16, 14
 """A maximum of sessions, and seven eighths of it."""
@@ -76,7 +77,7 @@ def hold_all_places(client: RawClient, count: int, **params: Any) -> dict[int, i
     ]
     return {
         context: client.start_request(
-            "stream", context=context, prompt="x" * 3000, raw=True, credit=1, options=ENDLESS
+            "stream", context=context, prompt="x" * 500, raw=True, credit=1, options=ENDLESS
         )
         for context in contexts
     }
@@ -142,8 +143,7 @@ def test_a_session_with_an_id_yields_and_continues_once_it_is_read(few: RunningD
         yielded = without_place(ada, requests)
         busy = begin_unread(bob, bobs)
         ada.write([5, requests[yielded], 1])
-        while bob.call("stats")["stats"]["sessions_waiting"] != 1:
-            pass
+        wait_until(lambda: bob.call("stats")["stats"]["sessions_waiting"] == 1)
         assert not has_place(ada, yielded) and not ada.has_answer(requests[yielded])
         bob.call("close_execution_context", context=bobs)
         with pytest.raises(Cancelled):
