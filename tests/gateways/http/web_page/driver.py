@@ -18,7 +18,7 @@ from playwright.sync_api import (
 
 from tests.gateways.http.driver import RunningGateway
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 UNKNOWN_KEY = "the gateway does not know this key (enter another, or ask its operator for one)"
 LAN_NAME = "lan.test"
 """A name for this machine by which it is not a trusted origin, as an address in a LAN is none."""

@@ -301,7 +301,7 @@ def test_a_thousand_chats_are_listed_in_a_blink_with_few_rows(chromium: Browser)
         with Client(daemon.socket) as client:
             for number in range(CHATS):
                 with client.session("echo", session_id=f"chat_{number}") as session:
-                    session.chat(f"question {number:04} about fish")
+                    session.chat(f"question {number:04} about fish", options={"n-predict": 1})
         page = opener(http)
         expect(titles(page)).to_have_count(ROWS_MAX)
         expect(titles(page).first).to_have_text("question 0999 about fish")

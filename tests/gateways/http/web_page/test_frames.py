@@ -7,9 +7,8 @@ Its CPU time does not count the time of other processes on a busy machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -64,6 +63,15 @@ def long_text(shape: str) -> str:
     return text + end
 
 
+def short_runs(longest: Sequence[float]) -> int:
+    return sum(each < FRAME_MS_MAX for each in longest)
+
+
+def needs_another_run(longest: Sequence[float]) -> bool:
+    """Return whether the median of `RUNS` runs is not yet known to be short or long."""
+    return short_runs(longest) < 2 and len(longest) < RUNS
+
+
 @contextmanager
 def traced_tasks(browser: Browser, page: Page) -> Iterator[list[float]]:
     """Fill a list with the CPU time of the tasks of a page's main thread in the block, in ms."""
@@ -93,8 +101,8 @@ def test_no_frame_of_a_growing_answer_takes_long(
     text = long_text(shape)
     width = PIECE if arrives == "in pieces" else len(text)
     pieces = [text[at : at + width] for at in range(0, len(text), width)]
-    longest = []
-    for _ in range(RUNS):
+    longest: list[float] = []
+    while needs_another_run(longest):
         with pages(chromium) as open_page:
             page = open_page(http, viewport_size=WIDE)
             show_answer(page, WARM_UP)
@@ -102,7 +110,7 @@ def test_no_frame_of_a_growing_answer_takes_long(
             with traced_tasks(chromium, page) as tasks:
                 show_answer(page, *pieces, "")
             longest.append(max(tasks))
-    assert median(longest) < FRAME_MS_MAX, longest
+    assert short_runs(longest) == 2, longest
 
 
 @pytest.mark.alone
@@ -111,8 +119,8 @@ def test_no_frame_of_a_long_answer_of_a_daemon_takes_long(
     http: RunningGateway, chromium: Browser
 ) -> None:
     text = long_text("mixed").strip()
-    longest = []
-    for _ in range(RUNS):
+    longest: list[float] = []
+    while needs_another_run(longest):
         with pages(chromium) as open_page:
             page = open_page(http, viewport_size=WIDE)
             choose(page, "echo")
@@ -124,4 +132,4 @@ def test_no_frame_of_a_long_answer_of_a_daemon_takes_long(
                 expect(branches).to_have_count(2, timeout=ANSWER_MS_MAX)
             longest.append(max(tasks))
             assert page.locator(".message.assistant h4").count() == text.count("## ")
-    assert median(longest) < FRAME_MS_MAX, longest
+    assert short_runs(longest) == 2, longest

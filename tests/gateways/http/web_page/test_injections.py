@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page
@@ -16,14 +17,21 @@ from playwright.sync_api import Page
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway
 from tests.gateways.http.web_page.driver import PageOpener, ask, choose
+from tests.repetitions import FACTOR
 
 CONFIG = echo_model("echo", **{"ctx-size": 100_000})
 OPTIONS = ()
 LINES = (Path(__file__).parent / "injections.jsonl").read_text().splitlines()
-INPUTS = [each if isinstance(each, str) else each[0] * each[1] for each in map(json.loads, LINES)]
-ATTACKS = [text for text in INPUTS if len(text) < 10_000]
-DRAW_MS_MAX = 2_000
-"""The limit on one drawing of a text of 20 000 characters, on a busy machine."""
+PART = 1 if FACTOR > 1 else 2
+"""The part of the repetitions that a usual run draws: a half."""
+INPUTS = [
+    each if isinstance(each, str) else each[0] * (each[1] // PART)
+    for each in map(json.loads, LINES)
+]
+ATTACKS = [text for text in INPUTS if len(text) < 10_000 // PART]
+DRAW_MS_MAX = 2_000 // PART
+"""The limit on one drawing of a text of 20 000 characters or their part, on a busy machine."""
+BATCH = 16
 OWN = {"typesetting_worker.js", "formulas.js", "libraries/katex.js", "libraries/highlight.js"}
 _TAGS = (
     "a article blockquote br button code div em h3 h4 h5 h6 hr li ol p pre s span strong table"
@@ -40,43 +48,51 @@ _ATTRIBUTES = (
     " separator side stretchy symmetric voffset width"
 )
 TAGS, ATTRIBUTES = set(_TAGS.split()), set(_ATTRIBUTES.split())
-DRAW = """async (text) => {
-  const { MessageBody } = await import("/page/message_body.js");
-  const frame = () => new Promise(requestAnimationFrame);
-  const grown = new MessageBody("assistant");
-  const whole = new MessageBody("assistant");
-  const article = document.createElement("article");
-  article.className = "message assistant";
-  article.append(grown.element, whole.element);
-  document.getElementById("messages").replaceChildren(article);
-  let slowest = 0;
-  const measure = (work) => {
-    const begin = performance.now();
-    work();
-    slowest = Math.max(slowest, performance.now() - begin);
-  };
-  measure(() => whole.show(text));
-  for (const part of [0.3, 0.6, 1]) {
-    grown.show(text.slice(0, Math.ceil(text.length * part)), "", part < 1);
-    cancelAnimationFrame(grown.rendering.frame);
-    measure(() => grown.rendering.run());
-  }
-  await frame();
-  return slowest;
-}"""
-FOUND = """() => {
-  const elements = [...document.querySelectorAll("#messages .text *")];
+FOUND = """(root) => {
+  const elements = [...(root || document.getElementById("messages")).querySelectorAll(".text *")];
   const attributes = elements.flatMap((each) => [...each.attributes]);
+  const links = elements.filter((each) => each.hasAttribute("href"));
   return {
     tags: [...new Set(elements.map((each) => each.localName))],
     names: [...new Set(attributes.map((each) => each.name))],
     values: [...new Set(attributes.map((each) => each.value))],
     classes: [...new Set(elements.flatMap((each) => [...each.classList]))],
-    addresses: elements.filter((each) => each.hasAttribute("href")).map((each) => each.href),
+    addresses: [...new Set(links.map((each) => each.href))],
     isUnharmed: document.getElementById("prompt") instanceof HTMLTextAreaElement
       && document.querySelectorAll("#messages").length === 1,
   };
 }"""
+"""Returns the elements of a message, or of all that are shown."""
+DRAW = """async (texts) => {
+  const { MessageBody } = await import("/page/message_body.js");
+  const draw = (text) => {
+    const grown = new MessageBody("assistant");
+    const whole = new MessageBody("assistant");
+    const article = document.createElement("article");
+    article.className = "message assistant";
+    article.append(grown.element, whole.element);
+    document.getElementById("messages").append(article);
+    let slowest = 0;
+    const measure = (work) => {
+      const begin = performance.now();
+      work();
+      slowest = Math.max(slowest, performance.now() - begin);
+    };
+    measure(() => whole.show(text));
+    for (const part of [0.3, 0.6, 1]) {
+      grown.show(text.slice(0, Math.ceil(text.length * part)), "", part < 1);
+      cancelAnimationFrame(grown.rendering.frame);
+      measure(() => grown.rendering.run());
+    }
+    return { slowest, article };
+  };
+  const found = FOUND;
+  document.getElementById("messages").replaceChildren();
+  const drawn = texts.map(draw);
+  await new Promise(requestAnimationFrame);
+  return drawn.map(({ slowest, article }) => ({ slowest, ...found(article) }));
+}""".replace("FOUND", FOUND)
+"""Draws texts; returns the slowest drawing of each in ms, and its elements."""
 CLASSES = {
     *("code-block", "code-head", "language", "small", "part"),
     *("table", "formula", "formula-block", "katex", "left", "right", "center"),
@@ -97,9 +113,8 @@ def page(http: RunningGateway, open_page: PageOpener) -> Iterator[Page]:
     assert [each for each in found if not each.startswith(f"{http.url}/#chat_")] == []
 
 
-def check(page: Page, text: str) -> None:
-    """Check all elements of the answers that are shown."""
-    found = page.evaluate(FOUND)
+def check(found: Mapping[str, Any], text: str) -> None:
+    """Check all elements of the answers that were shown."""
     assert set(found["tags"]) <= TAGS, text
     assert set(found["names"]) <= ATTRIBUTES, text
     assert not any(name.startswith("on") or name == "style" for name in found["names"]), text
@@ -114,9 +129,11 @@ def test_no_input_runs_or_loads_anything_or_takes_long(page: Page) -> None:
     assert len(set(INPUTS)) == len(INPUTS) >= 400
     requested: set[str] = set()
     page.on("request", lambda request: requested.add(request.url.partition("/page/")[2]))
-    for text in INPUTS:
-        assert page.evaluate(DRAW, text) < DRAW_MS_MAX, text[:100]
-        check(page, text)
+    for at in range(0, len(INPUTS), BATCH):
+        texts = INPUTS[at : at + BATCH]
+        for text, found in zip(texts, page.evaluate(DRAW, texts), strict=True):
+            assert found["slowest"] < DRAW_MS_MAX, text[:100]
+            check(found, text)
     assert requested - {""} <= OWN, requested - OWN
 
 
@@ -124,18 +141,18 @@ def test_formulas_and_code_are_harmless_once_they_are_complete(page: Page) -> No
     attacks = [text for text in ATTACKS if "$" in text or "\\" in text or "```" in text]
     assert len(attacks) >= 80
     for text in attacks:
-        page.evaluate(DRAW, f"{text}\n\n# $last$\n\n```js\nlet last;\n```")
+        page.evaluate(DRAW, [f"{text}\n\n# $last$\n\n```js\nlet last;\n```"])
         heading = page.locator("#messages h3 math")
         heading.nth(1).wait_for(state="attached")
         page.locator("#messages .hljs-keyword").last.wait_for(state="attached")
-        check(page, text)
+        check(page.evaluate(FOUND), text)
 
 
 def test_many_inputs_in_one_chat_are_harmless_too(page: Page) -> None:
     choose(page, "echo")
     text = "\n\n".join(ATTACKS[::4])
     ask(page, text)
-    check(page, text)
+    check(page.evaluate(FOUND), text)
     page.evaluate("location.reload()")
     page.locator(".message.assistant .text > *").first.wait_for()
-    check(page, text)
+    check(page.evaluate(FOUND), text)
