@@ -11,6 +11,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.tiny_gguf import write_split
+from tests.waiting import wait_until
 
 from .build import ADDRESS, CLIENT, HERE, THREAD, build, scenarios
 from .conftest import MODELS
@@ -43,8 +44,7 @@ def run(daemon: RunningDaemon, sanitizers: str, scenario: str, **environment: st
 def wait_until_nothing_is_left(daemon: RunningDaemon) -> None:
     """Wait until the daemon has noticed the end of a program's connection."""
     with Client(daemon.socket) as client:
-        while client.queue() or client.sessions():
-            pass
+        wait_until(lambda: not (client.queue() or client.sessions()))
         assert client.sessions(dormant=True) == []
 
 

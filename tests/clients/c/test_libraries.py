@@ -13,6 +13,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.models import ONE_THREAD, short_smollm2
+from tests.waiting import wait_until
 
 from .build import ADDRESS, CLIENT, HERE, THREAD, build, compiler, scenarios
 
@@ -85,8 +86,8 @@ def test_a_host(daemon: RunningDaemon, tiny: Path, program: str, scenario: str) 
     environment = ENVIRONMENTS.get(scenario, {})
     run(daemon, ADDRESS, program, scenario, MODEL_FILE=str(tiny), **environment)
     with Client(daemon.socket) as client:
-        while client.sessions() or client.queue():  # the daemon notices the end of the connection
-            pass
+        # The daemon notices the end of the connection.
+        wait_until(lambda: not (client.sessions() or client.queue()))
 
 
 def test_a_host_prints_answers_with_stream_stdout(daemon: RunningDaemon) -> None:

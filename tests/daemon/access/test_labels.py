@@ -13,6 +13,7 @@ from tests.daemon.command_line import inferd as inferd_command
 from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
+from tests.waiting import wait_until
 
 CONFIG = "quantum-tokens = 16\nlabels-user-max = 4\n" + echo_model("slow", slots=1, step_ms=2)
 
@@ -50,8 +51,7 @@ def test_a_label_sees_and_cancels_only_its_own_turns(daemon: RunningDaemon) -> N
     ):
         context = one.context("slow")
         turn = one.start_request("stream", context=context, prompt="x" * 4000, credit=1)
-        while not one.call("queue")["tasks"]:
-            pass
+        wait_until(lambda: one.call("queue")["tasks"])
         assert two.call("sessions")["sessions"] == two.call("queue")["tasks"] == []
         with pytest.raises(InvalidArgument):
             two.call("cancel", context=context)
@@ -146,8 +146,7 @@ def test_the_labels_of_a_user_are_bounded_and_free_again_with_their_connections(
             bob.call("models")
         clients.pop().socket.close()
         with labelled(daemon, "agent0") as again:
-            while again.call("stats")["stats"]["connections"] > 4:
-                pass
+            wait_until(lambda: again.call("stats")["stats"]["connections"] <= 4)
         with labelled(daemon, "agent4") as fifth:
             fifth.call("models")
         for client in clients:

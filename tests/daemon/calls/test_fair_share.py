@@ -19,14 +19,13 @@ from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.alone
 GATEWAY, OTHER_GATEWAY = 54323, 54324
 MODEL, QUANTUM, AGEING = "slow", 10, 500
 CONFIG = f"""quantum-tokens = {QUANTUM}
 [access.gateways]
 users = [{GATEWAY}, {OTHER_GATEWAY}]
 allow = ["use", "delegate"]
-""" + echo_model(MODEL, step_ms=12, slots=1, ctx_size=16384)
+""" + echo_model(MODEL, step_ms=6, slots=1, ctx_size=16384)
 LONG = "a long text " * 300
 
 
@@ -54,7 +53,7 @@ def chat(client: RawClient) -> str:
 
 
 def begin_streams(stack: ExitStack, daemon: RunningDaemon, name: str, **more: int) -> RawClient:
-    """Begin two turns of a user, so that one always waits; two users have 49 s of work."""
+    """Begin two turns of a user, so that one always waits; two users have 25 s of work."""
     client = stack.enter_context(client_for(daemon, name, **more))
     for _ in range(2):
         context = client.context(MODEL)
@@ -62,6 +61,7 @@ def begin_streams(stack: ExitStack, daemon: RunningDaemon, name: str, **more: in
     return client
 
 
+@pytest.mark.alone
 def test_tokens_elsewhere_leave_the_slot_to_the_other_user(daemon: RunningDaemon) -> None:
     with ExitStack() as stack:
         entry = stack.enter_context(client_of(daemon, GATEWAY))
@@ -84,6 +84,7 @@ def computed_alone(entry: RawClient, name: str, **elsewhere: int) -> None:
     assert exchange(entry)[other] - before[other] <= QUANTUM
 
 
+@pytest.mark.alone
 def test_a_gateway_reads_and_changes_only_its_own_users(daemon: RunningDaemon) -> None:
     with ExitStack() as stack:
         entry = stack.enter_context(client_of(daemon, GATEWAY))
@@ -128,6 +129,7 @@ def test_absurd_tokens_are_refused(daemon: RunningDaemon) -> None:
             entry.call("exchange_served", elsewhere={MODEL: {1: 1}})
 
 
+@pytest.mark.alone
 def test_the_most_tokens_delay_a_user_by_a_bounded_time() -> None:
     with ExitStack() as stack:
         daemon = stack.enter_context(daemon_for_all(f"ageing-tokens = {AGEING}\n{CONFIG}"))

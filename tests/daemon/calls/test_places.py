@@ -15,6 +15,7 @@ from tests.daemon.metrics.scraping import scrape_metrics
 from tests.daemon.other_users import ADA, as_user, daemon_for_all
 from tests.echo import echo_model
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 PLACES, WAITING_MAX, WAITING_USER_MAX = 3, 12, 8
 SOON_S = 0.1
@@ -57,9 +58,7 @@ class Guest(RawClient):
         return int(self.call("stats")["stats"][name])
 
     def wait_for(self, **stats: int) -> None:
-        for name, value in stats.items():
-            while self.stat(name) != value:
-                pass
+        wait_until(lambda: all(self.stat(name) == value for name, value in stats.items()))
 
     def opened(self, number: int) -> int:
         return int(self.wait_result(number)["context"])

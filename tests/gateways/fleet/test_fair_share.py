@@ -27,8 +27,8 @@ SLOTS = {"a": 8, "b": 2, "c": 2}
 """The part of each user is six slots: of node a, Bob gets six, and Ada two."""
 TEXT = "sixty tokens, read in one step, written in sixty further ones"
 STEP_MS = 4
-MEASURED_TOKENS, MEASURED_TOKENS_MAX = 6000, 24_000
-"""The least and the most tokens over which the shares are compared: two seconds on idle cores. On
+MEASURED_TOKENS, MEASURED_TOKENS_MAX = 4000, 24_000
+"""The least and the most tokens over which the shares are compared: a second on idle cores. On
 busy ones each node's turns begin and end less evenly. The promise is for 60 seconds.
 """
 SETTLED_TOKENS = 1500

@@ -11,6 +11,7 @@ from inferd import Client, TooLarge
 from inferd.gateways.nnrpc.service import fitting
 from tests.echo import echo_model
 from tests.gateways.nnrpc.driver import METHODS, RpcError, WasmEdge
+from tests.waiting import wait_until
 
 CONFIG = echo_model("slow", step_ms=20)
 NEVER = 4711
@@ -148,8 +149,7 @@ def test_a_deadline_ends_the_turn(guest: WasmEdge, client: Client) -> None:
     with pytest.raises(RpcError) as caught:
         guest.call("Compute", resource_handle=context, timeout=0.2)
     assert caught.value.status == "DEADLINE_EXCEEDED"
-    while client.queue():
-        pass
+    wait_until(lambda: not client.queue())
     assert 0 < len(guest.output(context)) < len(SLOW_TEXT), "the output so far can be read"
     assert guest.set_input(context, b"ab") == 0 == guest.compute(context)
     assert guest.output(context) == b"ab"
@@ -162,8 +162,7 @@ def test_a_cancelled_call_leaves_a_context_that_can_be_used(
     context = guest.context("slow")
     guest.set_input(context, SLOW_TEXT)
     begun = guest.begin(call, resource_handle=context)
-    while not client.queue():
-        pass
+    wait_until(client.queue)
     begun.cancel()
     assert guest.set_input(context, b"ab") == 0 == guest.compute(context)
     assert guest.output(context) == b"ab"

@@ -24,6 +24,7 @@ from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd, inferd_process
 from tests.echo import echo_model
 from tests.gateways.nnrpc.driver import RpcError, WasmEdge, gateway, victim
+from tests.waiting import wait_until
 
 CONFIG = echo_model("slow", step_ms=20, slots=16)
 LONG = "and so on " * 100
@@ -67,8 +68,7 @@ def begin_turn(guest: WasmEdge, client: Client, text: str = LONG) -> Any:
     context = guest.context("slow")
     guest.set_input(context, text.encode())
     call = guest.begin("Compute", resource_handle=context)
-    while not client.queue():
-        pass
+    wait_until(client.queue)
     return call
 
 
@@ -87,8 +87,7 @@ def test_a_killed_client_leaves_nothing_after_50_ms(call: str, path: str, client
         assert process.stdout is not None
         if call == "ComputeSingle":
             process.stdout.readline()  # after the first token
-        while not client.queue():
-            pass
+        wait_until(client.queue)
         assert len(client.sessions()) == 1
         process.kill()
         process.wait()

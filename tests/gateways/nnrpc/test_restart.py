@@ -8,6 +8,7 @@ from inferd import Client
 from inferd.testing import RunningDaemon
 from tests.gateways.nnrpc.driver import WasmEdge
 from tests.gateways.restarts import CONFIG, TEXT, restart
+from tests.waiting import wait_until
 
 __all__ = ("CONFIG",)
 
@@ -49,8 +50,7 @@ def test_turns_that_a_restart_interrupts_end_all_the_same(
         guest.set_input(context, TEXT)
     with Client(daemon.socket) as watcher:
         calls = [guest.begin("Compute", resource_handle=context) for context in contexts]
-        while not any(task["output_tokens"] for task in watcher.queue()):
-            pass
+        wait_until(lambda: any(task["output_tokens"] for task in watcher.queue()))
     restart(daemon)
     for context, call in zip(contexts, calls, strict=True):
         call.result()

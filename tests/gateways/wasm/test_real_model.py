@@ -13,6 +13,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.gateways.wasm.driver import Driver
 from tests.gateways.wasm.serving import ServingGuest, serving_guests
 from tests.models import ONE_THREAD, smollm2
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 GUESTS = 16
@@ -51,8 +52,7 @@ def test_sixteen_guests_share_one_model_and_the_urgent_one_is_served_first(
             return thread
 
         threads = [start(number) for number in range(1, GUESTS)]
-        while len(client.queue()) + len(ended) < GUESTS - 1:
-            pass
+        wait_until(lambda: len(client.queue()) + len(ended) >= GUESTS - 1)
         before = len(ended)
         assert before < GUESTS // 2, "most of them wait"
         threads.append(start(0))

@@ -12,6 +12,7 @@ from inferd.gateways.guests import remote
 from inferd.testing import RunningDaemon, running_daemon
 from tests.gateways.restarts import CONFIG, TEXT, restart
 from tests.gateways.wasm.driver import Driver
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -89,8 +90,7 @@ def test_a_turn_that_is_interrupted_by_a_restart_ends_all_the_same(
             if streams:
                 begun.wait()
             else:
-                while not any(task["output_tokens"] for task in watcher.queue()):
-                    pass
+                wait_until(lambda: any(task["output_tokens"] for task in watcher.queue()))
             restart(daemon)
 
         thread = threading.Thread(target=interrupt)
@@ -128,8 +128,7 @@ def test_an_expired_context_is_opened_again() -> None:
         context = guest.context()
         guest.set_input(context, {"n-predict": 3})
         guest.set_input(context, b"abcdef")
-        while client.sessions():
-            pass
+        wait_until(lambda: not client.sessions())
         assert guest.call("compute", context) == 0
         assert guest.output(context) == b"abc"
         assert guest.errors == []

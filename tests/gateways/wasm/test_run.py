@@ -21,6 +21,7 @@ from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
 from tests.echo import echo_model
 from tests.gateways.wasm.guests import c_guest
+from tests.waiting import wait_until
 
 CONFIG = echo_model("slow", step_ms=20) + echo_model("slower", step_ms=200)
 LONG = "and so on " * 100
@@ -78,8 +79,7 @@ def test_guests_of_each_kind_run(
 
 def test_a_guest_has_a_label(daemon: RunningDaemon, guest: str, client: Client) -> None:
     with wasm_run(daemon, "--label", "guest-1", guest, "--", "stream", "slower", LONG):
-        while not (tasks := client.queue()):
-            pass
+        tasks = wait_until(client.queue)
         assert [task["label"] for task in tasks] == ["guest-1"]
         assert [session["label"] for session in client.sessions()] == ["guest-1"]
     status, _, errors = finished(daemon, "--label", "a b", guest, "--", "stream", "echo", "hi")
@@ -289,8 +289,7 @@ def test_the_options_hold_for_components(daemon: RunningDaemon, client: Client) 
     with wasm_run(
         daemon, "--label", "guest-1", "--priority", "low", COMPONENT, "wait", "slower", LONG
     ):
-        while not (tasks := client.queue()):
-            pass
+        tasks = wait_until(client.queue)
         assert [(task["label"], task["priority"]) for task in tasks] == [("guest-1", "low")]
     wait_until_nothing_is_left(client)
 
