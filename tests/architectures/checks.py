@@ -183,6 +183,8 @@ def rewind_to_a_turn(subject: Subject) -> None:
     prefill(model, 0, other, 90)
     subject.assert_as_from_scratch(0, turn + other)
     if hybrid:
+        model.trim(0, 0)
+        prefill(model, 0, turn + other)
         assert model.restore_checkpoint(0, checkpoint) and model.length(0) == 90
         prefill(model, 0, second, 90)
         subject.assert_as_from_scratch(0, turn + second)

@@ -29,6 +29,7 @@ def subject_of(name: str) -> Subject:
 @pytest.fixture(scope="module", params=GENERATING)
 def loaded(request: pytest.FixtureRequest) -> Iterator[Subject]:
     subject = subject_of(request.param)
+    assert subject.bound > 0, "measured first, because this uses slots"
     yield subject
     subject.close()
 
