@@ -218,6 +218,14 @@ VALUES: dict[str, list[Any]] = {
         {"structures": [{"begin": "z", "end": ""}] * 128, "triggers": ["y"] * 100_000},
         "[" * 60_000,
     ],
+    "answer-form": [
+        "a" * SPACE,
+        {"calls": [{"begin": "<a>"}] * 15_000},
+        {"opens": ["<a>"] * 31_000},
+        {"reasoning": [{"begin": "<a>", "end": "x" * SPACE}]},
+        {"calls": DEEP},
+        misspelt(15_000),
+    ],
     "tool-choice": ["a" * SPACE, misspelt(15_000), {"type": "function", "function": DEEP}],
     "choice": ["a" * SPACE, [1] * SPACE],
     "tools": [
