@@ -25,7 +25,7 @@ from inferd.backends import ModelSpec
 from inferd.backends.tuning_choice import this_cpu
 from inferd.daemon.models.tuning_records import TuningRecords
 from inferd.daemon.residency.machine import cores_usable
-from inferd.daemon.tuning.at_once import SECONDS_MAX, measure_at_once
+from inferd.daemon.tuning.report import SECONDS_MAX, measure_at_once
 from inferd.testing import RunningDaemon, running_daemon
 
 MODELS = Path(__file__).resolve().parent.parent / ".cache" / "models"

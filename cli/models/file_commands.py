@@ -95,7 +95,7 @@ def _measure(name: str, config: Config) -> None:
     """
     from ...backends.tuning_choice import this_cpu
     from ...daemon.models.tuning_records import TuningRecords
-    from ...daemon.tuning.at_once import SECONDS_MAX, measure_at_once
+    from ...daemon.tuning.report import SECONDS_MAX, measure_at_once
     from .measured_model import measured_spec
 
     if not config.tuning or importlib.util.find_spec("llama_cpp") is None:

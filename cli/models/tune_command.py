@@ -65,7 +65,6 @@ def tune(
     from ...daemon.config.sources import load_config
     from ...daemon.models.tuning_records import TuningRecords
     from ...daemon.residency.machine import MachineMemory
-    from ...daemon.tuning.at_once import present_choice, variant_of
     from ...daemon.tuning.measured_stages import (
         IDLE_CORES_MAX,
         MeasuringProcess,
@@ -75,8 +74,10 @@ def tune(
     from ...daemon.tuning.report import (
         document_of,
         is_attention_decided,
+        present_choice,
         record_of,
         setting_text,
+        variant_of,
     )
     from .measured_model import measured_spec
 

@@ -266,7 +266,7 @@ DATES = {
     "cli/models/tune_command.py": "the date of a measurement",
     "cli/monitoring/status_commands.py": "lists show how long ago sessions were deleted",
     "daemon/models/tuner.py": "the date of a measurement",
-    "daemon/tuning/at_once.py": "the date of a measurement",
+    "daemon/tuning/report.py": "the date of a measurement",
     "gateways/http/inferd_api/sessions.py": "the date at which a chat will be deleted",
     "sessions/lifetimes/deletion.py": "the dates of deletions",
     "daemon/state_clock.py": "the date at the start, beside the time since boot",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .exchange import Api, Endpoint, Exchange
-from .models import offered_to, served_ctx_size, usable_models
+from .exchange import Api, Endpoint, Exchange, offered_to, served_ctx_size, usable_models
 from .streaming import StreamForm, collect_answers, collect_turns, stream_turn
 from .waiting import WaitingStreams
 

@@ -15,7 +15,7 @@ from ..exchange import Exchange
 from ..exchange.exchange import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..fields import field_error
-from ..turns.snapshots import PAUSE_S, Snapshot
+from ..turns.pool import PAUSE_S, Snapshot
 from .fields import EVENTS
 from .models import event, models_of
 

@@ -30,9 +30,8 @@ from ..callers import Caller, Quotas
 from ..limits import Limits
 from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
 from .live import LiveTurn, SessionReservations, turn_cancelled
-from .pool import ConnectionPool, DaemonHealth
+from .pool import ConnectionPool, DaemonHealth, Snapshots
 from .precheck import TurnPrecheck
-from .snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 SEED_MAX = (1 << 32) - 1
