@@ -135,6 +135,10 @@ def _message_form(render: Render) -> TemplateForm:
     )
     if form is None:
         return plain  # it refuses every conversation, and says why
+    named = replace(form, names_functions=True)
+    has_tool = ["probe_tool" in text_of(f, [_USER], [_TOOL]) for f in (form, named)]
+    if has_tool == [False, True]:  # a missing name is an empty text
+        form = named
     system = [{"role": "system", "content": "probe-system"}, _USER]
     if "probe-system" not in text_of(form, system):
         form = replace(form, system=False)
@@ -179,13 +183,15 @@ def _with_reasoning(render: Render, form: TemplateForm) -> TemplateForm:
     _, call, *results = _called(1)
     last: dict[str, Any] = {"add_generation_prompt": False}
     found: list[str] = []
-    for probe in (
-        lambda key: writes(key, answer, (), **last),
-        lambda key: writes(key, answer, (), **last, **_REASONS),
-        lambda key: writes(key, call, results),
-        lambda key: writes(key, call, results, **_REASONS),
-    ):
-        found += [key for key in (*found, *REASONING_KEYS) if probe(key)][:1]
+    probes: tuple[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]], dict[str, Any]], ...] = (
+        (answer, (), last),
+        (answer, (), last | _REASONS),
+        (call, results, {}),
+        (call, results, _REASONS),
+    )
+    for message, after, names in probes:
+        tried = (*found, *REASONING_KEYS)
+        found += [key for key in tried if writes(key, message, after, **names)][:1]
     if found:
         form = msgspec.structs.replace(form, reasoning=tuple(dict.fromkeys(found)))
     if found and form.calls != "none" and not writes(found[-1], {**call, **_BESIDE}, results):
