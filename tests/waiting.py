@@ -10,17 +10,19 @@ from typing import TypeVar
 __all__ = ("wait_until",)
 
 SECONDS_MAX = 60.0
-POLL_S = 0.002
+POLL_S, POLL_S_MAX = 0.002, 0.05
 Found = TypeVar("Found")
 
 
 def wait_until(condition: Callable[[], Found | None], seconds: float = SECONDS_MAX) -> Found:
     """Wait until *condition* returns a true value, and return it.
 
-    The pauses leave the cores to the processes that are waited for, and to other tests.
+    The pauses leave the cores to the processes that are waited for, and to other tests. They grow
+    to a twentieth of the time waited.
     """
-    end, pause = time.monotonic() + seconds, threading.Event()
+    begun, pause = time.monotonic(), threading.Event()
     while not (found := condition()):
-        assert time.monotonic() < end, f"the condition was not met in {seconds:g} s"
-        pause.wait(POLL_S)
+        waited = time.monotonic() - begun
+        assert waited < seconds, f"the condition was not met in {seconds:g} s"
+        pause.wait(min(POLL_S_MAX, max(POLL_S, waited / 20)))
     return found
