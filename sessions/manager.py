@@ -331,6 +331,7 @@ class SessionManager:
 
     async def delete_session(self, session: Session) -> None:
         """End a session and delete its data before this returns, with or without an id."""
+        session.delete_recent_chats()
         self._end_session(session, SessionCall.CLOSE, "the session was deleted")
         await self._delete_now(session)
 

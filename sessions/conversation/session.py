@@ -121,6 +121,8 @@ class Session:
     turns_begun: int = field(init=False, default=0)
     _sent: Sequence[dict[str, Any]] = field(init=False, default=())
     """The messages with which its chat began."""
+    _sent_whole: bool = field(init=False, default=False)
+    """Whether its chat has no other messages, except the answer to them."""
     _lock: anyio.Lock = field(init=False, default_factory=anyio.Lock)
     """Held by each call that uses the model."""
     _starting: anyio.Lock = field(init=False, default_factory=anyio.Lock)
@@ -588,7 +590,9 @@ class Session:
                 )
             )
             before = self._accept_turn_input(history, unused)
-            self._sent = () if before.conversation.size else messages
+            begins = not before.conversation.size
+            self._sent = messages if begins else self._sent
+            self._sent_whole = begins
         return await self._record_input(before)
 
     async def _with_text(
@@ -1220,8 +1224,9 @@ class Session:
         history = conversation.history_state.now
         if self.recent is None or turn is None or not turn.ended.is_set() or turn.error is not None:
             return
-        whole = len(history.messages) == len(self._sent) and not history.dropped_bytes
-        if whole and turn.generates and not (turn.stopped_by_text or conversation.shifted):
+        whole = self._sent_whole and len(history.messages) == len(self._sent) > 0
+        whole = whole and not (history.dropped_bytes or conversation.shifted)
+        if whole and turn.generates and not turn.stopped_by_text:
             piece = TurnPiece(
                 tokens=m.pack_tokens(turn.tokens),
                 text=bytes(turn.text),
@@ -1229,6 +1234,12 @@ class Session:
             )
             fingerprint = conversation.vocabulary.fingerprint
             self.recent.add(self.owner, fingerprint, self._sent, history, piece)
+
+    def delete_recent_chats(self) -> None:
+        """Delete the recent chats that this session has continued; it becomes none itself."""
+        if self.recent is not None:
+            self.recent.delete(self.owner, self._sent)
+            self.recent = None
 
     def end(self, call: SessionCall, why: str) -> None:
         """End by *call* (close, unload, expire): cancel the turn, whose reader gets *why*."""

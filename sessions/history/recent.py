@@ -8,6 +8,7 @@ that has the same messages is continued instead.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -45,20 +46,21 @@ class _Chat(NamedTuple):
 
 class RecentChats:
     """The last chats of each owner, the oldest first. Owned by the manager of the sessions. Past a
-    bound, the oldest chat of the owner with the most memory is deleted.
+    bound, the user with the most chats, or the most memory, loses the oldest one.
     """
 
     def __init__(self, chats_max: int = RECENT_CHATS_MAX, bytes_max: int = RECENT_CHATS_BYTES_MAX):
         self._chats_max, self._bytes_max = chats_max, bytes_max
         self._chats: dict[_Key, _Chat] = {}
-        self._bytes: dict[Owner, int] = {}
+        self._counts, self._bytes = Counter[int](), Counter[int]()
+        """The number of chats, and their memory, for each user."""
 
     def __len__(self) -> int:
         return len(self._chats)
 
     @property
     def bytes(self) -> int:
-        return sum(self._bytes.values())
+        return self._bytes.total()
 
     def add(
         self,
@@ -73,17 +75,34 @@ class RecentChats:
         size = history.kept_bytes + len(piece.text) + len(piece.tokens)
         self._remove(key)
         self._chats[key] = _Chat(history, piece, size)
-        self._bytes[owner] = self._bytes.get(owner, 0) + size
-        while len(self._chats) > self._chats_max or self.bytes > self._bytes_max:
-            largest = max(self._bytes, key=self._bytes.__getitem__)
-            self._remove(next(key for key in self._chats if key.owner == largest))
+        self._counts[owner.user] += 1
+        self._bytes[owner.user] += size
+        while len(self._chats) > self._chats_max:
+            self._remove_oldest(self._counts)
+        while self.bytes > self._bytes_max:
+            self._remove_oldest(self._bytes)
+
+    def delete(self, owner: Owner, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Delete the chats of an owner that begin like the chat with these *messages*, which is
+        their continuation or the same.
+        """
+        begins = set(_digests(messages))
+        for key in [k for k in self._chats if k.owner == owner and k.messages in begins]:
+            self._remove(key)
+
+    def _remove_oldest(self, amounts: Counter[int]) -> None:
+        """Remove the oldest chat of the user with the largest amount."""
+        [(user, _)] = amounts.most_common(1)
+        self._remove(next(key for key in self._chats if key.owner.user == user))
 
     def _remove(self, key: _Key) -> None:
         chat = self._chats.pop(key, None)
         if chat is not None:
-            self._bytes[key.owner] -= chat.kept_bytes
-            if not self._bytes[key.owner]:
-                del self._bytes[key.owner]
+            user = key.owner.user
+            self._counts[user] -= 1
+            self._bytes[user] -= chat.kept_bytes
+            if not self._counts[user]:
+                del self._counts[user], self._bytes[user]
 
     def find(
         self, owner: Owner, fingerprint: str, messages: Sequence[Mapping[str, Any]]
@@ -116,7 +135,15 @@ def _answers(message: Mapping[str, Any]) -> bool:
 
 
 def _digest(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    return blake2b(msgspec.msgpack.encode(messages), digest_size=16).digest()
+    return list(_digests(messages))[-1]
+
+
+def _digests(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yield the digest of the first message, of the first two, and so on."""
+    digest = blake2b(digest_size=16)
+    for message in messages:
+        digest.update(msgspec.msgpack.encode(message))
+        yield digest.digest()
 
 
 def _comparable(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,31 @@ async def test_past_a_bound_the_largest_owner_loses_its_oldest_chat() -> None:
     assert not known(OWNER, "q0")
 
 
+async def test_many_small_chats_displace_no_chat_of_a_user_with_fewer() -> None:
+    recent = RecentChats(chats_max=3)
+    await noted(recent, OTHER, "q" * 10_000)
+    for number in range(5):
+        await noted(recent, Owner(1, f"label{number}"))
+
+    assert recent.find(OTHER, "f", [*user("q" * 10_000), ANSWER, *NEXT]) is not None
+    assert len(recent) == 3
+
+
+async def test_a_deleted_chat_is_deleted_with_those_that_it_has_continued() -> None:
+    recent = RecentChats()
+    await noted(recent)
+    await noted(recent, OTHER)
+    await noted(recent, OWNER, "q1")
+
+    recent.delete(OWNER, [*CHAT, ANSWER, *NEXT])
+
+    assert recent.find(OWNER, "f", [*CHAT, ANSWER, *NEXT]) is None
+    assert recent.find(OTHER, "f", [*CHAT, ANSWER, *NEXT]) is not None
+    assert recent.find(OWNER, "f", [*user("q1"), ANSWER, *NEXT]) is not None
+    recent.delete(OTHER, ())
+    assert len(recent) == 2
+
+
 async def test_the_memory_of_chats_is_bounded() -> None:
     one = RecentChats()
     await noted(one)

@@ -11,6 +11,7 @@ from inferd.scheduler import Owner
 from inferd.sessions import DormantLimits, Opening, Session
 from inferd.sessions.identity import checked_title, first_words, matches, opening_of
 from inferd.sessions.lifetimes.deletion import DeletionNotes
+from inferd.sessions.turn.options import TurnOptions
 from tests.sessions.doubles import Harness
 
 pytestmark = pytest.mark.asyncio
@@ -275,3 +276,40 @@ async def test_a_search_finds_titles_and_first_messages_in_any_case() -> None:
     assert matches("straße", "STRASSE 7", "")
     assert not matches("sea", "sky", "blue")
     assert checked_title(" a\nb ") == "a b"
+
+
+async def had_a_chat(harness: Harness, question: str) -> Session:
+    """Return a session without an id whose chat has an answer."""
+    session = harness.manager.open_session(Opening(HERE, ADA, harness.source, {}))[0]
+    await session.add_messages([{"role": "user", "content": question}])
+    await session.start_turn(TurnOptions())
+    harness.port.run()
+    return session
+
+
+async def test_a_deleted_session_without_an_id_leaves_no_recent_chat() -> None:
+    harness = Harness(sessions_max=10)
+    manager = harness.manager
+    await manager.close_session(await had_a_chat(harness, "one"))
+    assert len(manager.recent) == 1, "later requests may continue it"
+
+    await manager.delete_session(await had_a_chat(harness, "two"))
+    assert len(manager.recent) == 1
+    await manager.delete_session(await had_a_chat(harness, "one"))
+    assert len(manager.recent) == 0
+
+
+async def test_only_the_first_answer_of_a_chat_makes_it_a_recent_one() -> None:
+    harness = Harness(sessions_max=10)
+    session = await had_a_chat(harness, "one")
+    await session.add_messages([{"role": "user", "content": "two"}])
+    await session.start_turn(TurnOptions())
+    harness.port.run()
+    await harness.manager.close_session(session)
+    raw = harness.manager.open_session(Opening(HERE, ADA, harness.source, {}))[0]
+    await raw.add_text(b"text")
+    await raw.start_turn(TurnOptions())
+    harness.port.run()
+    await harness.manager.close_session(raw)
+
+    assert len(harness.manager.recent) == 0
