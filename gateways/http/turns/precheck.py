@@ -153,9 +153,12 @@ def _template_of(info: Mapping[str, Any]) -> str:
 
 
 def _answer_form_of(info: Mapping[str, Any], source: str) -> AnswerForm:
-    """Return the form of answers of a loaded model, or as far as its template names it."""
-    if info.get("info"):
-        return msgspec.convert(info["info"]["answer_form"], AnswerForm)
+    """Return the form of answers of a loaded model, or as far as its template names it. Daemons of
+    earlier versions have none.
+    """
+    found = (info.get("info") or {}).get("answer_form")
+    if found is not None:
+        return msgspec.convert(found, AnswerForm)
     known = marked_form(source)
     return PLAIN_ANSWERS if known is None else known.form
 
