@@ -235,6 +235,8 @@ def _defects(form: AnswerForm) -> Iterator[str]:
             yield from _weak("the begin of reasoning", block.begin)
     for block in form.content:
         yield from _weak("the begin of content", block.begin)
+        if block.end:
+            yield from _weak("the end of content", block.end)
     for mark in form.dropped:
         yield from _weak("a dropped mark", mark)
     for call in form.calls:

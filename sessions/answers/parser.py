@@ -76,6 +76,8 @@ class CallReader:
         self._new_id = new_id
         self._name: str | None = None
         self._id = ""
+        self._ids = set[str]()
+        """The ids that the answer's calls have."""
         self._arguments: list[str] = []
 
     # Parts.
@@ -96,8 +98,10 @@ class CallReader:
             raise NotACall
         self._name = name
         index = self.source.calls
+        if not self._id or self._id in self._ids:
+            self._id = self._new_id(index)
         arguments = "".join(self._arguments)
-        self.source.add_part(ToolCallPart(index, self._id or self._new_id(index), name, arguments))
+        self.source.add_part(ToolCallPart(index, self._id, name, arguments))
 
     def _add_arguments(self, text: str) -> None:
         """Add the next part of the arguments' JSON text.
@@ -119,6 +123,7 @@ class CallReader:
         """
         if self._name is None or decode_object("".join(self._arguments)) is None:
             raise NotACall
+        self._ids.add(self._id)
         self.source.end_call()
 
     # Layouts.
@@ -269,7 +274,7 @@ class CallReader:
         while True:
             rest = source.buffer[source.at : source.at + most]
             place = rest.find(begin)
-            if place >= 0:
+            if place >= 0 and "\n" not in rest[:place]:
                 source.take(place)
                 return
             if "\n" in rest or len(rest) == most:
@@ -397,7 +402,8 @@ class _TagReader:
                     return
                 text, at_start = text[size:], False
             shown = text[: max(len(text.rstrip()), len(text) - len(self._trail))]
-            if nullable and opening and any(word.startswith(text.strip()) for word in _NULLS):
+            undecided = nullable and opening and len(text) <= SPACE_CHARACTERS_MAX
+            if undecided and any(word.startswith(text.strip()) for word in _NULLS):
                 held = text
                 return
             held = text[len(shown) :]
@@ -548,9 +554,9 @@ class AnswerReader:
         ends = () if is_plain(self._form) else tuple(b.end for b in blocks)
         begins = tuple(b.begin.strip() for b in blocks)
         with self._possible_call():
-            space = yield from source.run(SPACE)
+            space = yield from self._short_space()
             mark = yield from source.one_of((*begins, *(end.strip() for end in ends)))
-            if not mark or len(space) > SPACE_CHARACTERS_MAX:
+            if not mark:
                 raise NotACall
             if mark in begins:
                 found = tuple(b for b in blocks if b.begin.strip() == mark)
@@ -573,12 +579,27 @@ class AnswerReader:
         if not blocks:
             return
         with self._possible_call():
-            space = yield from source.run(SPACE)
+            space = yield from self._short_space()
             mark = yield from source.one_of(tuple(b.begin.strip() for b in blocks))
             if not mark:
                 raise NotACall
             found = tuple(b for b in blocks if b.begin.strip() == mark)
             self._open(found, is_reasoning=False, before=space)
+
+    def _short_space(self) -> Generator[None, None, str]:
+        """Read white space before a block. Longer white space is not held back.
+
+        :raises NotACall: there is more than `SPACE_CHARACTERS_MAX`.
+        """
+        size = 0
+
+        def count(space: str) -> None:
+            nonlocal size
+            size += len(space)
+            if size > SPACE_CHARACTERS_MAX:
+                raise NotACall
+
+        return (yield from self._source.run(SPACE, count))
 
     @contextmanager
     def _possible_call(self) -> Iterator[None]:

@@ -318,6 +318,7 @@ def test_an_operator_sets_a_form_by_name_or_as_data() -> None:
     ("data", "message"),
     [
         ({"calls": [{"begin": "a"}]}, "would hide ordinary text"),
+        ({"content": [{"begin": "<response>", "end": "."}]}, "would hide ordinary text"),
         ({"calls": [{"layout": "named"}]}, "no mark"),
         ({"reasoning": [{"begin": "<t>", "end": " "}]}, "would hide ordinary text"),
         ({"calls": [{"begin": "<c>", "finish": ""}]}, "unknown key 'finish'"),

@@ -451,3 +451,36 @@ def test_without_parsing_only_marks_of_content_are_removed() -> None:
     text = parser.parse(case.answer).text + parser.finish().text
     assert text.startswith("<|channel|>analysis<|message|>hm<|end|>Look.")
     assert text.endswith('to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>')
+
+
+def test_calls_that_the_model_gives_the_same_id_have_different_ones() -> None:
+    case = CASES["channels, ids"]
+    calls = read(case, case.answer + case.answer)[2]
+    assert [call.id for call in calls[:2]] != [calls[0].id] * 2
+    assert calls[0].id == "abc1"
+
+
+def test_a_place_for_arguments_ends_with_the_line_in_any_pieces() -> None:
+    case = Case(KNOWN["harmony"], "", "")
+    answer = "<|channel|>commentary to=functions.add\n<|channel|>final<|message|>yes"
+    assert read(case, *answer) == read(case, answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("function-tags", "<function=add>\n<parameter=a>\n1\n</parameter>"),
+        (
+            "minimax-m3",
+            ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">]<]minimax[>[<a>',
+        ),
+        ("lfm2", "<|tool_call_start|>[add(a='x'"),
+    ],
+)
+def test_white_space_in_a_call_is_not_read_again_with_each_piece(name: str, begin: str) -> None:
+    """Otherwise the time would grow with the square of the answer's length."""
+    parser = AnswerParser(KNOWN[name], FUNCTIONS)
+    parser.parse(begin)
+    for _ in range(2_000):
+        parser.parse(" ")
+    assert len(parser._source.buffer) <= 512

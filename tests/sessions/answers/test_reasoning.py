@@ -72,6 +72,13 @@ def test_a_prompt_that_opens_the_block_leaves_the_answer_inside_it() -> None:
     assert whole(b"hm", opened=True) == AnswerParts(b"", b"hm")
 
 
+def test_white_space_that_is_too_long_for_a_block_is_sent_at_once() -> None:
+    splitter = splitter_of()
+    assert splitter.split(b" " * SPACE_MAX) == AnswerParts(b"")
+    assert splitter.split(b" ") == AnswerParts(b" " * (SPACE_MAX + 1))
+    assert splitter.split(b"\n") == AnswerParts(b"\n")
+
+
 def test_without_the_format_everything_is_text() -> None:
     splitter = AnswerSplitter()
     assert splitter.split_last(b"<think>hm</think>yes") == AnswerParts(b"<think>hm</think>yes")
