@@ -22,6 +22,7 @@ from ...backends.answer_form import (
 from ...backends.tool_formats import FUNCTION_NAME_CHARACTERS_MAX
 from .calls import ANSWER_CALLS_MAX, ToolCallPart, decode_object, json_text, merge_parts
 from .source import (
+    SHORT_SPACE,
     SPACE,
     SPACE_CHARACTERS_MAX,
     AnswerEnded,
@@ -429,11 +430,9 @@ class _TagReader:
         """Return whether tags follow, instead of a value or its end."""
         source = self._source
         while True:  # the white space stays, because it may belong to a text
-            space = SPACE.match(source.buffer, source.at)
+            space = SHORT_SPACE.match(source.buffer, source.at)
             assert space is not None, "it matches everywhere"
             rest = source.buffer[space.end() :]
-            if space.end() - space.start() > SPACE_CHARACTERS_MAX:
-                return False
             if source.ended or not self.key_begin.startswith(rest):
                 after = rest[len(self.key_begin) :]
                 return rest.startswith(self.key_begin) and not after.startswith("/")

@@ -23,6 +23,8 @@ SPACE_CHARACTERS_MAX = 64
 """The most white space that may stand before a block of reasoning, or before the mark by which a
 text in a call is known to have ended.
 """
+SHORT_SPACE = re.compile(rf"\s{{0,{SPACE_CHARACTERS_MAX}}}")
+"""White space that is read again with each piece, while a mark may follow it."""
 _CUT_MARK_CHARACTERS = 3
 """So many characters at the end of an answer that a limit has cut may be dropped as a mark's."""
 
@@ -434,11 +436,9 @@ class AnswerSource:
                 yield
                 continue
             self._pass_on(place, pass_on)
-            after = SPACE.match(self.buffer, place + len(end))
+            after = SHORT_SPACE.match(self.buffer, place + len(end))
             assert after is not None, "it matches everywhere"
             rest = self.buffer[after.end() : after.end() + longest]
-            if not rest and after.end() - after.start() > SPACE_CHARACTERS_MAX:
-                rest = " "  # no mark: the text that waits for one is bounded
             ends = not followers or any(rest.startswith(f) for f in followers)
             if not ends and any(f.startswith(rest) for f in followers):
                 if not self.ended:

@@ -13,7 +13,14 @@ from typing import Any
 import msgspec
 
 from .calls import ARGUMENTS_LEVELS_MAX, json_text
-from .source import SPACE, SPACE_CHARACTERS_MAX, AnswerEnded, AnswerSource, NotACall, Reading
+from .source import (
+    SHORT_SPACE,
+    SPACE_CHARACTERS_MAX,
+    AnswerEnded,
+    AnswerSource,
+    NotACall,
+    Reading,
+)
 
 Emit = Callable[[str], None]
 _IN_STRING = re.compile(r'[^"\\]*')
@@ -26,7 +33,7 @@ _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
 _CODES = {"x": 2, "u": 4, "U": 8}
-_AFTER_STRING = re.compile(r"\s*(?:[,:)\]}]|\Z)")
+_AFTER_STRING = re.compile(rf"\s{{0,{SPACE_CHARACTERS_MAX}}}(?:[,:)\]}}]|\Z)")
 _REFERENCES_MAX = 16
 
 
@@ -181,10 +188,9 @@ class LiteralReader:
         """Return whether a separator, a bracket or the end follows, after white space."""
         source = self._source
         while True:
-            space = SPACE.match(source.buffer, source.at)
+            space = SHORT_SPACE.match(source.buffer, source.at)
             assert space is not None, "it matches everywhere"
-            size = space.end() - space.start()
-            if space.end() < len(source.buffer) or source.ended or size > SPACE_CHARACTERS_MAX:
+            if space.end() < len(source.buffer) or source.ended:
                 return _AFTER_STRING.match(source.buffer, source.at) is not None
             yield
 

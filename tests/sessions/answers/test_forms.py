@@ -11,6 +11,7 @@ from inferd.backends.answer_form import AnswerForm, ArgumentsForm, Block, CallFo
 from inferd.backends.tool_formats import KNOWN_FORMS
 from inferd.sessions.answers.calls import ToolCall, join_parts
 from inferd.sessions.answers.parser import AnswerParser
+from inferd.sessions.answers.source import SPACE_CHARACTERS_MAX
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "add": {
@@ -484,3 +485,19 @@ def test_white_space_in_a_call_is_not_read_again_with_each_piece(name: str, begi
     for _ in range(2_000):
         parser.parse(" ")
     assert len(parser._source.buffer) <= 512
+
+
+@pytest.mark.parametrize("after", ["<parameter=b>", "</function>", "x</parameter></function>"])
+def test_long_white_space_in_a_call_is_read_alike_in_any_pieces(after: str) -> None:
+    for size in (SPACE_CHARACTERS_MAX, SPACE_CHARACTERS_MAX + 1):
+        answer = "<function=add>\n<parameter=text>\n1\n</parameter>" + " " * size + after
+        case = Case(KNOWN["function-tags"], answer)
+        assert read(case, *answer) == read(case, answer)
+
+
+@pytest.mark.parametrize("after", [", b=1)]", "x', b=1)]", ")]"])
+def test_long_white_space_after_a_quote_is_read_alike_in_any_pieces(after: str) -> None:
+    for size in (SPACE_CHARACTERS_MAX, SPACE_CHARACTERS_MAX + 1):
+        answer = f"<|tool_call_start|>[add(a='x'{' ' * size}{after}<|tool_call_end|>"
+        case = Case(KNOWN["lfm2"], answer)
+        assert read(case, *answer) == read(case, answer)
