@@ -119,7 +119,7 @@ async def _run_with_model(function: CallFunction, daemon: Daemon, request: Reque
 
 
 class _WaitingCall:
-    """The loader's listener for a call. While the call waits, *ticket* counts as a waiting turn,
+    """A call that the loader may have to hold. While it waits, *ticket* counts as a waiting turn,
     and *session* does not become idle.
     """
 
@@ -160,6 +160,7 @@ def _gate_request(
     if row.model is ModelUse.QUEUED and not (session is not None and session.active):
         slots = lease.model.slots_configured
         ticket = Ticket(request.owner, lease.name, slots, priority, 0)
+    waiting = _WaitingCall(daemon, ticket, session)
     gate_request = ResidencyRequest(
         priority,
         now,
@@ -169,7 +170,8 @@ def _gate_request(
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),
         timeout_s=seconds_of(getattr(p, "timeout_s", 0.0)),
         is_absent=partial(_is_absent, session, daemon.config.reader_lag_ms / 1000),
-        listener=_WaitingCall(daemon, ticket, session),
+        on_wait_begins=waiting.wait_begins,
+        on_wait_continues=waiting.wait_continues,
     )
     return lease.model, gate_request, ticket
 

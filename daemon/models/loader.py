@@ -270,8 +270,7 @@ class Loader:
             self.advance()
         if request not in waiting:
             return
-        if request.listener is not None:
-            request.listener.wait_begins()
+        request.on_wait_begins()
         request.has_waited = True
         with request.limit_wait():
             while request in waiting:
@@ -334,8 +333,7 @@ class Loader:
             while self._has_waiting_loads:
                 await anyio.sleep(ADVANCE_S)
                 for _, request in self.waiting_requests:
-                    if request.listener is not None:
-                        request.listener.wait_continues()
+                    request.on_wait_continues()
                 self.advance()
         finally:
             self._keeps_advancing = False

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -32,25 +32,14 @@ AGEING_S_MIN = 10.0
 _numbers = count()
 
 
-class WaitListener(Protocol):
-    """The receiver of a waiting request's events."""
-
-    def wait_begins(self) -> None:
-        """Record that the request has to wait.
-
-        :raises InferdError: the request may not wait.
-        """
-
-    def wait_continues(self) -> None:
-        """Record that the request is still waiting."""
-
-
 class ResidencyRequest:
     """A client's need for a model, from its request until it has finished.
 
     *is_absent* returns whether the model's output has no reader at present; such a request does not
     keep the model in memory. *user* is the client's. *subject*, such as a session, identifies
     the request for `Loader.refuse_requests`. With *is_turn*, it is for a turn of a session.
+    *on_wait_begins* is called if the request has to wait; it raises an `InferdError` if the request
+    may not. *on_wait_continues* is called now and then while the request waits.
     """
 
     def __init__(
@@ -64,11 +53,13 @@ class ResidencyRequest:
         is_turn: bool = False,
         queue_timeout_s: float = 0.0,
         timeout_s: float = 0.0,
-        listener: WaitListener | None = None,
+        on_wait_begins: Callable[[], object] = lambda: None,
+        on_wait_continues: Callable[[], object] = lambda: None,
     ) -> None:
         self.priority, self.since, self.is_absent = priority, since, is_absent
         self.user, self.subject = user, subject
-        self.is_turn, self.listener = is_turn, listener
+        self.is_turn = is_turn
+        self.on_wait_begins, self.on_wait_continues = on_wait_begins, on_wait_continues
         self._limit = WaitLimit.of(timeout_s, queue_timeout_s)
         self.number = next(_numbers)
         self.continues_program = False

@@ -70,7 +70,7 @@ async def stream_turn(
     requests = [request] if isinstance(request, TurnRequest) else request
     writer = _StreamWriter(exchange, form, requests)
     if form.shows_waiting:
-        exchange.waiting.add(writer, exchange.limits.hold_s)
+        exchange.waiting.add(writer.show_waiting, exchange.limits.hold_s)
     try:
         with writer.scope:
             await _stream_all(exchange, writer)
@@ -129,7 +129,7 @@ class _StreamWriter:
         """The number of tasks that write now; they wait in order while the client does not read."""
 
     async def show_waiting(self) -> float:
-        """Send the headers and the place in the queue; see `WaitingStream`."""
+        """Send the headers and the place in the queue; see `ShowWaiting`."""
         if not self.waits:
             return 0.0
         if not self._unaccepted:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Protocol
+from typing import TypeAlias
 
 import anyio
 import anyio.abc
@@ -26,13 +26,10 @@ takes longer than a stream that is shown.
 """
 
 
-class WaitingStream(Protocol):
-    """A stream that may wait for its first piece."""
-
-    async def show_waiting(self) -> float:
-        """Show the client that its turn waits, unless the client does not read. Return the seconds
-        until the next call, or 0 if the turn has begun.
-        """
+ShowWaiting: TypeAlias = Callable[[], Awaitable[float]]
+"""Shows a client that its turn waits, unless the client does not read. It returns the seconds until
+the next call, or 0 if the turn has begun.
+"""
 
 
 async def _run_check(check: Callable[[], Awaitable[None]]) -> None:
@@ -48,7 +45,7 @@ class WaitingStreams:
     """
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, WaitingStream]] = []
+        self._due: list[tuple[float, int, ShowWaiting]] = []
         self._numbers = count()
         self._earlier = anyio.Event()
         """Set when the first stream is due earlier than the task knows."""
@@ -61,14 +58,14 @@ class WaitingStreams:
         """
         return min(max(PLACE_PAUSE_S, len(self._due) / PLACES_PER_S_MAX), WAITING_PAUSE_S)
 
-    def add(self, stream: WaitingStream, seconds: float) -> None:
-        """Show *stream* after *seconds* if it still waits then."""
-        due = self._push(time.monotonic() + seconds, stream)
+    def add(self, show: ShowWaiting, seconds: float) -> None:
+        """Call *show* of a stream after *seconds*."""
+        due = self._push(time.monotonic() + seconds, show)
         if self._due[0] is due:
             self._earlier.set()
 
-    def _push(self, at: float, stream: WaitingStream) -> tuple[float, int, WaitingStream]:
-        due = (at, next(self._numbers), stream)
+    def _push(self, at: float, show: ShowWaiting) -> tuple[float, int, ShowWaiting]:
+        due = (at, next(self._numbers), show)
         heapq.heappush(self._due, due)
         return due
 
@@ -90,7 +87,7 @@ class WaitingStreams:
                 with anyio.move_on_after(seconds):
                     await self._earlier.wait()
                 continue
-            _, _, stream = heapq.heappop(self._due)
-            if again_s := await stream.show_waiting():
+            _, _, show = heapq.heappop(self._due)
+            if again_s := await show():
                 at = time.monotonic() + again_s
-                self._push(math.ceil(at / _TOGETHER_S) * _TOGETHER_S, stream)
+                self._push(math.ceil(at / _TOGETHER_S) * _TOGETHER_S, show)

@@ -34,8 +34,8 @@ async def test_streams_are_shown_until_they_have_begun() -> None:
     waiting, first, second = WaitingStreams(), Stream(0.001, 0.001), Stream()
     async with anyio.create_task_group() as group:
         group.start_soon(waiting.run)
-        waiting.add(first, 0.001)
-        waiting.add(second, 0.001)
+        waiting.add(first.show_waiting, 0.001)
+        waiting.add(second.show_waiting, 0.001)
         with anyio.fail_after(60):
             await first.begun.wait()
             await second.begun.wait()
@@ -47,9 +47,9 @@ async def test_a_stream_that_is_due_earlier_than_the_others_does_not_wait_for_th
     waiting, late, early = WaitingStreams(), Stream(), Stream()
     async with anyio.create_task_group() as group:
         group.start_soon(waiting.run)
-        waiting.add(late, 3600)
+        waiting.add(late.show_waiting, 3600)
         await anyio.wait_all_tasks_blocked()  # until the late one
-        waiting.add(early, 0.001)
+        waiting.add(early.show_waiting, 0.001)
         with anyio.fail_after(60):
             await early.begun.wait()
         group.cancel_scope.cancel()
@@ -59,21 +59,21 @@ async def test_a_stream_that_is_due_earlier_than_the_others_does_not_wait_for_th
 async def test_all_streams_together_are_not_shown_more_often_than_allowed() -> None:
     waiting = WaitingStreams()
     for _ in range(3 * PLACES_PER_S_MAX):
-        waiting.add(Stream(), 3600)
+        waiting.add(Stream().show_waiting, 3600)
     assert waiting.place_pause_s == 3
 
 
 async def test_streams_send_their_comments_however_many_wait() -> None:
     waiting = WaitingStreams()
     for _ in range(100 * PLACES_PER_S_MAX):
-        waiting.add(Stream(), 3600)
+        waiting.add(Stream().show_waiting, 3600)
     assert waiting.place_pause_s == WAITING_PAUSE_S
 
 
 async def test_a_stream_whose_turn_is_not_accepted_does_not_wait_for_the_places_of_others() -> None:
     waiting = WaitingStreams()
     for _ in range(3 * PLACES_PER_S_MAX):
-        waiting.add(Stream(), 3600)
+        waiting.add(Stream().show_waiting, 3600)
     exchange = cast("Exchange", SimpleNamespace(waiting=waiting))
     writer = _StreamWriter(
         exchange, cast("StreamForm", None), [TurnRequest(model="m", prompt="hi")]
@@ -98,10 +98,10 @@ async def test_a_check_that_fails_does_not_end_the_other_streams(
     checked = Checked()
     async with anyio.create_task_group() as group:
         group.start_soon(waiting.run)
-        waiting.add(checked, 0.0)
+        waiting.add(checked.show_waiting, 0.0)
         with anyio.fail_after(60):
             await checked.begun.wait()
-            waiting.add(other, 0.001)
+            waiting.add(other.show_waiting, 0.001)
             await other.begun.wait()
         group.cancel_scope.cancel()
     assert "stream.check_failed" in caplog.text
