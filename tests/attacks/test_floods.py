@@ -15,9 +15,9 @@ from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, as_user, daemon_for_all
 from tests.models import ONE_THREAD, short_smollm2
 
-pytestmark = [pytest.mark.model, pytest.mark.alone]
+pytestmark = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(300)]
 
-TOKENS = 300
+TOKENS, TRIES = 200, 3
 SHARE = 0.4
 """Least part of the pace alone: half of it, less what the other program takes from the cores."""
 CONNECTIONS = 4
@@ -93,16 +93,28 @@ def pace(daemon: RunningDaemon) -> float:
         return count / (time.monotonic() - began)
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    model = f'[models.m]\nfile = "{short_smollm2()}"\nslots = 4\nctx-size = 8192\n'
+    with daemon_for_all(model + ONE_THREAD) as running:
+        pace(running)  # the model is loaded, and the cost of steps is known
+        yield running
+
+
+def share_kept(daemon: RunningDaemon, works: list[Work]) -> float:
+    """Return the pace of a stream beside a flood, in proportion to its pace alone just before."""
+    alone = pace(daemon)
+    with flood(daemon, works):
+        pace(daemon)  # the cost of shared steps is known
+        return pace(daemon) / alone
+
+
 @pytest.mark.parametrize(
     "works",
     [[embed], [prompt], [embed, prompt, stream]],
     ids=["embeddings", "prompts", "together"],
 )
-def test_a_stream_keeps_its_part_of_its_pace_beside_a_flood(works: list[Work]) -> None:
-    model = f'[models.m]\nfile = "{short_smollm2()}"\nslots = 4\nctx-size = 8192\n'
-    with daemon_for_all(model + ONE_THREAD) as daemon:
-        pace(daemon)  # the model is loaded, and the cost of steps is known
-        alone = max(pace(daemon), pace(daemon))
-        with flood(daemon, works):
-            pace(daemon)  # the cost of shared steps is known
-            assert max(pace(daemon) for _ in range(3)) >= SHARE * alone
+def test_a_stream_keeps_its_part_of_its_pace_beside_a_flood(
+    works: list[Work], daemon: RunningDaemon
+) -> None:
+    assert any(share_kept(daemon, works) >= SHARE for _ in range(TRIES))
