@@ -24,6 +24,10 @@ NO_ARGUMENTS: dict[str, Any] = {
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _LEVELS_MAX = 8
 """Levels of objects whose encoding is not JSON; deeper ones are any JSON."""
+_VALUES_MAX = 8192
+"""Values of arguments in the grammar of all calls, so that making it takes well under a second.
+Schemas that refer to themselves, and optional arguments, are written several times.
+"""
 _ID_REGEX, _INDEX_REGEX = "[a-zA-Z0-9]{9}", "[0-9]{1,3}"
 _KEY_REGEX = "[a-zA-Z0-9_-]{1,64}"
 _PYTHON_STRING = r"([^'\\\n]|\\[\\'nt])*"
@@ -57,8 +61,12 @@ def one_of(*sequences: Parts) -> Parts:
 def call_tags(
     form: AnswerForm, call: CallForm, functions: Mapping[str, dict[str, Any]]
 ) -> list[CallTag]:
-    """Return the tags of the calls of *functions*, whose schemas are given by their names."""
-    return [_call_tag(form, call, *function) for function in functions.items()]
+    """Return the tags of the calls of *functions*, whose schemas are given by their names.
+
+    :raises ValueError: the arguments have too many values.
+    """
+    budget = iter(range(_VALUES_MAX))
+    return [_call_tag(form, call, *function, budget) for function in functions.items()]
 
 
 def closing_of(call: CallForm) -> str:
@@ -87,8 +95,10 @@ def _whole_block(form: AnswerForm, block: Block, opened: str) -> Parts:
     return (*text(block.begin.lstrip()), *until(block.end), *text(again))
 
 
-def _call_tag(form: AnswerForm, call: CallForm, name: str, schema: dict[str, Any]) -> CallTag:
-    inner = list(_call_parts(call, name, schema))
+def _call_tag(
+    form: AnswerForm, call: CallForm, name: str, schema: dict[str, Any], budget: Iterator[int]
+) -> CallTag:
+    inner = list(_call_parts(call, name, schema, budget))
     outer = f"{call.section_begin}{'[' if call.array else ''}".lstrip()
     begin, *rest = _merged((*text(call.begin if outer else call.begin.lstrip()), *inner))
     assert begin.text, "a call begins with a mark or a bracket"
@@ -122,7 +132,9 @@ def _merged(parts: Iterable[TagPart]) -> list[TagPart]:
     return merged
 
 
-def _call_parts(call: CallForm, name: str, schema: dict[str, Any]) -> Iterator[TagPart]:
+def _call_parts(
+    call: CallForm, name: str, schema: dict[str, Any], budget: Iterator[int]
+) -> Iterator[TagPart]:
     """Yield the parts of a call after its begin, with its end."""
     if call.layout == "keyed":
         yield from text(f"{{{json_text(name)}: ")
@@ -137,7 +149,7 @@ def _call_parts(call: CallForm, name: str, schema: dict[str, Any]) -> Iterator[T
         if call.id_place == "after_name" and call.id_begin:
             yield from _id_parts(call)
         yield from text(call.name_end + call.arguments.begin.replace("{name}", name))
-        arguments = _Arguments(call, schema)
+        arguments = _Arguments(call, schema, budget)
         if arguments.is_unknown and call.arguments.nested and call.end.strip():
             yield from until(call.arguments.end + call.end)
             return
@@ -175,10 +187,17 @@ def _object_parts(call: CallForm, name: str, schema: dict[str, Any]) -> Iterator
 
 
 class _Arguments:
-    """The arguments of one function in the encoding of a form of calls."""
+    """The arguments of one function in the encoding of a form of calls. Each value takes one item
+    of *budget*, which all functions share.
+    """
 
-    def __init__(self, call: CallForm, schema: dict[str, Any]):
+    def __init__(self, call: CallForm, schema: dict[str, Any], budget: Iterator[int]):
         self._call, self._form, self._root = call, call.arguments, schema
+        self._budget = budget
+
+    def _count_value(self) -> None:
+        if next(self._budget, None) is None:
+            raise ValueError(f"more than {_VALUES_MAX} values of arguments")
 
     @property
     def is_unknown(self) -> bool:
@@ -284,6 +303,7 @@ class _Arguments:
         return tuple(parts)
 
     def _tag(self, key: str, schema: object, levels: int) -> Parts:
+        self._count_value()
         form, is_text = self._form, may_be_text(schema, self._root)
         kind = ""
         if form.text_kinds or form.json_kinds:
@@ -321,6 +341,7 @@ class _Arguments:
     # Python.
 
     def _keyword(self, key: str, schema: object) -> Parts:
+        self._count_value()
         return (*text(f"{key}="), *self._python(schema))
 
     def _python(self, schema: object) -> Parts:
@@ -358,6 +379,7 @@ class _Arguments:
         return (*text(self._form.quote), TagPart(until=self._form.quote))
 
     def _quoted(self, schema: object, levels: int) -> Parts:
+        self._count_value()
         if not isinstance(schema, Mapping) or not levels:
             return one_of(
                 self._string(), (TagPart(schema={"type": ["number", "boolean", "null"]}),)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -57,7 +58,8 @@ def constraint_of(
     before = before_calls(form, opened) if required else ()
     if call.whole and call.layout == "json" and not before:
         return {"json_schema": _json_schema(schemas, call.arguments_key)}
-    found = call_tags(form, call, schemas)
+    with _tools_refused():
+        found = call_tags(form, call, schemas)
     tags, more = [each.tag for each in found], [each.again for each in found]
     opened = opened if all(tag.begin.startswith(opened) for tag in tags) else ""
     if opened and required:
@@ -133,8 +135,15 @@ def _without_mark(tag: StructuralTag, mark: str) -> StructuralTag:
 
 
 def _tags_text(tags: StructuralTags) -> str:
-    try:
+    with _tools_refused():
         return structural_tag_text(tags)
+
+
+@contextmanager
+def _tools_refused() -> Iterator[None]:
+    """Report a grammar that cannot be made."""
+    try:
+        yield
     except ValueError as exc:
         raise InvalidArgument(
             f"tools: no grammar can be made of them: {exc}",

@@ -35,6 +35,8 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
 _CODES = {"x": 2, "u": 4, "U": 8}
 _AFTER_STRING = re.compile(rf"\s{{0,{SPACE_CHARACTERS_MAX}}}(?:[,:)\]}}]|\Z)")
 _REFERENCES_MAX = 16
+_ALTERNATIVES_MAX = 256
+"""Schemas with alternatives that are read to find out whether a value may be a text."""
 
 
 def read_string(source: AnswerSource) -> Generator[None, None, str]:
@@ -301,8 +303,13 @@ def may_be_null(schema: object, root: Mapping[str, Any]) -> bool:
     return isinstance(alternatives, list) and {"type": "null"} in alternatives
 
 
-def may_be_text(schema: object, root: Mapping[str, Any], levels: int = _REFERENCES_MAX) -> bool:
+def may_be_text(schema: object, root: Mapping[str, Any]) -> bool:
     """Return whether a value of *schema* can be a string."""
+    return _may_be_text(schema, root, set())
+
+
+def _may_be_text(schema: object, root: Mapping[str, Any], seen: set[int]) -> bool:
+    """Do the same, unless the schema was *seen*: schemas can refer to themselves."""
     schema = resolve_schema(schema, root)
     if not isinstance(schema, Mapping):
         return True
@@ -310,6 +317,9 @@ def may_be_text(schema: object, root: Mapping[str, Any], levels: int = _REFERENC
     if isinstance(kinds, str | list):
         return "string" in kinds
     if isinstance(alternatives, list):
-        return levels > 0 and any(may_be_text(part, root, levels - 1) for part in alternatives)
+        if id(schema) in seen or len(seen) >= _ALTERNATIVES_MAX:
+            return False
+        seen.add(id(schema))
+        return any(_may_be_text(part, root, seen) for part in alternatives)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [""])
     return isinstance(values, list) and any(isinstance(value, str) for value in values)

@@ -20,6 +20,7 @@ from inferd.sessions.answers.call_grammar import NO_ARGUMENTS
 from inferd.sessions.answers.calls import join_parts
 from inferd.sessions.answers.constraint import constraint_of
 from inferd.sessions.answers.parser import AnswerParser
+from inferd.sessions.answers.values import may_be_text
 from tests.sessions.answers.form_names import ToolFormat
 
 ADD = {
@@ -133,6 +134,27 @@ def test_too_many_schemas_are_refused() -> None:
     long = {"name": "long", "parameters": {"description": "x" * 300_000}}
     with pytest.raises(InvalidArgument, match="tools: no grammar"):
         tags(ToolFormat.HERMES, "required", [{"type": "function", "function": long}])
+
+
+@pytest.mark.parametrize("form", ["gemma-4", "minimax-m3"])
+def test_schemas_that_refer_to_themselves_are_refused_before_they_fill_the_memory(
+    form: str,
+) -> None:
+    node = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/node"} for i in range(9)}}
+    schema = {"type": "object", "properties": {"a": node}, "$defs": {"node": node}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+    with pytest.raises(InvalidArgument, match="more than 8192 values"):
+        constraint_of(
+            KNOWN_FORMS[form], tools, tool_choice_of("required"), parallel=True, opened=""
+        )
+
+
+def test_alternatives_that_refer_to_themselves_are_read_once() -> None:
+    again = {"$ref": "#/$defs/node"}
+    root = {"$defs": {"node": {"anyOf": [again] * 9}}}
+    assert not may_be_text(again, root)
+    root["$defs"]["node"]["anyOf"].append({"type": "string"})
+    assert may_be_text(again, root)
 
 
 def test_a_choice_is_read_in_openais_forms() -> None:
