@@ -25,7 +25,7 @@ CONFIG = f"""quantum-tokens = {QUANTUM}
 [access.gateways]
 users = [{GATEWAY}, {OTHER_GATEWAY}]
 allow = ["use", "delegate"]
-""" + echo_model(MODEL, step_ms=6, slots=1, ctx_size=16384)
+""" + echo_model(MODEL, step_ms=12, slots=1, ctx_size=16384)
 LONG = "a long text " * 300
 
 
@@ -53,7 +53,7 @@ def chat(client: RawClient) -> str:
 
 
 def begin_streams(stack: ExitStack, daemon: RunningDaemon, name: str, **more: int) -> RawClient:
-    """Begin two turns of a user, so that one always waits; two users have 25 s of work."""
+    """Begin two turns of a user, so that one always waits; two users have 49 s of work."""
     client = stack.enter_context(client_for(daemon, name, **more))
     for _ in range(2):
         context = client.context(MODEL)
