@@ -642,7 +642,10 @@ class AnswerReader:
                 if is_last or source.calls > before:
                     # Text that was read in any form is not read again, however many marks it has.
                     source.extend_pending(size_max)
-                    source.pass_failed(mark)
+                    if is_strong(mark):
+                        source.pass_failed(mark)
+                    else:  # it may be a word
+                        source.pass_pending()
                     return
             except AnswerEnded:
                 if source.cut and not source.has_announced and is_strong(mark):
@@ -799,7 +802,7 @@ class AnswerParser:
         try:
             yield from answer.read()
         except AnswerEnded:
-            source.settle(self._form.marks)
+            source.settle(tuple(filter(is_strong, self._form.marks)))
         self.rest_is_text = True
         while True:
             yield

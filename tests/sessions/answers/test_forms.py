@@ -501,3 +501,10 @@ def test_long_white_space_after_a_quote_is_read_alike_in_any_pieces(after: str) 
         answer = f"<|tool_call_start|>[add(a='x'{' ' * size}{after}<|tool_call_end|>"
         case = Case(KNOWN["lfm2"], answer)
         assert read(case, *answer) == read(case, answer)
+
+
+def test_words_that_are_marks_stay_text_beside_calls() -> None:
+    call = CallForm(begin="call ", layout="named", end=";", declared=True)
+    form = AnswerForm(calls=(call,))
+    answer = 'call add {"a": 1}; call! You can call. call'
+    assert read(Case(form, answer), answer)[0] == "call! You can call. call"
