@@ -229,6 +229,8 @@ def _defects(form: AnswerForm) -> Iterator[str]:
         yield f"more than {FORMS_MAX} blocks, calls or marks of one kind"
     if any(len(mark) > MARK_CHARACTERS_MAX for mark in (*form.marks, *form.stops)):
         yield f"a mark of more than {MARK_CHARACTERS_MAX} characters"
+    if any("\0" in mark for mark in form.marks):
+        yield "a mark with a NUL, which no grammar can write"
     for block in form.reasoning:
         yield from _weak("the end of reasoning", block.end)
         if block.begin:

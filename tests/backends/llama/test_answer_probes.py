@@ -325,6 +325,7 @@ def test_an_operator_sets_a_form_by_name_or_as_data() -> None:
         ({"calls": [{"begin": 1}]}, "Expected `str`"),
         ({"dropped": ["<x>"] * 9}, "more than 8"),
         ({"dropped": ["<" * 300]}, "more than 256"),
+        ({"calls": [{"begin": "<\0>"}]}, "a mark with a NUL"),
         ([], "Expected `object`"),
     ],
 )
