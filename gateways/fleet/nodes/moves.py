@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from ....backends.errors import BackendError, Busy, InferdError
+from ....backends.errors import BackendError, Busy, InferdError, NotFound
 from ....ipc import messages as w
 from ..frames import Fields, raw_of, values_of
 from ..routing.choice import RETRY_S, RouteRequest
@@ -229,8 +229,10 @@ class Moves:
         self._interrupted.discard(key)
         try:
             await end_transfer(self._operator, source, transfer, "drop")
-        except InferdError:  # the session has moved; `_resolve` drops the record of its departure
+        except BaseException as exc:  # it has moved; `_resolve` drops the record of its departure
             self._wanted.set()
+            if not isinstance(exc, InferdError):
+                raise
 
     async def _copy(
         self, source: str, target: str, transfer: str, session: Mapping[str, Any]
@@ -309,6 +311,9 @@ class Moves:
             with self.moving(key):
                 try:
                     ended = await self._end_interrupted(node, session, listed)
+                except NotFound:  # it has gone on since the nodes were asked
+                    self._is_incomplete = True
+                    continue
                 except InferdError as exc:
                     self._note(f"session {key.session_id!r} still moves: {exc.message}")
                     ended = False
@@ -316,7 +321,9 @@ class Moves:
                 self._interrupted.discard(key)
             elif not ended:
                 still.add(key)
-                self._is_incomplete = True
+                peer = session["transfer"]["peer"]
+                if peer not in self._nodes.links or peer in nodes:  # else until it is found
+                    self._is_incomplete = True
                 if session["state"] == ARRIVING:
                     self._interrupted.add(key)
 
