@@ -79,15 +79,15 @@ class SlotAssignment:
             not_parked = 0
             # The last tasks start in the slots of parked ones, in this order.
             for task, following in zip(plan.park, plan.start[-len(plan.park) :], strict=False):
-                with self._timed_for(following):
+                with self.timed_for(following):
                     not_parked += not self._park_task(task)
             for task in plan.start[: len(plan.start) - not_parked]:
-                with self._timed_for(task):
+                with self.timed_for(task):
                     self._start_task(task)
         self._slots.close_gaps()
 
     @contextmanager
-    def _timed_for(self, task: Task) -> Iterator[None]:
+    def timed_for(self, task: Task) -> Iterator[None]:
         """Count the time of a copy of KV state, which can take as long as many steps, for the owner
         of *task*.
         """

@@ -248,7 +248,8 @@ class Steps:
             count_work(task.spec.owner, work)
             if task.computed in task.checkpoints:
                 task.checkpoints.discard(task.computed)
-                self._tasks.kv.task_states.save_checkpoint(task)
+                with self.assignment.timed_for(task):
+                    self._tasks.kv.task_states.save_checkpoint(task)
             if task.spec.watch_prompt:
                 self._tasks.reporter.report_prompt(task, now)
 

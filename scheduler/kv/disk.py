@@ -299,13 +299,6 @@ class DiskTier:
         serving = [
             (file, have) for file, have in self._index.values() if self._will_serve(file, origin)
         ]
-        wholes = [
-            (common_prefix(have, tokens), number)
-            for number, (file, have) in enumerate(serving)
-            if not file.key.checkpoint
-        ]
-        on_disk, number = max(wholes, default=(0, -1))
-        in_memory = search.longest_text(origin, tokens)
         places: dict[int, KvFile | None] = {
             len(have): file
             for file, have in serving
@@ -313,6 +306,15 @@ class DiskTier:
         }
         for saved in self._store.checkpoints_in(origin, tokens[:-1]):
             places[len(saved.tokens)] = None
+        if max(places, default=0) <= more_than:
+            return [], 0
+        wholes = [
+            (common_prefix(have, tokens), number)
+            for number, (file, have) in enumerate(serving)
+            if not file.key.checkpoint
+        ]
+        on_disk, number = max(wholes, default=(0, -1))
+        in_memory = search.longest_text(origin, tokens)
         keep = max((at for at in places if at <= max(on_disk, in_memory)), default=0)
         if keep <= more_than:
             return [], 0

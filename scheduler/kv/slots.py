@@ -222,11 +222,11 @@ class StateSearch:
         text = checkpoint.tokens
         keep = len(text)
         for slot in self._slots.idle:
-            if slot.origin.serves(origin) and slot.tokens[:keep] == text:
+            if slot.origin.serves(origin) and _begins_with(slot.tokens, text):
                 return KvSource(keep, slot=slot, checkpoint=checkpoint)
         for saved in self._store:
             whole = self._store.is_whole(saved) and saved.origin.serves(origin)
-            if whole and saved.tokens[:keep] == text:
+            if whole and _begins_with(saved.tokens, text):
                 return KvSource(keep, saved=saved, checkpoint=checkpoint)
         for task in self._slots.tasks if copies else ():
             serves = task.computed >= keep and task.origin.serves(origin)
@@ -258,3 +258,11 @@ class StateSearch:
     def changes(self) -> int:
         """Number of changes in idle slots and in memory, which may change what is found."""
         return self._slots.changes + self._store.changes
+
+
+def _begins_with(tokens: array[int], text: array[int]) -> bool:
+    """Return whether *tokens* begin with *text*; its last token is compared first, which is cheap
+    and mostly enough.
+    """
+    keep = len(text)
+    return len(tokens) >= keep and tokens[keep - 1] == text[-1] and tokens[:keep] == text

@@ -246,7 +246,12 @@ class KvStore:
         seconds = max(0.0, recompute_s(len(tokens)) - recompute_s(before))
         if self.add_state(origin, tokens, state, seconds, checkpoint=True) is None:
             return
-        own = [e for e in self.checkpoints_in(origin, tokens) if e.origin == origin and not e.pins]
+        own = [
+            e
+            for e in self.checkpoints_in(origin, tokens)
+            # Each request of a chat without a session has an origin of its own.
+            if not e.pins and (e.origin == origin or not (e.origin.persist or origin.persist))
+        ]
         kept = set(thinned([len(entry.tokens) for entry in own], self.checkpoints_max))
         for entry in own:
             if len(entry.tokens) not in kept:

@@ -590,9 +590,10 @@ class Session:
                 )
             )
             before = self._accept_turn_input(history, unused)
-            begins = not before.conversation.size
-            self._sent = messages if begins else self._sent
-            self._sent_whole = begins
+            if self.recent is not None:
+                begins = not before.conversation.size
+                self._sent = messages if begins else self._sent
+                self._sent_whole = begins
         return await self._record_input(before)
 
     async def _with_text(

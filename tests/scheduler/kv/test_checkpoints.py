@@ -218,6 +218,18 @@ def test_a_conversation_has_at_most_so_many_checkpoints(
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
+def test_a_chat_without_a_session_has_no_more_checkpoints_than_one_with_a_session(
+    memory: KvKind,
+) -> None:
+    bench = bench_of(
+        memory, settings=EngineSettings(shared_prefix_tokens_min=16, checkpoints_max=2)
+    )
+    for number in range(5):
+        run(bench, number, CHAT[: 2 * number + 1], session=f"#{number}")
+        assert len(bench.engine.store.checkpoints) <= 2
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_the_checkpoints_of_a_conversation_take_a_quarter_of_the_memory(memory: KvKind) -> None:
     bench = bench_of(memory, settings=EngineSettings(kv_ram_bytes=12_000))
     run(bench, 1, CHAT[:5], session="chat")
