@@ -17,8 +17,13 @@ from .running import with_waits
 __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
 
 _MODULES = (
-    *(models, contexts, turns, texts, session_operations, monitoring),
-    *(between_daemons, between_daemons),
+    models,
+    contexts,
+    turns,
+    texts,
+    session_operations,
+    monitoring,
+    between_daemons,
 )
 
 

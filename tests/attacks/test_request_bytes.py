@@ -135,7 +135,7 @@ def test_hundreds_of_large_embed_requests_take_bounded_memory_and_can_be_cancell
 
 
 def test_the_memory_of_a_vanished_clients_requests_returns() -> None:
-    with attacked() as (daemon, bob, memory):
+    with attacked(USER_BYTES_DEFAULT) as (daemon, bob, memory):
         with client_of(daemon, ADA) as ada:
             graph = ada.call("load_by_name", name="m")["graph"]
             send_all(ada, bob, REQUESTS, "embed", graph=graph, texts=TEXTS)

@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 CONFIG = """
 [daemon]
 sessions-max = 6
-worker-hang-timeout-s = 60
+worker-hang-timeout-s = 600
 """
 CONFIG += echo_model("m", slots=2) + echo_model("slow", slots=1, step_ms=5)
 CONFIG += '[models.broken]\nfile = "broken.gguf"\n'
