@@ -106,7 +106,7 @@ schemas: $(STAMP)-venv ## get JSON schemas (27 MB) into .cache/schemas for the t
 templates: $(STAMP)-venv ## get chat templates from the engine's source for the tests
 	@$(PY) -m tools.get_templates
 
-architectures: $(STAMP)-install ## save tiny models of eight architectures of llama.cpp for the tests
+architectures: $(STAMP)-install ## save tiny models of some architectures of llama.cpp for the tests
 	@$(PY) -m tools.architectures.models
 
 prometheus: $(STAMP)-venv ## get Prometheus (Debian's package, not installed) for the tests

@@ -40,8 +40,8 @@ TOKENS_MAX = 240
 256.
 """
 VOCAB_USED = 128
-EFFECT_PARTS, NOISE_PARTS = 8, 16
-"""Logits may differ by an eighth of the effect of a wrong token, and the noise is half of that, or
+EFFECT_PARTS, NOISE_PARTS = 4, 8
+"""Logits may differ by a quarter of the effect of a wrong token, and the noise is half of that, or
 less: otherwise no check would show anything.
 """
 VECTOR_NOISE_MAX = 1e-3
@@ -81,6 +81,8 @@ class Subject:
 
     def clear(self) -> None:
         """Empty all slots."""
+        if self.model.info.generates:
+            assert self.bound  # it is measured in the slots
         self.model.set_adapters(())
         for slot in range(SLOTS):
             self.model.trim(slot, 0)

@@ -12,11 +12,11 @@ from inferd.backends import AdapterSpec
 from inferd.backends.errors import UnsupportedOperation
 from tests.architectures.checks import CHECKS, Subject
 from tests.tiny_lora import matrices, write_lora
-from tools.architectures.models import EIGHT, MISSING, find_models
+from tools.architectures.models import CHOSEN, MISSING, find_models
 
 pytestmark = pytest.mark.model
 
-GENERATING = [name for name in EIGHT if name != "dream-dense"]
+GENERATING = [name for name in CHOSEN if name != "dream-dense"]
 
 
 def subject_of(name: str) -> Subject:
@@ -45,8 +45,14 @@ def test_an_architecture_passes_a_check_or_refuses_it(subject: Subject, name: st
     try:
         CHECKS[name](subject)
     except UnsupportedOperation:
-        assert name == "shift"
-        assert not subject.model.info.can_shift
+        info = subject.model.info
+        expected = {"shift": not info.can_shift, "embeddings": info.embedding is None}
+        assert expected.get(name), "the check may not be refused"
+
+
+def test_only_embeddings_past_their_end_are_refused(subject: Subject) -> None:
+    has_embeddings = subject.model.info.embedding is not None
+    assert has_embeddings == (subject.path.stem != "qwen4exp-moe")
 
 
 def test_a_diffusion_model_is_refused() -> None:

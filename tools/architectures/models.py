@@ -23,16 +23,17 @@ from pathlib import Path, PurePosixPath
 from tests.tiny_gguf import write_tiny
 from tools.build_engine import CACHE_DIR, SDIST_SHA256, fetch_sdist, pinned_version
 
-__all__ = ("EIGHT", "MISSING", "every_model", "find_models", "get_models")
+__all__ = ("CHOSEN", "MISSING", "every_model", "find_models", "get_models")
 
 MISSING = "the models of the architectures are missing: run `make architectures`"
-EIGHT = {
+CHOSEN = {
     "llama-dense": "plain attention",
     "gemma4-dense": "a sliding window, and layers that read the KV states of others",
     "gpt-oss-moe": "experts, beside a sliding window",
     "deepseek2-moe": "multi-head latent attention",
     "mamba2-dense": "a recurrent state",
     "qwen35-dense": "a hybrid of recurrent states and attention, with M-RoPE",
+    "qwen4exp-moe": "a hybrid whose embeddings llama.cpp would read past their end",
     "qwen2vl-dense": "M-RoPE, of a model that also reads images",
     "dream-dense": "a diffusion process: refused",
 }
@@ -145,10 +146,10 @@ def _extract(target: Path) -> None:
 
 
 def main() -> None:
-    """Save the models of `EIGHT`, or with `--all` every one."""
+    """Save the models of `CHOSEN`, or with `--all` every one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--all", action="store_true", help="the models of every architecture")
-    files = every_model() if parser.parse_args().all else get_models(list(EIGHT))
+    files = every_model() if parser.parse_args().all else get_models(list(CHOSEN))
     print(f"{len(files)} models in {folder()}")
 
 

@@ -52,7 +52,7 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
     )
 
 
-_BROKEN = {"deepseek4": "llama.cpp would read them past their end"}
+_BROKEN = dict.fromkeys(("deepseek4", "qwen4exp"), "llama.cpp would read them past their end")
 """By architecture, the reason why its embeddings cannot be computed."""
 
 
