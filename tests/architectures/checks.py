@@ -15,6 +15,7 @@ from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -129,6 +130,7 @@ class Subject:
 
 
 def compute_as_bare_llama_cpp(subject: Subject) -> None:
+    """The logits after texts of several lengths are those of bare llama.cpp."""
     for slot, length in enumerate((1, 64, TOKENS_MAX)):
         tokens = subject.tokens(2 + slot, length)
         prefill(subject.model, slot, tokens)
@@ -275,6 +277,20 @@ def shift_the_context(subject: Subject) -> None:
     subject.assert_equal(model.logits(1), model.logits(0))
 
 
+def load_with_other_sizes(subject: Subject) -> None:
+    """The model runs with numbers of slots that do not divide a step, and embeds in small steps."""
+    tokens = subject.tokens(30, 60)
+    expected = from_scratch(subject.model, tokens)
+    for slots, batch_size in ((3, 64), (5, 33)):
+        spec = tiny_spec(subject.path, slots=slots, ctx_size=256)
+        spec = msgspec.structs.replace(spec, batch_size=batch_size)
+        with closing(load_llama(spec, lambda _: True)) as other:
+            prefill(other, slots - 1, tokens)
+            subject.assert_equal(other.logits(slots - 1), expected)
+            if other.info.embedding is not None:
+                embed(other.embedder(), tokens)
+
+
 def fill_the_context(subject: Subject) -> None:
     """A context takes as many tokens as it says, and one more is refused."""
     model = subject.model
@@ -370,6 +386,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "restart": restore_after_a_restart,
     "shift": shift_the_context,
     "full context": fill_the_context,
+    "other sizes": load_with_other_sizes,
     "embeddings": make_embeddings,
     "adapters": apply_adapters,
 }

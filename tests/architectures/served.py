@@ -113,6 +113,7 @@ def continue_a_session(served: Served) -> None:
 
 
 def rewind_a_session(served: Served) -> None:
+    """A turn is removed, and another one follows the turns before it."""
     with served.session() as session:
         session.chat(question(1))
         second = session.chat(question(2))
@@ -123,6 +124,7 @@ def rewind_a_session(served: Served) -> None:
 
 
 def fork_a_session(served: Served) -> None:
+    """Branches continue differently from the same turns."""
     with served.session() as session:
         session.chat(question(1))
         branches = session.fork(2)

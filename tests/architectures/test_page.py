@@ -11,9 +11,9 @@ REASON = "the context cannot be shifted: a recurrent state does not consist of t
 def test_a_row_says_what_differs_from_a_plain_model() -> None:
     shift = Outcome("shift", "refused", REASON)
     rows = [
-        Row("llama-dense", [Outcome("load", "passed"), Outcome("shift", "passed")], "plain"),
-        Row("mamba-dense", [Outcome("load", "passed"), shift], "recurrent"),
-        Row("qwen35-moe", [Outcome("load", "passed"), shift], "hybrid"),
+        Row("llama-dense", [Outcome("load", "passed", "plain"), Outcome("shift", "passed")]),
+        Row("mamba-dense", [Outcome("load", "passed", "recurrent"), shift]),
+        Row("qwen35-moe", [Outcome("load", "passed", "hybrid"), shift]),
         Row("dream-dense", [Outcome("load", "refused", "'dream-dense.gguf' has a diffusion")]),
     ]
     text = page(rows)
@@ -27,6 +27,6 @@ def test_a_row_says_what_differs_from_a_plain_model() -> None:
 
 def test_failures_and_deaths_are_counted() -> None:
     found = [Outcome("text", "failed", "off"), Outcome("full context", "died", "SIGABRT")]
-    text = page([Row("llama-dense", found, "plain")])
+    text = page([Row("llama-dense", found)])
     assert "1 fail, and 1 end a worker's process" in text
     assert "full context: died (2)" in text

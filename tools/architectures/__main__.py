@@ -76,10 +76,9 @@ def serve_files(files: Sequence[Path]) -> Iterator[Row]:
                         _outcome_of_served(daemon, name, partial(check, served))
                         for name, check in checks.items()
                     ]
-                    kind = str((served.show()["info"] or {}).get("kv_kind", ""))
                     client.unload_model(file.stem, force=True)
                 before = rows[file.stem].outcomes if file.stem in rows else []
-                rows[file.stem] = Row(file.stem, before + found, kind)
+                rows[file.stem] = Row(file.stem, before + found)
                 yield rows[file.stem]
             daemon.stop()
             daemon.start_again()
@@ -129,16 +128,14 @@ def _keep(part: Part, rows: _Rows) -> None:
 
 
 def _write_page(files: Sequence[Path]) -> None:
-    """Write the page, if all files were checked."""
+    """Write the page, if all files were checked; the daemon may have served only some."""
     checks, served = _kept("checks"), _kept("served")
-    loadable = [name for name, row in checks.items() if row.outcomes[1:]]
-    if any(file.stem not in checks for file in files) or any(n not in served for n in loadable):
+    if any(file.stem not in checks for file in files):
         return
     rows = [checks[file.stem] for file in files]
     for index, row in enumerate(rows):
-        if row.name in loadable:
-            more = served[row.name]
-            rows[index] = Row(row.name, row.outcomes + more.outcomes, more.kv_kind)
+        if row.name in served and row.outcomes[1:]:
+            rows[index] = Row(row.name, row.outcomes + served[row.name].outcomes)
     PAGE.write_text(page(rows))
 
 

@@ -34,6 +34,7 @@ CHOSEN = {
     "mamba2-dense": "a recurrent state",
     "qwen35-dense": "a hybrid of recurrent states and attention, with M-RoPE",
     "qwen4exp-moe": "a hybrid whose embeddings llama.cpp would read past their end",
+    "kimi-linear-moe": "a hybrid of recurrent states and latent attention",
     "qwen2vl-dense": "M-RoPE, of a model that also reads images",
     "dream-dense": "a diffusion process: refused",
 }

@@ -100,7 +100,7 @@ def _outcomes(path: Path, names: Sequence[str]) -> Iterator[Outcome]:
             kind = "refused"
         yield Outcome(LOAD, kind, exc.message)
         return
-    yield Outcome(LOAD, "passed")
+    yield Outcome(LOAD, "passed", subject.model.info.kv_kind)
     for name in names:
         yield Outcome(name, "begun")
         yield outcome_of(name, lambda name=name: _run(subject, name))  # type: ignore[misc]

@@ -29,7 +29,16 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     outcomes: list[Outcome]
-    kv_kind: str = ""
+
+    @property
+    def kv_kind(self) -> str:
+        """The kind of its KV states, which the load has reported, or an empty text."""
+        return next((o.detail for o in self.outcomes if o.check == LOAD and o.kind == "passed"), "")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a daemon has served it."""
+        return any(outcome.check in SERVED for outcome in self.outcomes)
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -46,6 +55,7 @@ def page(rows: Sequence[Row]) -> str:
             share=100 * counts["passed"] / max(1, len(every)),
             refused=counts["refused"],
             failures=_failures(counts),
+            served=sum(row.is_served for row in rows),
         ),
         *(_line(row, reasons) for row in rows),
         "",
@@ -65,8 +75,12 @@ def _failures(counts: Counter[str]) -> str:
 
 
 def _descriptions() -> Iterator[str]:
+    yield "- **load**: The model is loaded."
+    yield "- **estimate**: The estimate is, within 5 % or 5 MB, the memory of a full context."
     for name, check in (CHECKS | SERVED | AFTER_A_RESTART).items():
         words = " ".join((check.__doc__ or "").split())
+        if name == next(iter(SERVED)):
+            yield "\nThrough a daemon:\n"
         yield f"- **{name}**: {words}"
 
 
@@ -108,7 +122,7 @@ of bare llama.cpp, and reused KV states with a computation from scratch. Real mo
 architectures differ from them in their size, their weights and their vocabulary.
 
 {passed} of {checks} checks pass ({share:.1f} %). {refused} end with a refusal, quoted below the
-table. {failures}
+table. {failures} {served} of the files were also served by a daemon.
 
 **KV state** says which part of a computed prompt another prompt can use: *any beginning*; *a
 beginning with its window*, whose last tokens are still in the cache; *a beginning at a checkpoint*;
@@ -127,5 +141,5 @@ The table says nothing about the quality of answers. `inferd show MODEL` describ
 _CHECKS = """
 ## The checks
 
-Each of the files has to pass:
+Each file has to pass those without a daemon:
 """

@@ -52,7 +52,10 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
     )
 
 
-_BROKEN = dict.fromkeys(("deepseek4", "qwen4exp"), "llama.cpp would read them past their end")
+_BROKEN = {
+    **dict.fromkeys(("deepseek4", "qwen4exp"), "llama.cpp would read them past their end"),
+    "plamo2": "llama.cpp mixes up the texts that are computed together",
+}
 """By architecture, the reason why its embeddings cannot be computed."""
 
 

@@ -139,6 +139,11 @@ _NOT_RUN = {
 }
 """By architecture, models that llama.cpp cannot run alone, or not rightly."""
 
+_ONE_SLOT = ("plamo2",)
+"""Architectures that compute wrongly in a step with several tokens of several slots."""
+_EVEN_STEPS = ("kimi-linear",)
+"""Architectures for whose full step llama.cpp aborts unless each slot has equally many tokens."""
+
 
 def name_of(spec: ModelSpec) -> str:
     """Return the model's name in messages, which is its file's name if it has a file."""
@@ -209,7 +214,7 @@ def open_model(
     path = str(parts_of(Path(spec.path))[0])
     with nullcontext(spec.fd) if spec.fd >= 0 else open_model_file(path) as fd:
         file = read_gguf(fd, name)
-        _check_content(file, name)
+        _check_content(file, name, spec.slots)
         _check_values(file, options, name)
         check_heads(options, head_sizes(file.values))
         _override_values(options, params)
@@ -255,7 +260,7 @@ def open_vocab(path: str) -> Iterator[Vocab]:
         lib.llama_model_free(model)
 
 
-def _check_content(file: GgufFile, name: str) -> None:
+def _check_content(file: GgufFile, name: str, slots: int) -> None:
     """Refuse files that are not complete models, with a clearer error than llama.cpp's."""
     kind, architecture = (file.values.get(f"general.{k}") for k in ("type", "architecture"))
     if kind == "mmproj" or architecture == "clip":
@@ -267,6 +272,12 @@ def _check_content(file: GgufFile, name: str) -> None:
         raise UnsupportedOperation(
             f"{name!r} is {_NOT_RUN[str(architecture)]}: inferd does not run such models",
             hint="load another language model",
+        )
+    if architecture in _ONE_SLOT and slots > 1:
+        raise UnsupportedOperation(
+            f"{name!r} runs in one slot only: llama.cpp mixes up the texts that this kind of model"
+            " computes together",
+            hint="set slots = 1 for this model",
         )
     if kind == "adapter":
         raise UnsupportedOperation(
@@ -401,6 +412,10 @@ def _check_added_tokens(vocab: Any, name: str) -> None:
 
 def open_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:
     """Return a new context with llama.cpp's *params*; the caller frees it."""
+    if _value(model, "general.architecture") in _EVEN_STEPS:
+        rest = params.n_ubatch % params.n_seq_max
+        params.n_ubatch = max(params.n_ubatch - rest, params.n_seq_max)
+        params.n_batch = max(params.n_batch, params.n_ubatch)
     pointer = lib.llama_init_from_model(model, params)
     if not pointer:
         cause = log.cause()

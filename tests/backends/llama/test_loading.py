@@ -203,6 +203,21 @@ def test_files_that_are_not_complete_models(
     assert "'half.gguf'" in caught.value.message
 
 
+def test_plamo_2_runs_in_one_slot(tmp_path: Path) -> None:
+    """llama.cpp mixes up its texts that are computed together."""
+    writer = gguf.GGUFWriter(tmp_path / "half.gguf", "plamo2")
+    writer.add_tensor("v.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedOperation, match="one slot") as caught:
+        load(tmp_path / "half.gguf", slots=2)
+    assert "slots = 1" in caught.value.hint
+    with pytest.raises(LoadFailed):  # the rest of the file is missing
+        load(tmp_path / "half.gguf", slots=1)
+
+
 # Split models.
 
 
