@@ -48,7 +48,9 @@ less: otherwise no check would show anything.
 VECTOR_NOISE_MAX = 1e-3
 """Difference in a number of a unit vector between shapes of batches."""
 _WEIGHT = re.compile(r"blk\.\d+\..*\.weight")
-_SELECTION = re.compile("indexer|compressor")
+_SELECTION = re.compile("indexer|compressor|norm")
+_UNUSED = (("qwen3next", "ssm_in"), ("refact", "ffn_gate_inp"), ("smallthinker", "ffn_gate_inp"))
+"""Weights of llama.cpp's test models that their graphs do not use, or that saturate."""
 ADAPTER_SCALE = 0.5
 _PLAIN_TYPES = (0, 1)
 """F32 and F16."""
@@ -242,7 +244,7 @@ def make_random_moves(subject: Subject) -> None:
 
 
 def restore_after_a_restart(subject: Subject) -> None:
-    """A saved state fits the same file in a new context, and no state of another layout does."""
+    """A saved state continues in a new context of the same file."""
     tokens, more = subject.tokens(22, 150), subject.tokens(23, 20)
     prefill(subject.model, 0, tokens)
     state = subject.model.save(0)
@@ -282,7 +284,7 @@ def load_with_other_sizes(subject: Subject) -> None:
     tokens = subject.tokens(30, 60)
     expected = from_scratch(subject.model, tokens)
     for slots, batch_size in ((3, 64), (5, 33)):
-        spec = tiny_spec(subject.path, slots=slots, ctx_size=256)
+        spec = tiny_spec(subject.path, slots=slots, ctx_size=CTX_SIZE)
         spec = msgspec.structs.replace(spec, batch_size=batch_size)
         with closing(load_llama(spec, lambda _: True)) as other:
             prefill(other, slots - 1, tokens)
@@ -356,7 +358,7 @@ def _adapted_logits(subject: Subject, path: Path, tokens: Sequence[int]) -> Logi
 
 def adapted_shapes(file: GgufFile) -> Shapes:
     """Return the rows and columns of the weights that an adapter may change, or of all, if there is
-    none.
+    none. Some of llama.cpp's test models have dense weights in layers that use experts instead.
     """
     architecture = str(file.values["general.architecture"])
     weights = {
@@ -364,14 +366,22 @@ def adapted_shapes(file: GgufFile) -> Shapes:
         for name, tensor in file.tensors.items()
         if _WEIGHT.fullmatch(name) and len(tensor.shape) == 2 and tensor.kind in _PLAIN_TYPES
     }
-    return {n: s for n, s in weights.items() if _is_tried(n, architecture)} or weights
+    replaced = {
+        name.replace("ffn_gate_inp", dense)
+        for name in weights
+        for dense in ("ffn_gate", "ffn_up", "ffn_down")
+        if "ffn_gate_inp" in name
+    }
+    tried = {n: s for n, s in weights.items() if _is_tried(n, architecture)}
+    return {n: s for n, s in tried.items() if n not in replaced} or weights
 
 
 def _is_tried(name: str, architecture: str) -> bool:
-    """Return whether an adapter of this weight has an effect. The selection of tokens in sparse
-    attention has none in a short text.
+    """Return whether an adapter of this weight must have an effect. That of norms is ignored, and
+    the selection of tokens in sparse attention has none in a short text.
     """
-    return is_adapted(name, architecture) and not _SELECTION.search(name) and "norm" not in name
+    is_unused = (architecture, name.split(".")[-2]) in _UNUSED
+    return is_adapted(name, architecture) and not _SELECTION.search(name) and not is_unused
 
 
 CHECKS: dict[str, Callable[[Subject], None]] = {

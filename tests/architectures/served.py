@@ -208,7 +208,7 @@ def swap_the_model(served: Served) -> None:
 
 
 def continue_after_a_restart(served: Served) -> None:
-    """The session of `continue_a_session` continues from its KV state on disk."""
+    """The session that was kept continues from its KV state on disk."""
     with served.session(session_id=served.name) as session:
         reply = session.chat(question(3))
     assert_same(reply, served.anew(1, 2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 from inferd.backends import AdapterSpec
 from inferd.backends.errors import UnsupportedOperation
+from inferd.backends.llama.loading.loader import load_llama
 from tests.architectures.checks import CHECKS, Subject
+from tests.backends.driving import prefill
+from tests.backends.tiny import difference, tiny_spec
 from tests.tiny_lora import matrices, write_lora
 from tools.architectures.models import CHOSEN, MISSING, find_models
 
@@ -74,4 +78,23 @@ def test_an_adapter_that_llama_cpp_would_ignore_is_refused(tmp_path: Path) -> No
     plain = subject.bare.decode(0, tokens)
     with subject.bare.adapter(path, 1.0):
         assert np.array_equal(subject.bare.decode(0, tokens), plain)
+    subject.close()
+
+
+@pytest.mark.parametrize(("name", "fits"), [("minicpm3-dense", False), ("llama-dense", True)])
+def test_a_state_fits_another_context_unless_its_keys_are_rotated_otherwise(
+    name: str, fits: bool
+) -> None:
+    """Models with LongRoPE rotate keys by other factors in contexts longer than the original."""
+    subject = subject_of(name)
+    tokens = subject.tokens(1, 100)
+    spec = tiny_spec(subject.path, ctx_size=256)
+    with closing(load_llama(spec, lambda _: True)) as smaller:
+        prefill(smaller, 0, tokens)
+        state = smaller.save(0)
+        prefill(smaller, 0, [9], 100)
+        assert subject.model.restore(0, state) == fits
+        if fits:
+            prefill(subject.model, 0, [9], 100)
+            assert difference(subject.model.logits(0), smaller.logits(0)) < 1e-3
     subject.close()

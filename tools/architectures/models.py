@@ -35,6 +35,7 @@ CHOSEN = {
     "qwen35-dense": "a hybrid of recurrent states and attention, with M-RoPE",
     "qwen4exp-moe": "a hybrid whose embeddings llama.cpp would read past their end",
     "kimi-linear-moe": "a hybrid of recurrent states and latent attention",
+    "minicpm3-dense": "latent attention, and keys whose rotation depends on the context's size",
     "qwen2vl-dense": "M-RoPE, of a model that also reads images",
     "dream-dense": "a diffusion process: refused",
 }

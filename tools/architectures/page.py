@@ -100,9 +100,10 @@ def _line(row: Row, reasons: Sequence[str]) -> str:
 
 
 def _remarks(row: Row, reasons: Sequence[str]) -> Iterator[str]:
-    for outcome in row.outcomes:
-        if outcome.kind != "passed":
-            yield f"{outcome.check}: {outcome.kind} ({reasons.index(_reason(outcome)) + 1})"
+    for number, reason in enumerate(reasons, 1):
+        found = [o for o in row.outcomes if o.kind != "passed" and _reason(o) == reason]
+        if found:
+            yield f"{', '.join(o.check for o in found)}: {found[0].kind} ({number})"
 
 
 def _reason(outcome: Outcome) -> str:

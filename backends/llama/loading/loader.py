@@ -45,6 +45,7 @@ from .opening import (
     FLASH_ATTENTION,
     chosen_setting,
     context_params,
+    ctx_size_of,
     decoder_start_token,
     load_failed,
     model_shape,
@@ -57,6 +58,7 @@ from .opening import (
 )
 
 SAMPLING_VALUE_BYTES = 1024
+_LONG_FACTORS = "rope_factors_long.weight"
 _NO_TOOLS = "the model's chat template does not use tools"
 _NO_HISTORY = dict.fromkeys(
     ("append", "ctx-shift", "cache-reuse"),
@@ -105,7 +107,9 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         start_token = decoder_start_token(model)
         embedding = embed_info(spec, model, pointer, file.values)
         vocab = Vocab(lib.llama_model_get_vocab(model), start_token)
-        fingerprint = _fingerprint(spec, options, file, int(params.flash_attn_type))
+        fingerprint = _fingerprint(
+            spec, options, file, int(params.flash_attn_type), ctx_size_of(spec, model)
+        )
         tuning = _tuning(spec, options, model, file)
         context: LlamaContext
         if start_token is not None:
@@ -204,11 +208,24 @@ class _Progress:
         return continues
 
 
+def _ctx_size_of_short_factors(file: GgufFile) -> int:
+    """Return the largest context with the short factors; see `llama_model::get_rope_factors`."""
+    architecture = file.values.get("general.architecture")
+    trained = file.values.get(f"{architecture}.context_length", 0)
+    found = file.values.get(f"{architecture}.rope.scaling.original_context_length", trained)
+    return found if isinstance(found, int) else 0
+
+
 def _fingerprint(
-    spec: ModelSpec, options: EngineOptions, file: GgufFile, flash_attention: int
+    spec: ModelSpec, options: EngineOptions, file: GgufFile, flash_attention: int, ctx_size: int
 ) -> str:
-    """Hash the file and all that a saved state's layout depends on, except the context's size."""
-    layout = (spec.slots, options.of_state, flash_attention, lib.llama_version(), LLAMA_COMMIT)
+    """Hash the file and all that a saved state's layout depends on, except the context's size. Of
+    that, only the rotation of keys depends on it, in models that have two kinds (LongRoPE).
+    """
+    has_long = _LONG_FACTORS in file.tensors and ctx_size > _ctx_size_of_short_factors(file)
+    rotation = (_LONG_FACTORS,) if has_long else ()
+    engine = lib.llama_version(), LLAMA_COMMIT
+    layout = (spec.slots, options.of_state, flash_attention, *engine, *rotation)
     return hashlib.sha256(f"{file.content_hash} {layout}".encode()).hexdigest()[:32]
 
 
@@ -224,7 +241,7 @@ def _tuning(
         shape=model_shape(options, model),
         cpu=spec.tuning.cpu.key,
         chosen=chosen,
-        other_fingerprint=_fingerprint(spec, options, file, other),
+        other_fingerprint=_fingerprint(spec, options, file, other, ctx_size_of(spec, model)),
         keeps_threads=spec.tuning.keeps_threads,
     )
 
