@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 START_S_MAX = 60.0
 """The time that a daemon has to become ready."""
+HELLO_S_MAX = 1.0
+"""The time for a daemon's hello, after which it counts as busy."""
 
 
 class FoundDaemon(msgspec.Struct, frozen=True):
@@ -145,13 +147,18 @@ def start_on_demand(socket: Path | None, model: str) -> None:
 
 
 def is_listening(path: Path) -> bool:
-    """Return whether a process listens at *path*; true also where that cannot be found out."""
+    """Return whether a process listens at *path*; true also where that cannot be found out.
+
+    The system closes the sockets of a killed daemon one after another: connections are lost while
+    its listener still takes new ones, which then end without the server's hello.
+    """
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
+            probe.settimeout(HELLO_S_MAX)
+            return bool(probe.recv(1))
+        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
             return False
-        except OSError:  # no permission, a full backlog: the client reports it
+        except OSError:  # no permission, a full backlog, a busy daemon: the client reports it
             return True
-    return True

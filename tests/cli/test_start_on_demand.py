@@ -6,7 +6,9 @@ import os
 import socket as sockets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -269,3 +271,13 @@ def test_only_root_starts_the_system_service() -> None:
     with as_user(ADA), pytest.raises(PermissionDenied) as raised:
         starting._start_service(Service(), SYSTEM_SOCKET, ())
     assert raised.value.hint == "sudo systemctl start inferd.socket inferd.service"
+
+
+def test_a_listener_that_is_being_closed_is_no_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        threading.Timer(0.05, listener.close).start()
+        assert not starting.is_listening(path)
+    assert not starting.is_listening(path)
