@@ -75,16 +75,18 @@ def closing_of(call: CallForm) -> str:
     return closing.rstrip() if closing.strip() else ""
 
 
-def before_calls(form: AnswerForm, opened: str) -> Parts:
+def before_calls(form: AnswerForm, opened: str, *, thinks: bool = True) -> Parts:
     """Return the reasoning that may come before a required call. *opened* is the mark with which
-    the prompt ends.
+    the prompt ends. If the model does not *think*, there is none that the prompt has not begun.
     """
     blocks = [block for block in form.reasoning if block.end.strip()]
     begun = [b for b in blocks if opened and b.begin.strip() == opened.strip()]
     if begun or any(not block.begin.strip() for block in blocks):
         return until((begun or blocks)[0].end)
     opens_other = opened and opened not in form.dropped
-    if not blocks or opens_other or is_plain(form):  # of a plain form, it may not reason at all
+    if (
+        not (blocks and thinks) or opens_other or is_plain(form)
+    ):  # of a plain form, it may not reason at all
         return ()
     return one_of(_whole_block(form, blocks[0], opened), ())
 

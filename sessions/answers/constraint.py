@@ -33,14 +33,16 @@ def constraint_of(
     *,
     parallel: bool,
     opened: str,
+    thinks: bool = True,
 ) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that make an answer call *tools* in this *form*.
 
     The functions are those that *choice* names, or all. If its mode is `auto`, the answer may call
     any of them, and only the arguments of functions with `strict` follow their schemas; a form
     without a mark then has no grammar, because any answer may begin like a call. If the mode is
-    `required`, the answer must call one, and the arguments follow its schema. *opened* is the
-    mark of the answer with which the prompt ends.
+    `required`, the answer must call one, and the arguments follow its schema; before that it may
+    reason if it *thinks*, or if the prompt has begun reasoning. *opened* is the mark of the answer
+    with which the prompt ends.
 
     :raises InvalidArgument: no grammar can be made of the tools.
     """
@@ -55,7 +57,7 @@ def constraint_of(
         schemas = {f["name"]: _schema(f) if f.get("strict") else ANY_ARGUMENTS for f in functions}
     else:
         return {}
-    before = before_calls(form, opened) if required else ()
+    before = before_calls(form, opened, thinks=thinks) if required else ()
     if call.whole and call.layout == "json" and not before:
         return {"json_schema": _json_schema(schemas, call.arguments_key)}
     with _tools_refused():

@@ -280,7 +280,10 @@ class Parameters:
             return spec
         choice, parallel = tool_choice_of(self.get("tool-choice")), use.calls_max > 1
         tools = self.get("tools")
-        fields = constraint_of(use.answers, tools, choice, parallel=parallel, opened=opened)
+        thinks = self.get("chat-template-kwargs").get("enable_thinking") is not False
+        fields = constraint_of(
+            *(use.answers, tools, choice), parallel=parallel, opened=opened, thinks=thinks
+        )
         if not fields:
             return spec
         sampling = msgspec.structs.replace(spec.sampling, **fields, ignore_eos=False)
