@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from time import monotonic
 from typing import Any
 
 from ...answer_form import PLAIN_ANSWERS, AnswerForm
@@ -86,7 +86,7 @@ class ChatTemplate:
         if self._form is None:
             try:
                 self._renderer.compile()
-                self._probes_until = monotonic() + PROBES_S_MAX
+                self._probes_until = time.monotonic() + PROBES_S_MAX
                 self._form = derive_form(self._render_probe)
                 self.answer_form = self._derived_answer_form(self._form)
             except InferdError:  # too slow or too large even for a probe; the first request says so
@@ -105,7 +105,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         names: Mapping[str, Any],
     ) -> str:
-        if monotonic() > self._probes_until:
+        if time.monotonic() > self._probes_until:
             raise TooLarge("the chat template is too slow for probe conversations")
         try:
             return self._render(messages, tools, names, PLAIN_RENDERING)

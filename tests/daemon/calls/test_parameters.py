@@ -100,6 +100,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "slots": (9, 3),
     "chat-template": ("{{ messages }}", ""),
     "chat-template-file": ("other.jinja", ""),
+    "tool-format": ("hermes", ""),
     "similarity-model": ("other", ""),
     "similarity-wait-ms": (5, 1000),
 }
