@@ -84,6 +84,7 @@ def before_calls(form: AnswerForm, opened: str, *, thinks: bool = True) -> Parts
     if begun or any(not block.begin.strip() for block in blocks):
         return until((begun or blocks)[0].end)
     opens_other = opened and opened not in form.dropped
+    # Of a plain form, the model may not reason at all.
     if not (blocks and thinks) or opens_other or is_plain(form):
         return ()
     return one_of(_whole_block(form, blocks[0], opened), ())
