@@ -66,13 +66,15 @@ def __getattr__(name: str) -> Any:
 
 
 class Engine(NamedTuple):
-    """A backend: the format of its model files, or an empty text if its models have no file, and
-    the places of its functions, imported at the first use because `echo` runs without llama.cpp.
+    """A backend: the format of its model files, or an empty text if its models have no file; the
+    places of its functions, imported at the first use because `echo` runs without llama.cpp; and
+    the program of its encoder process.
     """
 
     file_format: str
     load: str
     estimate: str
+    encoder: str
 
 
 ENGINES = {
@@ -80,8 +82,11 @@ ENGINES = {
         "gguf",
         "llama.loading.loader:load_llama",
         "llama.loading.memory_estimate:LlamaMemoryEstimator",
+        "llama.media.program",
     ),
-    "echo": Engine("", "echo.model:load_echo", "echo.options:EchoMemoryEstimator"),
+    "echo": Engine(
+        *("", "echo.model:load_echo", "echo.options:EchoMemoryEstimator", "echo.media_program")
+    ),
 }
 """By the name of the backend in the configuration."""
 

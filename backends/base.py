@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from .answer_form import PLAIN_ANSWERS, AnswerForm
-from .batch import Chunk, Move
+from .batch import Chunk, MediaFormat, Move
 from .embedder import Embedder, EmbedInfo
 from .model_spec import AdapterInfo, AdapterSpec
 from .params import SamplingParams
@@ -103,6 +103,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The embeddings that the model makes; None if it makes none."""
     computes_tensors: bool = False
     """Whether it is a `TensorModel`."""
+    media_width: int = 0
+    """The numbers of an embedding of an image or a sound; 0 if the model reads none."""
+    media_mrope: bool = False
+    """Whether each embedding has a place (M-RoPE); see `MediaInput`."""
+    media_size_max: int = 0
+    """The most entries of an item whose entries see each other, and are computed in one step."""
+
+    @property
+    def no_drafts(self) -> str:
+        """The reason for which answers have no drafts, or empty. Rejected drafts must be trimmed
+        from a slot.
+        """
+        return no_drafts(self.kv_kind, encodes=self.decoder_start_token is not None)
+
+    @property
+    def media_format(self) -> MediaFormat:
+        """The embeddings that the model reads."""
+        return MediaFormat(self.media_width, self.media_mrope, self.media_size_max)
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
@@ -147,6 +165,21 @@ class Sampler(Protocol):
 
         :raises TooLarge: the grammar has met a limit.
         """
+
+    def allows(self, tokens: Sequence[int]) -> bool:
+        """Return whether the grammar, if it has begun, allows *tokens* to come next.
+
+        :raises TooLarge: the grammar has met a limit.
+        """
+
+    def force(self, token: int) -> None:
+        """Continue after *token*, which the caller has chosen and the grammar allows.
+
+        :raises TooLarge: the grammar has met a limit.
+        """
+
+    def start_grammar(self, grammar: CompiledGrammar) -> None:
+        """Follow *grammar* from the next token on; the sampler has none so far, and owns it."""
 
     def close(self) -> None:
         """Free the sampler's memory."""
@@ -205,6 +238,12 @@ class LanguageModel(Model, Protocol):
         :raises InvalidArgument: the vocabulary has no token for a byte that is not UTF-8.
         """
 
+    def spell(self, text: bytes, special: bool) -> list[int]:
+        """Return tokens whose pieces make up *text* within a longer text, where nothing is added
+        before it; none if there are no such tokens. If *special*, names of special tokens in the
+        text become these tokens. The engine's thread may call it.
+        """
+
     def piece(self, token: int) -> bytes:
         """Return the bytes of *token*; those of a special token are its name."""
 
@@ -250,7 +289,8 @@ class LanguageModel(Model, Protocol):
         """
 
     def step(self, chunks: Sequence[Chunk]) -> None:
-        """Decode one batch: chunks in ascending slots, at most `batch_size` tokens in all.
+        """Decode one batch: chunks in ascending slots, at most `batch_size` tokens in all, or one
+        chunk of the entries of an image or a sound (`Chunk.media`).
 
         :raises KvFull: the batch finds no free cells. Nothing was computed and the slots are
             unchanged; logits that were not held are lost.
@@ -294,7 +334,7 @@ class LanguageModel(Model, Protocol):
         """Put back logits that `take_logits` returned, into any slot."""
 
     def trim(self, slot: int, keep: int) -> int:
-        """Drop all but the first *keep* tokens of a slot.
+        """Drop all but the first *keep* tokens of a slot. No image or sound may be cut.
 
         Return how many tokens remain: *keep*, or the slot's length if that is less, or 0 if the
         memory cannot keep a part of its state.

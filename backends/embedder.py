@@ -185,6 +185,5 @@ class EmbeddingSlots:
         return result
 
     def clear_slot(self, slot: int) -> None:
-        """Clear a slot."""
         self._pools.pop(slot, None)
         self._lengths.pop(slot, None)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -26,32 +27,78 @@ items apart: another one with the same entries can be found by trying.
 """
 SHORT_ITEMS_MAX = 100_000
 """Bound on the short items that `ShortItems` knows."""
+MediaKind = Literal["image", "audio"]
+MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 _BITS = 30
 _FIRST_MAX = -(1 << _BITS) - 1
 _OTHER_MAX = -2
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
+def is_media(part: object) -> bool:
+    """Return whether a part of a message is an image or a sound."""
+    return isinstance(part, Mapping) and part.get("type") in MEDIA_KINDS
+
+
+def media_parts(messages: object) -> Iterator[dict[str, Any]]:
+    """Yield the images and sounds of messages, in their order. A raw prompt, such as a text or a
+    list of token ids, has none.
+    """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
+        return
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            yield from filter(is_media, content)
+
+
+class MediaContent(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a part of a message: the SHA-256 of its bytes as the client sent them, and the
+    settings of its preprocessing. The bytes are in the user's media store.
+    """
+
+    sha256: bytes
+    kind: MediaKind = "image"
+    tokens_max: int = 0
+    """The most tokens that an image may have; 0 is the model's own bound."""
+
+
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
-    """An image or a sound as a model computes it: its *digest*, and the number of its entries."""
+    """An image, a tile of one, or a sound as a model computes it: its *digest*, the number of its
+    entries, and how many positions it takes in the context (0: as many as entries; M-RoPE models
+    give an image fewer). It is number *index* of the items of a *content*, from which its
+    embeddings can be computed again.
+    """
 
     digest: bytes
     size: int
+    positions: int = 0
+    content: MediaContent = MediaContent(b"")
+    index: int = 0
 
     @classmethod
     def of_content(
-        cls, content_sha256: bytes, projector: str, preprocessing: str, build: str, size: int
+        cls,
+        content: MediaContent,
+        projector: str,
+        build: str,
+        *,
+        index: int,
+        size: int,
+        positions: int = 0,
     ) -> MediaItem:
-        """Return the item of *size* entries for decoded content, given by its SHA-256.
+        """Return the item number *index* of a content, with *size* entries.
 
-        *projector* is the fingerprint of the projector's file, *preprocessing* states the settings
-        of the preprocessing, and *build* is that of the engine.
+        *projector* is the fingerprint of the projector's file and of its settings, and *build* is
+        that of the engine.
         """
+        positions = 0 if positions == size else positions
+        settings = f"{content.kind} {content.tokens_max} {index} {positions}"
         digest = hashlib.sha256()
-        for part in (content_sha256, *(s.encode() for s in (projector, preprocessing, build))):
+        for part in (content.sha256, *(s.encode() for s in (projector, settings, build))):
             digest.update(struct.pack("<Q", len(part)) + part)
         digest.update(struct.pack("<Q", size))
-        return cls(digest.digest(), size)
+        return cls(digest.digest(), size, positions, content, index)
 
     def entries(self) -> list[int]:
         """Return its entries, each of which derives from the digest and its position."""
@@ -60,9 +107,32 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         return [_FIRST_MAX - values[0], *(_OTHER_MAX - value for value in values[1:])]
 
 
+class MediaTokens(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a message as a prompt has it: the entries of its *items*, in their order, with the
+    tokens of text that the projector puts around them.
+    """
+
+    tokens: list[int]
+    items: tuple[MediaItem, ...]
+
+
+class MarkedMedia(msgspec.Struct, frozen=True, array_like=True):
+    """A part that a text has at the place of a *mark*, which no user's text can contain. The packed
+    *tokens* and entries replace the mark after the text around it was tokenized.
+    """
+
+    mark: str
+    tokens: bytes
+
+
 def begins_item(entry: int) -> bool:
     """Return whether *entry* of a history is the first one of an item."""
     return entry <= _FIRST_MAX
+
+
+def is_entry(entry: int) -> bool:
+    """Return whether *entry* of a history is one of an item, and not a token."""
+    return entry <= _OTHER_MAX
 
 
 def item_size(tokens: Sequence[int], begin: int) -> int:
@@ -104,13 +174,10 @@ def has_short_item(tokens: Sequence[int]) -> bool:
     return any(size <= SHORT_ENTRIES for _, size in items_of(tokens))
 
 
-def check_tokens(
-    tokens: Sequence[int], vocab_size: int, items: Sequence[MediaItem] = (), size_max: int = 0
-) -> None:
+def check_tokens(tokens: Sequence[int], vocab_size: int, items: Sequence[MediaItem] = ()) -> None:
     """Check that *tokens* are in a vocabulary, except the entries of *items*, in their order.
 
     :raises InvalidArgument: a token is not in the vocabulary, or an item is not the declared one.
-    :raises TooLarge: an item has more than *size_max* entries, and cannot be computed in one step.
     """
     if min(tokens, default=0) < 0 and items:
         tokens = _without_items(tokens, items)
@@ -119,19 +186,17 @@ def check_tokens(
     if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < vocab_size:
         bad = next(t for t in tokens if not 0 <= t < vocab_size)
         raise InvalidArgument(f"token {bad} is not in the vocabulary of {vocab_size}")
-    largest = max((item.size for item in items), default=0)
-    if largest > size_max:
-        raise TooLarge(
-            f"a media item has {largest} tokens; a batch holds {size_max}",
-            hint="send a smaller one, or raise batch-size",
-        )
 
 
 def _without_items(tokens: Sequence[int], items: Sequence[MediaItem]) -> Sequence[int]:
     found = [list(tokens[begin : begin + size]) for begin, size in items_of(tokens)]
-    if found != [item.entries() for item in items if len(item.digest) == _DIGEST_BYTES]:
+    if found != [item.entries() for item in items if _is_possible(item)]:
         raise InvalidArgument("the media items in the prompt are not the declared ones")
     return text_tokens(tokens)
+
+
+def _is_possible(item: MediaItem) -> bool:
+    return len(item.digest) == _DIGEST_BYTES and item.size > 0 and 0 <= item.positions <= item.size
 
 
 class ShortItems:

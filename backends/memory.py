@@ -57,6 +57,10 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Buffers of a step, with logits and the CPU's work buffer."""
     process: int = 0
     """The vocabulary, the libraries, the interpreter, and llama.cpp's tables of the cells."""
+    projector: int = 0
+    """The encoder process of a model with a projector: its weights, the buffer in which it
+    computes, the vocabulary, and the embeddings that are kept.
+    """
     devices: dict[str, int] = {}
     """Bytes by the device's name; not in the numbers above."""
     embedding: int = 0
@@ -73,7 +77,7 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> int:
         """All bytes on the host."""
-        return self.weights + self.context + self.compute + self.process
+        return self.weights + self.context + self.compute + self.process + self.projector
 
     def with_embedding(self) -> MemoryNeed:
         """Return the need of a model whose embedding context exists."""

@@ -89,6 +89,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A file with such a template."""
     tool_format: str | dict[str, Any] = ""
     """The name of a known form of answers, or a form as data, that replaces the derived one."""
+    mmproj: str = ""
+    """The file of the projector with which the model reads images and sounds; "" if it has none."""
     options: dict[str, Any] = {}
     adapters: tuple[AdapterSpec, ...] = ()
     """Loaded after the model."""

@@ -1,33 +1,23 @@
-"""Child processes of a worker within limits of the kernel: their frames, their main loop, and the
-worker's end, which reports why they ended.
+"""Child processes of a worker within limits of the kernel: their main loop, and the worker's end,
+which reports why they ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
 
-_PREFIX_BYTES = 4
-
-
-def send_frame(sock: socket.socket, body: bytes) -> None:
-    """Send a frame: a length of 4 bytes, and *body*."""
-    sock.sendall(len(body).to_bytes(_PREFIX_BYTES, "little") + body)
-
-
-def receive_frame(file: BinaryIO) -> bytes:
-    """Return the next frame's body, which is cut off or empty if the other side has closed."""
-    return file.read(int.from_bytes(file.read(_PREFIX_BYTES), "little"))
-
+from .child_process import present_bytes
+from .fd_frames import receive_frame, send_frame
 
 WAIT_S_MAX = 10
 """Maximum time of one reply by default. A busy machine or a low priority may delay it."""
@@ -75,7 +65,6 @@ class SandboxProcess:
         self._replies = self._socket.makefile("rb")
 
     def send(self, request: bytes) -> None:
-        """Send a request."""
         send_frame(self._socket, request)
 
     def waits_longer(self, seconds: float) -> bool:
@@ -116,7 +105,8 @@ def serve_requests(handle: Callable[[bytes], bytes], cpu_s_max: float, memory_by
     *cpu_s_max* seconds of CPU time ends the process.
     """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    _limit_memory(memory_bytes)
+    size = present_bytes() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
     sock = socket.socket(fileno=0)
     requests = sock.makefile("rb")
     while request := receive_frame(requests):
@@ -128,7 +118,38 @@ def serve_requests(handle: Callable[[bytes], bytes], cpu_s_max: float, memory_by
         send_frame(sock, reply)
 
 
-def _limit_memory(memory_bytes: int) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    size = pages * resource.getpagesize() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+_LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
+_LANDLOCK_VERSION = 1
+"""The flag that requests the version of the kernel's Landlock."""
+_FILE_RIGHTS = 0x1FF3
+"""Execute a file, write one, and make, rename or remove files and folders; not reading."""
+_TRUNCATE, _CONNECT = 1 << 14, 0x3
+_SCOPES = 0x3
+"""No abstract sockets of other processes, and no signals to them."""
+_PR_SET_NO_NEW_PRIVS = 38
+
+
+def forbid_new_files() -> bool:
+    """Forbid this process and its children, for good, to write, make, remove or execute files, to
+    use TCP and to send signals to other processes; return whether the kernel can do that (Landlock,
+    the signals since Linux 6.12). Open descriptors stay usable.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(_LANDLOCK_CREATE, None, 0, _LANDLOCK_VERSION)
+    if version < 1:
+        return False
+    rights = _FILE_RIGHTS | (_TRUNCATE if version >= 3 else 0)
+    fields = [rights]
+    if version >= 4:
+        fields.append(_CONNECT)
+    if version >= 6:
+        fields.append(_SCOPES)
+    rules = struct.pack(f"<{len(fields)}Q", *fields)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    ruleset = libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0)
+    if ruleset < 0:
+        return False
+    try:
+        return bool(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0) == 0)
+    finally:
+        os.close(ruleset)

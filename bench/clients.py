@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 import time
@@ -20,6 +21,8 @@ from tools.build_engine import ROOT
 from .streams import Stream
 
 HTTP_LINE_BYTES_MAX = 1 << 20
+MEDIA_MARKER = "<__media__>"
+"""llama-server gets this marker by an environment variable; by default it is a random one."""
 T = TypeVar("T")
 
 
@@ -33,6 +36,8 @@ class Request:
     priority: Priority = "normal"
     schema: Mapping[str, Any] | None = None
     """The JSON schema of the answer."""
+    image: bytes | None = None
+    """A PNG file, whose place in the text is the `MEDIA_MARKER`."""
 
 
 class Client(Protocol):
@@ -165,7 +170,10 @@ class LlamaServerClient(HttpClient):
         return _stream(request, requested_s, arrivals, event)
 
     def _body(self, request: Request) -> dict[str, Any]:
-        prompt = self._history if len(self._history) > 1 else request.text
+        prompt: Any = self._history if len(self._history) > 1 else request.text
+        if request.image is not None:
+            encoded = base64.b64encode(request.image).decode()
+            prompt = {"prompt_string": request.text, "multimodal_data": [encoded]}
         # A chain of only the temperature is llama-server's cheapest greedy sampling.
         body: dict[str, Any] = {
             "prompt": prompt,

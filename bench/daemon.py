@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from inferd.backends.errors import EndOfSequence
 from inferd.daemon.state_files import TUNING_FILE
 from tools.build_engine import ROOT
 
-from .clients import Request
+from .clients import MEDIA_MARKER, Request
 from .machine import MODEL, THREADS
 from .streams import Stream
 
@@ -93,7 +94,11 @@ class StreamClient:
         try:
             session = await self.open_session()
             turn_options = options(request.tokens, request.schema)
-            stream = session.stream(request.text, options=turn_options, priority=request.priority)
+            text: str | None = request.text
+            if request.image is not None:
+                await self.client.set_input(session.context, 0, image_prompt(request))
+                text = None
+            stream = session.stream(text, options=turn_options, priority=request.priority)
             async for piece in stream:
                 arrivals.append(time.perf_counter())
                 pieces.append(piece)
@@ -124,6 +129,13 @@ class PullClient(StreamClient):
         return stream_of(request, requested_s, arrivals, metadata)
 
 
+def image_prompt(request: Request) -> bytes:
+    """Return a request's text with its image, as wasi-nn's guests write it."""
+    assert request.image is not None
+    tag = b'<img src="data:image/png;base64,%b">' % base64.b64encode(request.image)
+    return request.text.encode().replace(MEDIA_MARKER.encode(), tag)
+
+
 def stream_of(
     request: Request,
     requested_s: float,
@@ -143,6 +155,7 @@ def stream_of(
         input_tokens=int(metadata.get("input_tokens", 0)),
         cached_tokens=int(metadata.get("cached_tokens", 0)),
         parks=int(metadata.get("parks", 0)),
+        encode_s=metadata.get("encode_s", 0.0),
         error=error,
     )
 

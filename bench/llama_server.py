@@ -35,7 +35,7 @@ from tools.build_engine import (
     run_logged,
 )
 
-from .clients import LlamaServerClient, llama_server_client
+from .clients import MEDIA_MARKER, LlamaServerClient, llama_server_client
 from .machine import MODEL, THREADS
 
 LOG = ROOT / ".cache" / "llama-server-build.log"
@@ -121,7 +121,10 @@ async def running(
     command = [str(binary()), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
     command += ["-np", str(slots), "-c", str(slots * ctx_size), *FLAGS, *flags]
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        *command,
+        env={**os.environ, "LLAMA_MEDIA_MARKER": MEDIA_MARKER},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
     )
     try:
         async with asyncio.timeout(START_S_MAX):

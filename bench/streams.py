@@ -35,6 +35,8 @@ class Stream:
     error: str = ""
     sampling_s: float = 0.0
     """Time of sampling its tokens, where it is measured."""
+    encode_s: float = 0.0
+    """Time of encoding its images, as the server reports it."""
     rss_bytes: float = 0.0
     """Resident memory that its server takes for it, where it is measured."""
 

@@ -124,7 +124,6 @@ class OneShotClient:
             raise ProtocolError(f"the answer to {call} cannot be read: {exc}") from None
 
     def models(self) -> list[dict[str, Any]]:
-        """Return all models."""
         return self.models_and_files(all_files=False).models
 
     def models_and_files(self, *, all_files: bool) -> w.ModelsResult:

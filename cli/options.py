@@ -137,6 +137,21 @@ def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any
     return values
 
 
+def read_file(path: Path, bytes_max: int, name: str) -> bytes:
+    """Return the content of a file that an option or argument names; *name* is for errors.
+
+    :raises typer.BadParameter: it cannot be read, or has more than *bytes_max* bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except OSError as exc:
+        raise typer.BadParameter(f"{name}: {exc.strerror}") from None
+    if len(data) > bytes_max:
+        raise typer.BadParameter(f"{name}: more than {bytes_max} bytes")
+    return data
+
+
 def json_or_text(value: str) -> Any:
     """Return the JSON value of a text, or the text if it is not valid JSON."""
     try:

@@ -37,7 +37,6 @@ class StandardOutput(io.TextIOWrapper):
     """Standard output, whose methods raise `OutputFailed`."""
 
     def write(self, text: str) -> int:
-        """Write *text*."""
         with _output_failures():
             return super().write(text)
 

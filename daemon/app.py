@@ -187,6 +187,7 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     services.start_soon(daemon.clock.run)
     services.start_soon(daemon.journal.run)
     services.start_soon(daemon.state_journal.run)
+    services.start_soon(daemon.media_store.run)
     pages = MetricsPages(daemon)
     daemon.metrics_text = pages.exposition
     if not daemon.config.metrics.is_off:
@@ -239,6 +240,7 @@ async def _stop(daemon: Daemon) -> None:
     await daemon.registry.close()
     await daemon.journal.close()
     await daemon.state_journal.close()
+    await daemon.media_store.close()
     await daemon.clock.note()
 
 

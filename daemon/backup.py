@@ -1,9 +1,9 @@
 """Backups of the state directory, also while a daemon uses it, and their restoration, of which a
 kill leaves the old or the new state.
 
-A backup is a tar archive of the journals, the settings of models, and KV files. Its last member,
-the manifest, lists the others, so that an archive that was cut off is recognised. A restoration has
-three steps:
+A backup is a tar archive of the journals, the settings of models, images and sounds, and KV files.
+Its last member, the manifest, lists the others, so that an archive that was cut off is recognised.
+A restoration has three steps:
 
 1. The backup is extracted and checked in `restore.new/new`. The state is the old one.
 2. `restore.new` is renamed to `restore.ready`: from here on the state is the new one. Each file of
@@ -26,8 +26,9 @@ import shutil
 import sqlite3
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,19 +38,22 @@ from .. import __version__
 from ..backends.errors import BackendError, InvalidArgument, NotFound, UnsupportedOperation
 from ..sessions.journal.journal_file import NewerJournal, Unreadable
 from ..sessions.journal.snapshot import add_to_dates, check_copy, copy_journal
-from .state_files import JOURNAL_FILE, JOURNALS, KV_DIR, SETTINGS_FILE
+from .state_files import JOURNAL_FILE, JOURNALS, KV_DIR, MEDIA_DIR, SETTINGS_FILE
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 20
 KV_MEMBER = re.compile(rf"{KV_DIR}(/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}){{3}}")
 """The name of a KV file: fingerprint, owner and name. None of them begins with a dot."""
+MEDIA_MEMBER = re.compile(rf"{MEDIA_DIR}/[0-9]{{1,10}}/([0-9a-f]{{64}})")
+"""The name of an image or sound: user and hash."""
 _CHUNK_BYTES = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The list of the archive's members: SHA-256 by name, and the number of KV files, which have
-    checksums of their own. *software* is the version of inferd that wrote it, *saved_at* the date.
+    """The list of the archive's members: SHA-256 by name, and the numbers of KV files, which have
+    checksums of their own, and of images and sounds, whose names are their hashes.
+    *software* is the version of inferd that wrote it, *saved_at* the date.
     """
 
     format: int
@@ -57,6 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     saved_at: float
     files: dict[str, str]
     kv_files: int = 0
+    media_files: int = 0
 
 
 class _Hashed:
@@ -75,29 +80,34 @@ class _Hashed:
 def write_archive(
     target: BinaryIO,
     files: Iterable[tuple[str, Path]],
-    kv: Iterable[tuple[str, Path]],
+    others: Iterable[tuple[str, Path]],
     *,
     software: str,
     now: float,
 ) -> Manifest:
-    """Write *files* and the files of *kv*, by their names in the archive. A KV file that is evicted
-    meanwhile is left out. *now* is the date.
+    """Write *files* and *others*, by their names in the archive. Of the latter, those that are
+    deleted meanwhile are left out: KV files, images and sounds. *now* is the date.
 
     :raises OSError: one of them cannot be read, or *target* cannot be written.
     """
     hashes: dict[str, str] = {}
-    count = 0
+    counts = Counter[str]()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in files:
             hashes[name] = _add_file(archive, name, path)
-        for name, path in kv:
+        for name, path in others:
             try:
                 _add_file(archive, name, path)
             except FileNotFoundError:
                 continue
-            count += 1
+            counts[name.partition("/")[0]] += 1
         manifest = Manifest(
-            format=FORMAT, software=software, saved_at=now, files=hashes, kv_files=count
+            format=FORMAT,
+            software=software,
+            saved_at=now,
+            files=hashes,
+            kv_files=counts[KV_DIR],
+            media_files=counts[MEDIA_DIR],
         )
         content = msgspec.json.encode(manifest)
         info = tarfile.TarInfo(MANIFEST)
@@ -124,7 +134,7 @@ def extract_archive(source: BinaryIO, folder: Path) -> Manifest:
     :raises OSError: it cannot be read, or the files cannot be written.
     """
     hashes: dict[str, str] = {}
-    kv_files, manifest = 0, None
+    kv_files, media_files, manifest = 0, 0, None
     try:
         with tarfile.open(fileobj=source, mode="r:") as archive:
             for member in archive:
@@ -141,9 +151,13 @@ def extract_archive(source: BinaryIO, folder: Path) -> Manifest:
                     hashes[member.name] = _write_member(data, folder / member.name, member)
                 elif KV_MEMBER.fullmatch(member.name):
                     kv_files += 1
-                    for parent in reversed(Path(member.name).parents[:-1]):
-                        (folder / parent).mkdir(exist_ok=True, mode=0o700)
+                    _make_parents(folder, member.name)
                     _write_member(data, folder / member.name, member)
+                elif found := MEDIA_MEMBER.fullmatch(member.name):
+                    media_files += 1
+                    _make_parents(folder, member.name)
+                    if _write_member(data, folder / member.name, member) != found[1]:
+                        raise _not_a_backup(f"the member {member.name!r} is damaged")
                 else:
                     raise _not_a_backup(f"the member {member.name!r}")
     except FileExistsError as exc:
@@ -157,9 +171,16 @@ def extract_archive(source: BinaryIO, folder: Path) -> Manifest:
             f"the backup has the format {manifest.format}, here {FORMAT}",
             hint=f"restore it with inferd {manifest.software}",
         )
-    if (manifest.files, manifest.kv_files) != (hashes, kv_files):
+    listed = manifest.files, manifest.kv_files, manifest.media_files
+    if listed != (hashes, kv_files, media_files):
         raise _not_a_backup("its files do not match its manifest")
     return manifest
+
+
+def _make_parents(folder: Path, name: str) -> None:
+    """Make the folders of a member below *folder*."""
+    for parent in reversed(Path(name).parents[:-1]):
+        (folder / parent).mkdir(exist_ok=True, mode=0o700)
 
 
 def _write_member(data: Any, path: Path, member: tarfile.TarInfo) -> str:
@@ -186,7 +207,7 @@ def _not_a_backup(why: str) -> InvalidArgument:
 NEW, READY, MOVED, ASIDE = "restore.new", "restore.ready", "restore.moved", "before-restore"
 MANAGED = (
     *(f"{name}{suffix}" for name in JOURNALS for suffix in ("", "-wal", "-shm", "-journal")),
-    *(SETTINGS_FILE, KV_DIR),
+    *(SETTINGS_FILE, KV_DIR, MEDIA_DIR),
 )
 """All that belongs to the state, also where the backup lacks it."""
 
@@ -269,11 +290,12 @@ def restore_backup(source: BinaryIO, state: Path, now: float) -> Path | None:
     :raises BackendError: the state directory cannot be written.
     """
     finish_restoration(state)
-    if os.path.ismount(state / KV_DIR):
-        raise UnsupportedOperation(
-            f"{state / KV_DIR} is a mount point, which cannot be moved",
-            hint="unmount it, restore, and mount it again",
-        )
+    for name in (KV_DIR, MEDIA_DIR):
+        if os.path.ismount(state / name):
+            raise UnsupportedOperation(
+                f"{state / name} is a mount point, which cannot be moved",
+                hint="unmount it, restore, and mount it again",
+            )
     try:
         try:
             _extract(source, state / NEW, now)
@@ -333,8 +355,9 @@ def write_backup(state: Path, target: BinaryIO, now: float, *, kv: bool = False)
                     f"{state} has no state of a daemon",
                     hint="name its directory: --state-dir /var/lib/inferd for the service's",
                 )
-            found = _kv_files(state) if kv else ()
-            return write_archive(target, members, found, software=__version__, now=now)
+            # After the journals: a content that they name is there, unless it was deleted since.
+            others = chain(_media_files(state), _kv_files(state) if kv else ())
+            return write_archive(target, members, others, software=__version__, now=now)
     except (NewerJournal, Unreadable) as exc:
         raise BackendError(
             f"a journal in {state} cannot be saved: {exc}",
@@ -346,6 +369,14 @@ def write_backup(state: Path, target: BinaryIO, now: float, *, kv: bool = False)
             f"the backup failed at {where}: {exc.strerror or exc}",
             hint="free space on the disk, or run the command as the daemon's user",
         ) from exc
+
+
+def _media_files(state: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the images and sounds of sessions, by their names in the archive."""
+    for path in sorted((state / MEDIA_DIR).glob("*/*")):
+        name = path.relative_to(state).as_posix()
+        if MEDIA_MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink():
+            yield name, path
 
 
 def _kv_files(state: Path) -> Iterator[tuple[str, Path]]:

@@ -42,6 +42,10 @@ COMPONENTS = {
         "named states are not stored on disk",
         "free space on the disk of state-dir, or let the daemon's user write there",
     ),
+    "media": Component(
+        "images and sounds of sessions are not kept when the daemon stops",
+        "free space on the disk of state-dir, or let the daemon's user own its folder `media`",
+    ),
     "kv-store": Component(
         "KV states are not kept on disk: they are computed again once evicted from memory",
         "free space on the disk of state-dir, or let the daemon's user own its folder `kv`",

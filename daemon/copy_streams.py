@@ -92,12 +92,12 @@ class ConnectionCopies(ChangeSender):
         )
         self._connection.send([_COPY, request, change], flush=False)
 
-    def read_whole(self, recording: Recording) -> tuple[_Stream, bytes]:
+    def read_whole(self, recording: Recording, media: tuple[bytes, ...]) -> tuple[_Stream, bytes]:
         """Return an open session's stream, and the whole session as its next change, not sent."""
         self._changed.pop(recording, None)
         stream = self._streams.setdefault(recording, _Stream())
         stream.number += 1
-        return stream, encode_change(recording.take_copy(whole=True))
+        return stream, encode_change(recording.take_copy(whole=True, media=media))
 
 
 class CopyStreams:

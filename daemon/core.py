@@ -49,6 +49,7 @@ from ..sessions import (
     StoredSession,
     Uploads,
 )
+from ..sessions.media_store import MediaLimits, MediaStore
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX
 from .access.connections import Connections
 from .components import Components
@@ -67,7 +68,7 @@ from .models.tuner import TuningPace
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
 from .state_clock import StateClock
-from .state_files import JOURNAL_FILE, STATES_FILE
+from .state_files import JOURNAL_FILE, MEDIA_DIR, STATES_FILE
 
 log = structlog.get_logger()
 ipc_log = structlog.get_logger(logger_name="ipc")
@@ -100,9 +101,9 @@ class Daemon:
         self.socket_activated = False
         """Whether systemd owns the socket, and keeps it when this daemon has stopped."""
         self.stopping = anyio.Event()
+        """Set to stop the daemon after a drain."""
         self.exit_status = 0
         """The exit status of the process after it has stopped."""
-        """Set to stop the daemon after a drain."""
         self.metrics_at: Callable[[], str | None] = lambda: None
         """Returns the address at which metrics are served, if they are."""
         self.metrics_text: Callable[[], Awaitable[bytes]]
@@ -113,7 +114,12 @@ class Daemon:
         bounds = AdmissionBounds(
             quota_of=access.quota_of, gateway_of=access.delegated_users.gateway_of
         )
-        self.ledger = Ledger(bounds, settings=EngineSettings(**engine_settings(config)))
+        self.media_store = MediaStore(
+            config.state_dir / MEDIA_DIR, note_state=partial(self.components.note, "media")
+        )
+        self.ledger = Ledger(
+            bounds, settings=EngineSettings(**engine_settings(config)), media=self.media_store
+        )
         self.ledger.turn_listeners.append(self.counters)
         self.graphs = GraphTable(self.new_handle, self.ledger.kept_bytes)
         self.request_bytes = RequestBytes()
@@ -124,6 +130,7 @@ class Daemon:
         self.registry = Registry(
             *(config, group, self.flush),
             request_bytes=self.request_bytes,
+            open_content=lambda user, sha256: self.media_store.open_content(user, sha256),
             machine=machine,
             components=self.components,
             tuning_pace=tuning_pace,
@@ -164,6 +171,7 @@ class Daemon:
             self.one_turn_sessions,
             self.registry.catalog.find_client,
             self.registry.delete_session_files,
+            media=self.media_store,
         )
         self.swaps = Swaps(
             self.registry, self.sessions.live, config.swap_grace_s, self.counters.swap_ended
@@ -191,6 +199,14 @@ class Daemon:
         bounds.sessions_owner_max = config.sessions_user_max
         bounds.session_bytes_owner_max = config.session_bytes_user_max
         bounds.kept_sessions_owner_max = config.kept_sessions_user_max
+        bounds.reasoning_max = config.reasoning_max
+        self.media_store.limits = MediaLimits(
+            item_bytes_max=config.media_bytes_max,
+            session_bytes_max=config.media_session_bytes_max,
+            user_bytes_max=config.media_user_bytes_max,
+            session_items_max=config.media_items_max,
+            refuses_unread=config.media_on_swap == "refuse",
+        )
         self.request_bytes.user_max = config.request_bytes_user_max
         self.request_bytes.total_max = config.request_bytes_max
         self.connections.apply_config(config)
@@ -295,6 +311,9 @@ class Daemon:
         for transfers in (self.model_exports, self.model_imports):
             for transfer in transfers.of_owner(connection):
                 self.registry.start_soon(transfers.end, transfer, connection)
+        for uploads in (self.uploads, self.copy_uploads):
+            for transfer in uploads.of_owner(connection):
+                self.registry.start_soon(uploads.end, transfer, connection)
         self.connections.remove_connection(connection)
 
     def call_failed(self, operation: str, error: Exception) -> None:
@@ -358,6 +377,7 @@ class Daemon:
         """Restore the sessions of earlier daemons as dormant ones."""
         started_at = time.monotonic()
         await anyio.to_thread.run_sync(remove_unfinished, self.config.models_dir)
+        await self.media_store.open()
         self.states.restore_states(await self.state_journal.open_file())
         if self.state_journal.cause is None:
             shared = self.config.kv_share == "all"
@@ -371,6 +391,9 @@ class Daemon:
             )
         self.clock.log_leap(len(found))
         self.sessions.restore_sessions(found, self.dormant_lease)
+        journals = self.journal, self.state_journal
+        if all(each.cause is None and each.set_aside is None for each in journals):
+            await self.media_store.sweep()  # else sessions that were not read may have contents
         log.info(
             "sessions.restored",
             sessions=len(self.sessions.dormant),

@@ -8,9 +8,7 @@ has the time for which the machine was off, unless it went back or leapt ahead b
 
 from __future__ import annotations
 
-import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +18,7 @@ import msgspec
 import structlog
 
 from ..sessions import Dates
+from .state_files import replace_file
 
 CLOCK_FILE = "clock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -110,7 +109,8 @@ class StateClock:
         now = moment()
         note = Note(now, self._date + now.elapsed_s - self._began.elapsed_s)
         try:
-            await anyio.to_thread.run_sync(partial(self._write, note))
+            content = msgspec.json.encode(note)
+            await anyio.to_thread.run_sync(replace_file, self._path, content)
         except OSError as exc:
             if not self._failed:
                 log.warning("clock.not_noted", path=str(self._path), cause=str(exc))
@@ -124,10 +124,3 @@ class StateClock:
                 return msgspec.json.decode(file.read(_BYTES_MAX), type=Note)
         except (OSError, ValueError):  # none yet, or a damaged one
             return None
-
-    def _write(self, note: Note) -> None:
-        temporary = self._path.with_suffix(".new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(note))
-        temporary.replace(self._path)

@@ -14,6 +14,7 @@ import msgspec
 from ..backends.errors import Busy, PermissionDenied
 from .backup import finish_restoration
 from .components import Components
+from .state_files import replace_file
 
 LOCK_FILE = "lock"
 STARTS_FILE = "starts"
@@ -118,10 +119,5 @@ class StateDirectory:
     def _count_start(self) -> int:
         path = self._path / STARTS_FILE
         number = int(path.read_text()) + 1 if path.exists() else 1
-        temporary = path.with_suffix(".new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "w") as file:
-            os.fchmod(file.fileno(), 0o600)  # a daemon that was killed may have left it
-            file.write(f"{number}\n")
-        temporary.replace(path)
+        replace_file(path, f"{number}\n".encode())
         return number & 0x7FFF_FFFF

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from ..backends.errors import InvalidArgument, InvalidEncoding, TooLarge
+from ..backends.errors import InferdError, InvalidArgument, InvalidEncoding, TooLarge
+from ..backends.sealed_memory import sealed_memory
 from ..wire.frames import FRAME_BYTES_MAX, pack_frame
-from .messages import TENSOR_BYTES_MAX, Tensor
+from .chat_messages import MEDIA_PARTS_MAX
+from .media_parts import Audio, Content, Image, Media, as_media, in_descriptors
+from .messages import TENSOR_BYTES_MAX, AnswersParams, StreamParams, TemplateParams, Tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Message: TypeAlias = Mapping[str, Any]
-"""A chat message: `role`, and `content` as a text or a list of text parts."""
-Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
-"""A text, messages, or token ids, which are added to the history unchanged."""
+"""A chat message: `role`, and `content` as a text or a list of parts: texts, images, sounds."""
+Prompt: TypeAlias = str | Image | Audio | Sequence[str | Image | Audio | Message | int]
+"""A text or an image, a list of texts, images and sounds, which is one message, a list of
+messages, or one of token ids, which are added to the history unchanged. (Type checkers infer the
+type of a list with different items only from one sequence.)
+"""
+MessagesParams: TypeAlias = StreamParams | AnswersParams | TemplateParams
+"""The params of calls that take messages."""
+M = TypeVar("M", bound=MessagesParams)
 Config: TypeAlias = Mapping[str, Any] | str | bytes
 """Parameters: a mapping, or its JSON text."""
 TensorLike: TypeAlias = "Tensor | str | Buffer"
@@ -29,7 +37,6 @@ ENVELOPE_BYTES = 4096
 """Bytes of a frame reserved for everything except its tensors."""
 _THREAD_BYTES_MIN = 1 << 20
 """A memfd of this size or more is written in a thread."""
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 def _to_plain_type(value: Any) -> Any:
@@ -107,7 +114,13 @@ def turn_input(prompt: Prompt | None) -> dict[str, Any]:
         return {}
     if isinstance(prompt, str):
         return {"prompt": prompt}
+    if isinstance(prompt, Media):
+        return {"messages": [{"role": "user", "content": [prompt]}]}
     if isinstance(prompt, Sequence):
+        if any(isinstance(each, Media) for each in prompt) and all(
+            isinstance(each, str | Media) for each in prompt
+        ):
+            return {"messages": [{"role": "user", "content": list(prompt)}]}
         tokens = [each for each in prompt if isinstance(each, int) and not isinstance(each, bool)]
         if tokens and len(tokens) == len(prompt):
             return {"prompt_tokens": tokens}
@@ -116,22 +129,9 @@ def turn_input(prompt: Prompt | None) -> dict[str, Any]:
             return {"messages": messages}
     raise InvalidArgument(
         f"a {type(prompt).__name__} is not a prompt",
-        hint='pass text, messages such as [{"role": "user", "content": "…"}], or token ids',
+        hint='pass text, messages such as [{"role": "user", "content": "…"}], token ids, or'
+        " texts and images in a list",
     )
-
-
-def _write_memfd(data: bytes) -> int:
-    """Return a sealed memfd with *data*; the caller closes it."""
-    fd = os.memfd_create("inferd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(data)
-        # The daemon loads a model only from a descriptor whose file cannot change.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def traceparent_of(given: str | None) -> str:
@@ -166,14 +166,23 @@ async def open_file(
         ) from None
 
 
+def _read_file(descriptor: int) -> bytes:
+    """Return the bytes of a file, which a frame has room for."""
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read(FRAME_BYTES_MAX)
+
+
 class Payload:
-    """A frame's tensors, and memfds of the tensors that do not fit. Close it after sending.
+    """A frame's tensors, images and sounds, and descriptors of those that do not fit. Close it
+    after sending.
 
     *run_in_thread* runs a function that takes long.
     """
 
-    def __init__(self, run_in_thread: Callable[..., Awaitable[int]]) -> None:
+    def __init__(self, run_in_thread: Callable[..., Awaitable[Any]]) -> None:
         self.descriptors: list[int] = []
+        self._opened: list[int] = []
+        """Descriptors that are not passed with the frame."""
         self._run_in_thread = run_in_thread
         self._bytes_left = FRAME_BYTES_MAX - ENVELOPE_BYTES
 
@@ -187,7 +196,7 @@ class Payload:
         if size > TENSOR_BYTES_MAX:
             raise TooLarge(
                 f"a tensor of {size} bytes; the limit is {TENSOR_BYTES_MAX}",
-                hint="split it",
+                hint="split it; scale down the images in a prompt",
                 data={"bytes": size, "tensor_bytes_max": TENSOR_BYTES_MAX},
             )
         if size <= self._bytes_left:
@@ -198,12 +207,71 @@ class Payload:
     async def add_memfd(self, data: bytes) -> int:
         """Write *data* to a memfd and return its index among the frame's descriptors."""
         if len(data) < _THREAD_BYTES_MIN:
-            self.descriptors.append(_write_memfd(data))
+            self.descriptors.append(sealed_memory([data]))
         else:
-            self.descriptors.append(await self._run_in_thread(_write_memfd, data))
+            self.descriptors.append(await self._run_in_thread(sealed_memory, [data]))
+        return len(self.descriptors) - 1
+
+    async def pack_messages(self, params: M) -> M:
+        """Return the params of a call, with the images and sounds in its messages as bytes, or as
+        indices of descriptors.
+
+        :raises InvalidArgument: a file cannot be read.
+        :raises TooLarge: they are too many, or have too many bytes for one frame.
+        """
+        messages = [dict(message) for message in params.messages or ()]
+        found: list[tuple[dict[str, Any], Content]] = []
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, list | tuple):
+                message["content"] = [await self._open_part(part, found) for part in content]
+        packed = msgspec.structs.replace(params, messages=messages)
+        left = FRAME_BYTES_MAX - ENVELOPE_BYTES - len(pack_message(packed))
+        passed = in_descriptors([content.size for _, content in found], left) if found else ()
+        for index, (fields, content) in enumerate(found):
+            if index in passed:
+                fields["data"] = {"fd": await self._pass_content(content)}
+            elif content.descriptor >= 0:
+                fields["data"] = await self._run_in_thread(_read_file, content.descriptor)
+            else:
+                fields["data"] = content.data
+        return packed
+
+    async def _open_part(self, part: Any, found: list[tuple[dict[str, Any], Content]]) -> Any:
+        """Return a part of a content as a map; an image or a sound is opened and added to *found*,
+        and its data follows later.
+        """
+        if isinstance(part, str):
+            return {"type": "text", "text": part}
+        media = as_media(part)
+        if media is None:
+            return part
+        if len(found) >= MEDIA_PARTS_MAX:
+            raise TooLarge(
+                f"a request has at most {MEDIA_PARTS_MAX} images and sounds",
+                hint="send the others with the next message",
+                data={"item": len(found), "media_parts_max": MEDIA_PARTS_MAX},
+            )
+        try:
+            content = await self._run_in_thread(media[1].open)
+        except InferdError as exc:
+            exc.data["item"] = len(found)
+            raise
+        if content.descriptor >= 0:
+            self._opened.append(content.descriptor)
+        fields = media[0] | {"data": b""}
+        found.append((fields, content))
+        return fields
+
+    async def _pass_content(self, content: Content) -> int:
+        if content.descriptor < 0:
+            return await self.add_memfd(content.data)
+        self._opened.remove(content.descriptor)
+        self.descriptors.append(content.descriptor)
         return len(self.descriptors) - 1
 
     def close(self) -> None:
-        """Close the memfds; the kernel duplicated them for the socket."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        """Close the descriptors; the kernel duplicated them for the socket."""
+        for descriptors in (self.descriptors, self._opened):
+            while descriptors:
+                os.close(descriptors.pop())

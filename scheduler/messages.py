@@ -26,8 +26,9 @@ from ..backends import (
     SamplingParams,
     Shape,
 )
+from ..backends.answer_form import Block
 from ..backends.errors import ErrorFields
-from ..backends.media import MediaItem
+from ..backends.media import MarkedMedia, MediaItem
 from ..backends.params import StoppingParams
 from ..backends.tensors import NamedTensor
 from ..backends.tuning_choice import ModelTuning, TuningRecord
@@ -291,7 +292,8 @@ class Tokenize(RequestMessage):
     """Tokenize a text. Answered with packed token ids. After one for a *turn*, `Submit` follows.
 
     A text that is too long for any context is refused, or loses its middle, but not its first
-    *cut_behind* tokens, if that is not negative.
+    *cut_behind* tokens, if that is not negative. *media* are the images and sounds whose marks the
+    text has; the marks that it lacks are ignored.
     """
 
     text: bytes
@@ -300,6 +302,7 @@ class Tokenize(RequestMessage):
     turn: bool = False
     requester: Requester = NOBODY
     cut_behind: int = -1
+    media: list[MarkedMedia] = []
 
 
 class Detokenize(RequestMessage):
@@ -319,7 +322,7 @@ class ChatPrompt(RequestMessage):
 
     An answer with tool calls, the message number *answer_at*, has other *forms*, the last one of
     which is its text. *form* is the number of the form that was rendered; 0 is that of `messages`.
-    *cut_behind* is as in `Tokenize`.
+    *cut_behind* and *media* are as in `Tokenize`; the contents of messages have the marks.
     """
 
     messages: list[dict[str, Any]]
@@ -331,6 +334,30 @@ class ChatPrompt(RequestMessage):
     answer_at: int = -1
     forms: list[dict[str, Any]] = []
     cut_behind: int = -1
+    media: list[MarkedMedia] = []
+
+
+class MediaReady(Message):
+    """The embeddings of the item with this *digest*, for each task of *scope* (see `scoped` in
+    `kv.store`) that wants them. A descriptor of sealed memory is sent beside the frame: rows of
+    float32, as many as the item has entries, then for an M-RoPE model four int32 for each entry,
+    its positions relative to the item's first one (time, row, column, 0). *causal* is whether its
+    entries see only those before them.
+    """
+
+    digest: bytes
+    causal: bool = True
+    scope: int = -1
+    fd: int = -1
+    """The descriptor, which the worker's end of the link fills in."""
+
+
+class MediaFailed(Message):
+    """No embeddings of this item can be made. The tasks of *scope* that want them fail."""
+
+    digest: bytes
+    error: ErrorFields
+    scope: int = -1
 
 
 class ComputeTensors(RequestMessage):
@@ -493,6 +520,8 @@ Command = (
     | Detokenize
     | ChatPrompt
     | ComputeTensors
+    | MediaReady
+    | MediaFailed
     | DropInput
     | Lookup
     | PersistState
@@ -537,7 +566,10 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One task in the answer to `Queue`. `position` is 0 in a slot, 1 for the next to get one."""
+    """One task in the answer to `Queue`. `position` is 0 in a slot, 1 for the next to get one.
+    `state` is that of the task, or "encoding" while it waits for the embeddings of an image or a
+    sound.
+    """
 
     task_id: int
     state: str
@@ -621,6 +653,19 @@ class Tokens(TaskMessage):
     """−ln of the probability that the model gave the last token, if the turn needs it."""
     logprobs: list[TokenLogprob] = []
     forced: int = 0
+    ending_left: int = 0
+    """The number of tokens of a forced end of reasoning that follow."""
+    drafted: int = 0
+    accepted: int = 0
+
+
+class MediaWanted(TaskMessage):
+    """A task needs the embeddings of the items with these *digests*, in the order of its prompt.
+    Answered, for each, with `MediaReady` or `MediaFailed`. It may want them again later: they are
+    freed if a task before it needs the memory, or if a KV state covers the item that is lost later.
+    """
+
+    digests: list[bytes]
 
 
 class PromptLogprobs(TaskMessage):
@@ -764,6 +809,7 @@ Report = (
     | StateChanged
     | Position
     | PromptProgress
+    | MediaWanted
     | LogEvent
     | Shifted
     | KvFileWritten

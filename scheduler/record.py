@@ -113,6 +113,8 @@ class WaitReason(StrEnum):
     """Its KV state is being read."""
     GRAMMAR = "grammar"
     """Its grammar is being compiled."""
+    ENCODING = "encoding"
+    """The embeddings of its next image or sound are being computed."""
     READER = "reader"
     """Its reader takes or requests no tokens."""
     OPERATOR = "operator"

@@ -52,6 +52,10 @@ class EngineSettings:
     kv_ram_bytes: int = 2 << 30
     kv_shared: bool = False
     """Whether KV states serve every user."""
+    media_bytes_max: int = 256 << 20
+    """Bound on the embeddings of images and sounds in memory, unless a single one is larger. Tasks
+    with others wait.
+    """
     fetch_timeout_s: float = 5.0
     """A task waits this long for its state from disk; then its tokens are computed again."""
     careful_s: float = 0.0

@@ -469,10 +469,12 @@ class TurnConditions:
         return None if params == _NOTHING else cls(params)
 
     def check_token(self, token: int, nats: float | None) -> Ending | None:
-        """Check a token, with its surprisal if known; return the ending that it causes, if any."""
+        """Check a token, with its surprisal if known; return the ending that it causes, if any.
+        The surprisal of a forced token does not count; it may be NaN.
+        """
         if self._repetition is not None and (share := self._repetition.add_token(token)):
             return Ending(Repetition.reason, share)
-        if self.surprisal is None or nats is None:
+        if self.surprisal is None or nats is None or math.isnan(nats):
             return None
         mean = self.surprisal.add_surprisal(nats)
         return None if mean is None else Ending(MeanSurprisal.reason, mean)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
-from ..backends import Sampler
-from ..backends.media import items_of
+from ..backends import CompiledGrammar, Sampler
+from ..backends.batch import MediaInput
+from ..backends.media import MediaItem, items_of
 from .answer_text import TextAssembler
 from .kv.store import Origin, scoped
 from .messages import Adjust, ResumePoint, TaskSpec, TokenLogprob, TurnStats, unpack_tokens
@@ -44,9 +47,15 @@ class Task:
     prompt_size: int
     text: TextAssembler
     items: dict[int, int] = field(default_factory=dict)
-    """By the place at which it begins in `tokens`, the size of each part that a step computes whole
-    and alone: an image, a sound, or the prompt of an encoder-decoder.
+    """By the place at which it begins in `tokens`, in their order, the size of each part that a
+    step does not compute beside others: an image, a sound, or the prompt of an encoder-decoder.
     """
+    media: dict[int, MediaItem] = field(default_factory=dict)
+    """The images and sounds among `items`, by place."""
+    embeddings: dict[int, MediaInput] = field(default_factory=dict)
+    """The embeddings of `media` that are in memory and may be needed, by place; see `ItemStore`."""
+    covered: int = 0
+    """While it has not started, the tokens for which a KV state is known."""
     ctx_size: int = 0
     """Bound on the tokens of prompt and output."""
     conditions: TurnConditions | None = None
@@ -145,6 +154,7 @@ class Task:
         scope, session = scoped(spec.owner.user, spec.session, shared=shared)
         before, submitted_at = spec.resume_point or ResumePoint(), now
         now -= before.age_s
+        items = items_of(tokens) if spec.media else []
         conditions = TurnConditions.from_params(spec.stopping)
         texts = (conditions.text, conditions.sentences) if conditions is not None else ()
         return cls(
@@ -155,7 +165,8 @@ class Task:
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.output_tokens,
             text=TextAssembler(spec.stop, spec.reverse_prompt, *texts),
-            items=dict(items_of(tokens)) if spec.media else {},
+            items=dict(items),
+            media=dict(zip((begin for begin, _ in items), spec.media, strict=False)),
             conditions=conditions,
             scope=scope,
             session=session if spec.session else "",
@@ -259,15 +270,47 @@ class Task:
         ahead = [point - self.computed for point in points if point > self.computed]
         return min(ahead, default=self.pending)
 
+    def item_at(self, place: int) -> int | None:
+        """Return where the item of `items` begins that has the token at *place*."""
+        if not self.items:
+            return None
+        begins = [*self.items]
+        index = bisect_right(begins, place) - 1
+        found = index >= 0 and place < begins[index] + self.items[begins[index]]
+        return begins[index] if found else None
+
     @property
-    def item_size(self) -> int:
-        """The size of the item of `items` that it computes next; 0 if that is a token."""
-        return self.items.get(self.computed, 0)
+    def item_left(self) -> int:
+        """The entries of an item of `items` that it computes next; 0 if that is a token."""
+        begin = self.item_at(self.computed)
+        return 0 if begin is None else begin + self.items[begin] - self.computed
+
+    @property
+    def item_is_whole(self) -> bool:
+        """Whether one step computes the whole item that comes next. Entries that see only those
+        before them can be computed in several steps.
+        """
+        begin = self.item_at(self.computed)
+        media = None if begin is None else self.embeddings.get(begin)
+        return media is None or not media.causal
+
+    @property
+    def awaits_media(self) -> bool:
+        """Whether the next token is an entry of an image or a sound without embeddings."""
+        if not self.media:
+            return False
+        begin = self.item_at(max(self.computed, self.covered))
+        return begin in self.media and begin not in self.embeddings
+
+    def media_needed(self) -> list[tuple[int, MediaItem]]:
+        """Return the images and sounds that are not computed, in their order, with their places."""
+        done = max(self.computed, self.covered)
+        return [(b, item) for b, item in self.media.items() if b + item.size > done]
 
     @property
     def computes_alone(self) -> bool:
         """Whether its next tokens are a step of their own: on trial, or an item of `items`."""
-        return self.trial_tokens > 0 or (bool(self.items) and self.item_size > 0)
+        return self.trial_tokens > 0 or (bool(self.items) and self.item_left > 0)
 
     @property
     def unread_since(self) -> float | None:
@@ -286,9 +329,12 @@ class Task:
         """Whether the next step may contain tokens of this task.
 
         A sampled token of a pull task is decoded ahead of the next request. A push task without
-        credit stands still, as does a task whose last sentence is being compared.
+        credit stands still, as does a task whose last sentence is being compared, or one that waits
+        for embeddings.
         """
         if len(self.tokens) <= self.computed or self.comparing_since is not None:
+            return False
+        if self.media and self.awaits_media:
             return False
         return self.credit != 0 or self.spec.pull
 

@@ -27,6 +27,8 @@ def wait_reason(task: Task, settings: EngineSettings, now: float, clock: int) ->
         return WaitReason.GRAMMAR
     if task.fetching:
         return WaitReason.DISK
+    if task.awaits_media:
+        return WaitReason.ENCODING
     if not (task.has_work or task.wants_token) or reader_lags(task, settings, now):
         return WaitReason.READER
     if task.preempted_by_kv_pressure:
@@ -36,6 +38,8 @@ def wait_reason(task: Task, settings: EngineSettings, now: float, clock: int) ->
     return WaitReason.OPERATOR if task.yields(clock) else WaitReason.SLOT
 
 
+ENCODING = "encoding"
+"""The state, in the queue, of a task that waits for the embeddings of its next image or sound."""
 FORGET = 0.9
 """Decay per turn, with which the last ten turns have about two thirds of the weight."""
 TOKEN_S_MIN = 1e-9
@@ -340,7 +344,8 @@ class QueueView:
 
     def _starts(self) -> list[float | None]:
         """Return the seconds until each waiting task gets a slot. They are None for a task that was
-        parked by hand, or that waits for its reader or for KV space, because nothing bounds them.
+        parked by hand, or that waits for its reader, for embeddings or for KV space, because
+        nothing bounds them.
         """
         bounded = [t for t in self._waiting if self._may_start(t)]
         estimator = StartEstimator(
@@ -358,6 +363,7 @@ class QueueView:
         """Return whether *task* gets a slot in its order."""
         return (
             (task.has_work or task.wants_token)
+            and not task.awaits_media
             and not self._order.yields(task)
             and not task.preempted_by_kv_pressure
             and not reader_lags(task, self._settings, self._now)
@@ -419,7 +425,7 @@ class QueueView:
     def _entry(self, task: Task, position: int, starts_in_s: float | None) -> m.QueueEntry:
         return m.QueueEntry(
             task_id=task.spec.id,
-            state=task.state.value,
+            state=ENCODING if task.awaits_media else task.state.value,
             position=position,
             effective_priority=Priority(self._order.effective(task)),
             prompt_tokens=task.prompt_size,

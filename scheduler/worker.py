@@ -11,11 +11,9 @@ process that the kernel kills if memory runs out.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -37,10 +35,11 @@ from ..backends import (
     estimate_memory,
     load_model,
 )
+from ..backends.child_process import bind_to_parent
 from ..backends.errors import load_cancelled
+from ..backends.fd_frames import read_with_descriptors
 from ..backends.library import library_log
 from ..backends.memory import return_large_blocks
-from ..wire.descriptors import read_with_descriptors
 from ..wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from . import messages as m
 from .build import EXIT_OTHER_BUILD, build_id
@@ -49,7 +48,8 @@ from .engine.reporter import set_library_level, write_library_line
 from .kv.disk import KvFiles
 from .settings import EngineSettings
 
-_FDS_MAX = 4
+_FDS_MAX = 16
+"""Descriptors that come with one read."""
 READS_MAX = 512
 """Reads at a time, 8 MiB; a daemon that sends more than that waits until the engine has handled it.
 """
@@ -141,8 +141,15 @@ class SocketLink:
         if not data:
             raise LinkClosed
         for frame in self._frames.read_frames(data):
-            commands.extend(self._decoder.decode(frame))
-        return len(data) == READ_BYTES
+            received = self._decoder.decode(frame)
+            for command in received:
+                if isinstance(command, m.MediaReady):
+                    command.fd = self.descriptors.pop(0) if self.descriptors else -1
+            commands.extend(received)
+        if not self._frames.pending and not any(isinstance(c, m.LoadModel) for c in commands):
+            while self.descriptors:  # no command has them
+                os.close(self.descriptors.pop())
+        return len(data) == READ_BYTES or bool(descriptors)
 
 
 _BEGIN, _END, _CLOSE = b"b", b"e", b"c"
@@ -202,7 +209,6 @@ grown by 256 tokens. The previous buffers left 32 MB in the heap; now those belo
 3 MB.
 """
 PROGRESS_STEP = 0.01
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -210,23 +216,12 @@ def main() -> None:
     if sys.argv[1] != build_id():
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])
-    _bind_to_parent(parent)
+    bind_to_parent(parent, OOM_SCORE_ADJ)
     return_large_blocks(LARGE_BLOCK_BYTES)
     gc.freeze()  # the modules so far stay; no later collection walks their objects
     gc.disable()  # until the engine runs; collections take a tenth of the backend's imports
     library_log.write_line = write_library_line
     run_worker(SocketLink(socket.socket(fileno=fd)), record)
-
-
-def _bind_to_parent(parent: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that starts workers blocks all
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the daemon died before prctl
-        os._exit(1)
-    with contextlib.suppress(OSError):  # a sandbox may forbid it; the daemon's score is lower
-        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
 def run_worker(link: SocketLink, record: int = -1) -> None:

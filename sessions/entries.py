@@ -16,6 +16,7 @@ import msgspec
 
 from ..backends import Rendering
 from ..backends.errors import InvalidArgument
+from ..backends.media import MediaItem
 from ..scheduler import PRIORITIES, Owner, Priority
 from ..scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
 from ..scheduler.stopping import cuts_text
@@ -50,7 +51,8 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     the user's name, if a gateway opened the session. *note* is the client's own, and so is *title*.
     *opening* is the beginning of the first message; versions that lack it do not store it. A *kept*
     session is not deleted by itself. One with *undo_s* was deleted when it was last written, and
-    can be restored for that many seconds.
+    can be restored for that many seconds. *media* are the hashes of the images and sounds of its
+    history, which the media store keeps for it.
     """
 
     model: str
@@ -68,6 +70,7 @@ class SessionFacts(_WithPriority, frozen=True, kw_only=True):
     kept: bool = False
     undo_s: float = 0.0
     transfer: Transfer | None = None
+    media: tuple[bytes, ...] = ()
 
 
 class TurnBegin(_WithPriority, frozen=True, kw_only=True):
@@ -108,6 +111,7 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     end: str | None = None
     metadata: bytes = b""
     error: Mapping[str, Any] | None = None
+    ending_left: int = 0
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -132,7 +136,8 @@ NOTHING_DROPPED = DroppedPart()
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A `History`. *tokens* are packed; *resumable* is the output of the last turn on it, which the
-    reader may not have received. *dropped* was dropped for that turn.
+    reader may not have received. *dropped* was dropped for that turn. *items* are the images and
+    sounds among the tokens, each once, and the marks in the text have the *nonce*.
     """
 
     tokens: bytes = b""
@@ -146,6 +151,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     tool_use: ToolUse = NO_TOOLS
     dropped: DroppedPart = NOTHING_DROPPED
     resumable: TurnPiece | None = msgspec.field(default=None, name="unfinished")
+    nonce: str = ""
+    items: tuple[MediaItem, ...] = ()
 
 
 class Replay:
@@ -166,12 +173,14 @@ class Replay:
             end=pieces[-1].end,
             metadata=pieces[-1].metadata,
             error=pieces[-1].error,
+            ending_left=next((p.ending_left for p in reversed(pieces) if p.tokens), 0),
         )
         """The whole output as one piece."""
         self.tokens = unpack_tokens(self.whole.tokens)
         self.text = self.whole.text
         self.surprisals = unpack_floats(self.whole.surprisals)
         """The surprisal of each token, where it is known."""
+        self.ending_left = self.whole.ending_left
         self.placed_shifts = self.whole.shifts
         """The context shifts: tokens of the turn so far, kept, dropped."""
         self.shifts = [(keep, discard) for _, keep, discard in self.placed_shifts]
@@ -219,7 +228,12 @@ class Replay:
         own = len(self.tokens)
         if not _share_prefix(self.tokens, list(tokens)) or not _share_prefix(self.text, text):
             raise self._other_output()
-        rest = TurnPiece(tokens=pack_tokens(tokens[own:]), text=text[len(self.text) :])
+        more = tokens[own:]
+        rest = TurnPiece(
+            tokens=pack_tokens(more),
+            text=text[len(self.text) :],
+            ending_left=max(0, self.ending_left - len(more)),
+        )
         return Replay(self.prompt, (self.whole, rest))
 
     def _other_output(self) -> InvalidArgument:
@@ -259,12 +273,13 @@ class CopyChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a session for a copy of it, in the encoded forms of the journal.
 
     With *past* the copy begins anew. A *piece* with the beginning of a turn replaces the previous
-    pieces.
+    pieces. *media* are the contents of images and sounds; None: the change does not carry them.
     """
 
     facts: bytes | None = None
     past: bytes | None = None
     piece: bytes | None = None
+    media: tuple[bytes, ...] | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -250,6 +250,7 @@ class SessionManager:
             session = Session.from_stored(stored, model(stored), self.ledger)
             session.used_at = self.ledger.seconds() - self._journal.age_s(stored)
             self._open_recording(session, found=True)
+            session.hold_contents()
             self.dormant.add_session(session)
         self.delete_excess()
         self._wake()  # `expire_idle` waits until the first of them is too old
@@ -328,6 +329,9 @@ class SessionManager:
         self._end_session(session, SessionCall.CLOSE, "the session was closed")
         if session.leaves_state:
             await self._delete_now(session)
+        else:
+            session.release_contents()
+            await self.ledger.media.delete_unused(session.owner.user)
 
     async def delete_session(self, session: Session) -> None:
         """End a session and delete its data before this returns, with or without an id."""
@@ -500,6 +504,8 @@ class SessionManager:
         if session.leaves_state:
             self.deletion.delete_later(session)
             self._changed.set()
+        else:
+            session.release_contents()
 
     def detach_session(self, session: Session, *, expired: bool = False) -> None:
         """Make a session dormant, or end it if it cannot become active again because it has no id

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import anyio
 import msgspec
 import structlog
 
@@ -31,6 +32,7 @@ from .history.history import History
 from .identity import check_id
 from .journal.journal import Journal, Recording
 from .lifetimes.deletion import Delete, nothing
+from .media_store import NO_DIRECTORY, MediaStore
 from .memory import memory_bytes
 from .table import SessionCall, step
 from .turn.options import TurnOptions
@@ -148,7 +150,9 @@ class NamedStates:
         find_client: Callable[[str, int], WorkerClient | None],
         delete_files: Delete = nothing,
         limits: StateLimits | None = None,
+        media: MediaStore | None = None,
     ):
+        self._media = MediaStore(NO_DIRECTORY) if media is None else media
         self.limits = limits or StateLimits()
         self._journal, self._kept_bytes = journal, kept_bytes
         self._new_handle, self._one_turn_sessions = new_handle, one_turn_sessions
@@ -236,6 +240,7 @@ class NamedStates:
             yield snapshot
         finally:
             self._one_turn_sessions.discard(snapshot)
+            snapshot.release_contents()
 
     def _check_bounds(self, state: NamedState, before: NamedState | None) -> None:
         limits, owner = self.limits, state.owner
@@ -261,9 +266,13 @@ class NamedStates:
         key = state.owner, state.name
         recording = self._publish(state)
         recording.history_changed()
-        await recording.wait_written()
+        with anyio.CancelScope(shield=True):  # what follows must be done for each outcome
+            await recording.wait_written()
         if recording.durable:
+            if before is not None:
+                self._media.release(before)
             return
+        self._media.release(state)
         cause = self._journal.cause or "the journal is of a newer version"
         self._journal.withdraw(recording)
         self._remove(key)
@@ -282,6 +291,7 @@ class NamedStates:
         self._remove(key)
         self._states[key] = state
         self._kept_bytes.add_holder(state, state.owner, state.kept_bytes)
+        self._media.hold(state, state.owner.user, state.facts.media)
         return self._journal.open_recording(state, key, found=found)
 
     def _remove(self, key: StateKey) -> NamedState | None:
@@ -336,7 +346,9 @@ class NamedStates:
             try:
                 await self._journal.erase_session(owner, name)
             finally:
+                self._media.release(state)
                 await self._delete_kv(state)
+            await self._media.delete_unused(owner.user)
             return True
 
     async def _delete_kv(self, state: NamedState) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
+from ..backends.media import MarkedMedia, MediaContent, MediaTokens
 from ..backends.tensors import NamedTensor
 from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
 from ..scheduler.owner import Owner, Priority, Requester
@@ -50,6 +51,9 @@ class TaskReader(Protocol):
         its output so far. Return None if the task has ended.
         """
 
+    def media_encoded(self, items: int, seconds: float) -> None:
+        """Note that so many *items* of the task were encoded for it, in this time."""
+
     def unread_for(self, seconds: float) -> bool:
         """Return whether nobody has read the task's output for *seconds*."""
 
@@ -88,10 +92,26 @@ class TextClient(Protocol):
     def info(self) -> ModelInfo:
         """Facts about the model."""
 
+    async def read_media(self, contents: Sequence[MediaContent]) -> list[MediaTokens]:
+        """Return the tokens of images and sounds that are in the user's media store.
+
+        :raises UnsupportedOperation: the model reads no images, or no sounds.
+        :raises InvalidArgument: a content is not an image or a sound. `data.item` is its index.
+        :raises TooLarge: an image has more tokens than a batch holds, or too many pixels.
+        """
+
     async def tokenize(
-        self, text: bytes, *, special: bool, bos: bool, turn: bool = False, cut_behind: int = -1
+        self,
+        text: bytes,
+        *,
+        special: bool,
+        bos: bool,
+        turn: bool = False,
+        cut_behind: int = -1,
+        media: Sequence[MarkedMedia] = (),
     ) -> list[int]:
         """Return the token ids of *text*; with *turn* the next step waits a moment for its task.
+        *media* replace their marks in *text*.
 
         :raises PromptTooLong: no context holds *text*, and *cut_behind* is negative. Otherwise the
             middle of such a text is left out, but none of its first *cut_behind* tokens.
@@ -111,10 +131,12 @@ class TextClient(Protocol):
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
         cut_behind: int = -1,
+        media: Sequence[MarkedMedia] = (),
     ) -> ChatTokens:
         """Return the rendered text with its tokens, or only with those that extend the text *said*.
         That text ends with *answer*, which is the message number *answer_at*. Other *forms* of this
-        message may be rendered instead. *turn* and *cut_behind* are as in `tokenize`.
+        message may be rendered instead. *turn*, *cut_behind* and *media* are as in `tokenize`; the
+        contents of messages have the marks, and so has the rendered text.
         """
 
 

@@ -17,10 +17,13 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.fork_server import use_fork_servers
 from tests.repetitions import load_profile
+from tests.slow_imports import import_when_used
 
 # Else each of some thousand processes compiles all modules: half of the tests' time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+import_when_used()
 
 STARTERS = frozenset(
     (

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import fcntl
 import gc
 import importlib
 import inspect
+import itertools
 import json
 import os
 import runpy
@@ -54,8 +54,9 @@ MODULES = {
     ),
 }
 """By the first words of a command, what it imports of inferd; "" is every other command."""
-WORKER = "scheduler.worker"
-WORKER_MODULES = (WORKER, "backends.echo", "backends.llama.model")
+PROGRAMS = ("scheduler.worker", "backends.echo.media_program", "backends.llama.media.program")
+"""The programs that a daemon starts and that can be forked from it."""
+WORKER_MODULES = (*PROGRAMS, "backends.echo", "backends.llama.model")
 """The modules of inferd that workers import."""
 OTHERS = {
     **dict.fromkeys(("serve", "nnrpc"), ("anyio._backends._asyncio", "uvloop")),
@@ -63,24 +64,27 @@ OTHERS = {
     "gateway": ("anyio._backends._asyncio", "encodings.idna", "uvicorn.loops.uvloop"),
 }
 """What it imports of other packages at its start, if that is installed."""
-VARIABLES = ("GGML_NO_BACKTRACE", "NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "TERM")
+VARIABLES = (
+    *("GGML_NO_BACKTRACE", "HOME", "JOURNAL_STREAM", "NOTIFY_SOCKET", "PYTEST_CURRENT_TEST"),
+    *("TERM", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
+)
 PREFIXES = ("INFERD_", "OTEL_", "WATCHDOG_")
 """Environment variables that may differ from the server's: nothing reads them while it imports, nor
 in /proc, which shows the server's.
 """
 OF_USERS = (
-    *("COLORTERM", "COLUMNS", "COMP_CWORD", "COMP_WORDS", "HOME", "LINES", "NO_COLOR"),
-    *("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "_INFERD_COMPLETE"),
+    *("COLORTERM", "COLUMNS", "COMP_CWORD", "COMP_WORDS", "LINES", "NO_COLOR", "PATH"),
+    *("XDG_RUNTIME_DIR", "_INFERD_COMPLETE"),
 )
 """Variables that may also differ for the commands without a server of their own."""
 UNUSUAL = ("preexec_fn", "shell", "process_group", "uid", "gid", "gids", "umask")
 """Arguments of `subprocess.Popen` with which only a new interpreter is started."""
+DOCTORS_CHILD = "inferd.daemon.doctor.checks.engine_child"
+"""The program that loads the engine for `inferd doctor`."""
 REQUEST_BYTES_MAX = 1 << 20
 DESCRIPTORS_MAX = 64
 _CLONE3, _CLONE_PARENT = 435, 0x8000
 """The system call's number, the same on all architectures, and its flag."""
-_OWN_MIN = 500
-"""Descriptors below it may be numbers that a process expects."""
 
 
 class ForkedProcess(subprocess.Popen[bytes]):
@@ -122,8 +126,8 @@ class ForkedWorker(subprocess.Popen[bytes]):
     def _execute_child(self, *arguments: Any) -> None:
         execute = super()._execute_child  # type: ignore[misc]
         given = inspect.signature(execute).bind(*arguments).arguments
-        _, *options, _, _, _, _ = given["args"]
-        known = options == ["-P", "-m", f"inferd.{WORKER}"]
+        _, *words = given["args"]
+        known = words[:2] == ["-P", "-m"] and words[2].removeprefix("inferd.") in PROGRAMS
         if not known or not _are_alike(self.environment, given["env"]):
             execute(*arguments)
             return
@@ -148,7 +152,7 @@ def _run_worker(given: Mapping[str, Any]) -> None:
         os.environ.clear()
         os.environ.update(given["env"])
         sys.argv = [given["args"][0], *given["args"][4:]]
-        sys.modules[f"inferd.{WORKER}"].main()
+        sys.modules[given["args"][3]].main()
         status = 0
     except SystemExit as exc:
         status = exc.code if isinstance(exc.code, int) else 0
@@ -227,6 +231,8 @@ def _are_alike(
 
 def _kind_of(arguments: Sequence[str]) -> str | None:
     """Return the kind of a command of `inferd` or a script, or None of another program."""
+    if list(arguments) == [sys.executable, "-P", "-m", DOCTORS_CHILD]:
+        return "serve"  # its server has imported the engine
     executable, option, program, *rest = *arguments, "", "", ""
     ours = option == "-c" or (option, program) == ("-m", "inferd")
     if executable == sys.executable and option.endswith(".py"):
@@ -276,7 +282,7 @@ def _prepare_workers() -> None:
     from inferd.daemon.workers import process
 
     own = dict(os.environ)
-    os.environ.update(process._environment())
+    os.environ.update(process.environment_of_workers())
     ForkedWorker.environment = dict(os.environ)
     for name in WORKER_MODULES:
         importlib.import_module(f"inferd.{name}")
@@ -298,12 +304,17 @@ def _fork_sibling() -> int:
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give the received descriptors the numbers that the process expects."""
-    moved = [fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, _OWN_MIN) for own in descriptors]
-    os.closerange(3, _OWN_MIN)
-    for own, number in zip(moved, numbers, strict=True):
-        os.dup2(own, number, inheritable=True)
-        os.close(own)
+    """Give the process's own descriptors the numbers that it expects, and close all others."""
+    own = list(descriptors)
+    for index, number in enumerate(numbers):
+        if number in own[index + 1 :]:
+            moved = os.dup(number)
+            own = [moved if descriptor == number else descriptor for descriptor in own]
+        os.dup2(own[index], number)
+        os.set_inheritable(number, True)  # dup2 does not, if it has the number already
+    kept = sorted({2, *numbers, os.sysconf("SC_OPEN_MAX")})
+    for last, following in itertools.pairwise(kept):
+        os.closerange(last + 1, following)
 
 
 def _open_stream(name: str) -> None:
@@ -331,6 +342,8 @@ def _run(request: Mapping[str, Any]) -> None:
         sys.path.insert(0, "")
         sys.argv = ["-c", *rest[1:]]
         exec(rest[0], {"__name__": "__main__"})
+    elif option == "-P":
+        importlib.import_module(rest[1]).main()
     elif option == "-m":
         from inferd import __main__ as module
         from inferd.cli import main

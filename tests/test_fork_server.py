@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +103,38 @@ def test_it_has_its_own_folder_environment_and_arguments(tmp_path: Path) -> None
 
 
 def test_it_gets_the_descriptors_that_are_passed_and_no_others(tmp_path: Path) -> None:
-    code = "import os; print(*(n for n in range(600) if os.path.exists(f'/proc/self/fd/{n}')))"
-    with (tmp_path / "file").open("w") as file:
-        numbers = [*range(3), file.fileno()]
-        shown = run(code, pass_fds=[file.fileno()]).stdout.split()
-    assert [int(number) for number in shown] == numbers
+    code = """
+import os
+for number in sorted(map(int, os.listdir("/proc/self/fd"))):
+    if os.path.exists(path := f"/proc/self/fd/{number}"):
+        print(number, os.readlink(path))
+"""
+    last = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1
+    with ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / str(n)).open("w")) for n in range(3)]
+        passed = [file.fileno() for file in files]
+        os.dup2(passed[2], last)
+        stack.callback(os.close, last)
+        shown = run(code, pass_fds=[*reversed(passed), last]).stdout.decode().splitlines()
+    expected = [f"{fd} {file.name}" for fd, file in zip(passed, files, strict=True)]
+    assert shown[3:] == [*expected, f"{last} {files[2].name}"]
+    assert [line.split()[0] for line in shown[:3]] == ["0", "1", "2"]
+
+
+def test_descriptors_may_change_places(tmp_path: Path) -> None:
+    code = """
+import itertools, os, sys
+from tests.fork_server import _place
+
+standard, numbers = range(3), range(10, 13)
+for own in itertools.product(numbers, repeat=3):
+    for number in numbers:
+        os.dup2(os.open(f"{sys.argv[1]}/{number}", os.O_CREAT), number)
+    _place([*standard, *own], [*standard, *numbers])
+    names = [int(os.path.basename(os.readlink(f"/proc/self/fd/{number}"))) for number in numbers]
+    assert names == list(own), (names, own)
+"""
+    subprocess.run([*COMMAND, code, str(tmp_path)], check=True)
 
 
 def test_another_environment_needs_a_new_interpreter() -> None:
@@ -124,12 +153,19 @@ def test_commands_without_a_server_of_their_own_share_one() -> None:
             assert process.communicate()[0]
 
 
-def test_only_commands_that_share_a_server_may_have_another_users_folders(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    code = "import os, sys; print(os.environ['XDG_STATE_HOME'], 'asyncio' in sys.modules)"
-    assert run(code, env=environment).stdout.decode().split() == [str(tmp_path), "False"]
-    shared = run(code, "logs", env=environment).stdout.decode().split()
-    assert shared == [str(tmp_path), "True"]
+def test_only_commands_that_share_a_server_may_have_another_terminal() -> None:
+    environment = {**os.environ, "NO_COLOR": "1"}
+    code = "import os, sys; print(os.environ['NO_COLOR'], 'asyncio' in sys.modules)"
+    assert run(code, env=environment).stdout.split() == [b"1", b"False"]
+    assert run(code, "logs", env=environment).stdout.split() == [b"1", b"True"]
+
+
+def test_all_may_have_another_users_folders(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    code = "import os, sys; print(os.environ['HOME'], 'asyncio' in sys.modules)"
+    for command in (SERVE, "logs"):
+        shown = run(code, command, env=environment).stdout.decode().split()
+        assert shown == [str(tmp_path), "True"]
 
 
 def test_another_program_is_started_as_usual() -> None:

@@ -103,12 +103,12 @@ def _common(
     file.add_block_count(layers)
     file.add_layer_norm_rms_eps(1e-5)
     file.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.weight("token_embd.weight", VOCAB_SIZE, EMBEDDING, scale=1.0)
+    writer.weight("token_embd.weight", writer.vocab_size, EMBEDDING, scale=1.0)
     writer.ones(norm, EMBEDDING)
 
 
 def _output(writer: _Writer) -> None:
-    writer.weight("output.weight", VOCAB_SIZE, EMBEDDING, scale=0.3)
+    writer.weight("output.weight", writer.vocab_size, EMBEDDING, scale=0.3)
 
 
 def _heads(file: Any, heads_kv: int | list[int]) -> None:
@@ -171,6 +171,36 @@ def _gemma3(path: Path) -> None:
         _feed_forward(writer, block)
         writer.ones(f"{block}.post_attention_norm.weight", EMBEDDING)
         writer.ones(f"{block}.post_ffw_norm.weight", EMBEDDING)
+    writer.finish()
+
+
+def _gemma3_images(path: Path) -> None:
+    """A sliding window, and the tokens around an image."""
+    _gemma3(path, more=("<start_of_image>", "<end_of_image>"))
+
+
+def _llama_tiles(path: Path) -> None:
+    """Plain attention, and the tokens around an image that idefics3 cuts into tiles."""
+    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    around = ["<fake_token_around_image>", "<global-img>"]
+    _llama(path, more=("\n\n", *around, *tiles))
+
+
+def _qwen2vl(path: Path) -> None:
+    """Plain attention, with several positions of a token (M-RoPE), and the tokens around an
+    image.
+    """
+    writer = _Writer(path, "qwen2vl")
+    _common(writer, layers=3, more=("<|vision_start|>", "<|vision_end|>"))
+    _output(writer)
+    _heads(writer.file, HEADS_KV)
+    writer.file.add_rope_dimension_sections([2, 3, 3, 0])
+    for layer in range(3):
+        block = f"blk.{layer}"
+        _attention(writer, block)
+        for name, rows in (("q", HEADS), ("k", HEADS_KV), ("v", HEADS_KV)):
+            writer.weight(f"{block}.attn_{name}.bias", rows * HEAD, scale=0.1)
+        _feed_forward(writer, block)
     writer.finish()
 
 
@@ -532,6 +562,9 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "two-templates": _two_templates,
     "chatml": _chatml,
     "gemma3": _gemma3,
+    "gemma3-images": _gemma3_images,
+    "llama-tiles": _llama_tiles,
+    "qwen2vl": _qwen2vl,
     "mamba": _mamba,
     "lfm2": _lfm2,
     "lfm2-chatml": _lfm2_chatml,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, assert_type
 
 from msgspec import Struct
@@ -13,10 +14,12 @@ from inferd import (
     AsyncPull,
     AsyncSession,
     AsyncStream,
+    Audio,
     Client,
     ComputeResult,
     Context,
     Graph,
+    Image,
     InferdError,
     Message,
     Metadata,
@@ -32,6 +35,7 @@ from inferd import (
     RewindResult,
     Session,
     SessionInfo,
+    SessionMediaResult,
     ShownModel,
     StateInfo,
     Stream,
@@ -122,6 +126,26 @@ async def parameters(client: AsyncClient) -> None:
         session.resume(temp=0)  # type: ignore[call-arg]
     client.session("m", temperatur=0)  # type: ignore[call-arg]
     await client.embed("m", "x", temp=0)  # type: ignore[call-arg]
+
+
+async def images(client: AsyncClient, blocking: Client, picture: Image) -> None:
+    path, data = Path("a.png"), bytearray(b"x")
+    photo = Image(path, detail="low", tokens_max=70, alt="a dot")
+    sound = Audio(memoryview(data), alt="a tone")
+    async with client.session("m") as session:
+        assert_type(await session.chat(["What?", photo, sound]), Reply)
+        assert_type(await session.chat(picture), Reply)
+        assert_type(session.stream([Image(data), "What?"]), AsyncStream)
+        await session.answers([{"role": "user", "content": ["What?", Image("a.png")]}], 2)
+        assert_type(await session.media("0a"), SessionMediaResult)
+        await session.chat([5.5, photo])  # type: ignore[list-item]
+    with blocking.session("m") as other:
+        assert_type(other.chat(["What?", photo]), Reply)
+        assert_type(other.media("0a").data, bytes)
+    assert_type(blocking.session_media("0a", session_id="s").media_type, str)
+    Image(path, detail="most")  # type: ignore[arg-type]
+    Image(5)  # type: ignore[arg-type]
+    Audio(photo)  # type: ignore[arg-type]
 
 
 class Weather(Struct):

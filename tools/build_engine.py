@@ -42,15 +42,18 @@ OWN_THREADS = "-DGGML_OPENMP=OFF"
 
 LIGHT = ROOT / "tools" / "engine.cmake"
 """The definitions of the light build, `OWN_THREADS` among them."""
+LIGHT_FILES = (LIGHT, ROOT / "tools" / "llama_only.cmake")
 FLAG_VARIABLES = ("CFLAGS", "CXXFLAGS")
-LOAD_CHECK = "import llama_cpp; llama_cpp.llama_backend_init()"
+LOAD_CHECK = "import llama_cpp, llama_cpp.mtmd_cpp; llama_cpp.llama_backend_init()"
 LOG_LINES_SHOWN = 30
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of the build: all of llama-cpp-python or only libllama, and the GPU toolkit."""
+    """A variant of the build: all of llama-cpp-python or only libllama and libmtmd, and the GPU
+    toolkit.
+    """
 
     full: bool
     cuda: Toolkit | None
@@ -62,7 +65,9 @@ class Variant:
 
     def hashed_parts(self) -> list[str]:
         """Return the part of the wheels' hash that identifies this variant."""
-        return [str(self), OWN_THREADS, *(self.cuda.hashed_parts() if self.cuda else [])]
+        definitions = [] if self.full else [file.read_text() for file in LIGHT_FILES]
+        cuda = self.cuda.hashed_parts() if self.cuda else []
+        return [str(self), OWN_THREADS, *definitions, *cuda]
 
     def __str__(self) -> str:
         return ("full" if self.full else "light") + ("-cuda" if self.cuda else "")
@@ -254,7 +259,7 @@ def build(sdist: Path, variant: Variant, target: Path) -> Path:
 def main() -> None:
     """Install the engine into this environment, from the cached wheel if there is one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="with the multimodal tools")
+    parser.add_argument("--full", action="store_true", help="all of llama-cpp-python")
     parser.add_argument("--gpu", choices=("", "cuda"), default="", help="build for this GPU too")
     arguments = parser.parse_args()
     cuda = cuda_toolkit.find() if arguments.gpu == "cuda" else None

@@ -37,6 +37,7 @@ CHECKED = (
     *("tests/daemon/test_real_models.py", "tests/conftest.py", "tests/echo.py"),
     *("tests/machine_speed.py", "tests/models.py", "tests/raw.py", "tests/sparse_gguf.py"),
     "tests/tiny_gguf.py",
+    "tests/tiny_projector.py",
     *("tests/tiny_lora.py", "tests/typing_client.py"),
 )
 """Files and folders whose text follows the rules. A package is added when it is finished."""

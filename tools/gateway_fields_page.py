@@ -34,7 +34,8 @@ paths of `/v1/inferd/` unknown fields are always refused.
 ## Bodies
 
 A longer body gets 413. `--body-bytes-max` lowers these limits. On paths with lists of texts, each
-text has the limit of the other paths.
+text has the limit of the other paths. On paths with images and sounds, the rest of the request has
+it.
 
 | path | bytes |
 |---|---|

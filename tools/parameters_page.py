@@ -49,8 +49,9 @@ the recommendation of the GGUF file (`general.sampling.*`), the built-in default
 and the metadata (`adjusted`) have the value that is used instead.
 
 The operator sets *model* parameters. A client may request a smaller `ctx-size`, and `keep-alive`.
-A larger `ctx-size`, `n-gpu-layers`, `main-gpu` and `tensor-split` hold if its call loads the model
-and the configuration does not set them.
+A larger `ctx-size`, `n-gpu-layers`, `main-gpu`, `tensor-split` and `mmproj` (a file in the models
+directory, or beside the model's) hold if its call loads the model and the configuration does not
+set them.
 *Context* parameters apply to a context, *request* parameters to a context or a turn.
 
 """.splitlines()

@@ -8,13 +8,13 @@ these bounds, a frame of few bytes could occupy the daemon's loop for long.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from ..backends.errors import InvalidArgument, TooLarge
+from ..backends.fd_frames import LENGTH, frame_of
 
 FRAME_BYTES_MAX = 1 << 20
 """Bytes of a frame to the daemon, which decodes it on its loop. Descriptors carry larger texts."""
@@ -28,15 +28,13 @@ READ_BYTES = 1 << 14
 """Bytes of one read from a socket. A read of 256 KiB costs 45 to 60 us more, because malloc maps
 such a buffer anew each time; with 64 KiB malloc trims its free lists each time.
 """
-_LENGTH = struct.Struct("<I")
-HEADER_BYTES = _LENGTH.size
+HEADER_BYTES = LENGTH.size
 _encoder = msgspec.msgpack.Encoder()
 
 
 def pack_frame(message: Any, encoder: msgspec.msgpack.Encoder = _encoder) -> bytes:
     """Return *message* as a frame."""
-    body = encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return frame_of(encoder.encode(message))
 
 
 def frame_size(data: bytes | bytearray, start: int, bytes_max: int) -> int:
@@ -44,7 +42,7 @@ def frame_size(data: bytes | bytearray, start: int, bytes_max: int) -> int:
 
     :raises TooLarge: the frame announces more than *bytes_max*; reading cannot continue.
     """
-    (size,) = _LENGTH.unpack_from(data, start)
+    (size,) = LENGTH.unpack_from(data, start)
     if size > bytes_max:
         raise TooLarge(
             f"a frame of {size} bytes; the limit is {bytes_max}",
@@ -69,9 +67,9 @@ class FrameReader:
     @property
     def announced(self) -> int:
         """Size of the incomplete frame, or of its header until that is complete. 0 without one."""
-        if len(self._buffer) < _LENGTH.size:
-            return _LENGTH.size if self._buffer else 0
-        return int(_LENGTH.unpack_from(self._buffer)[0]) + _LENGTH.size
+        if len(self._buffer) < HEADER_BYTES:
+            return HEADER_BYTES if self._buffer else 0
+        return int(LENGTH.unpack_from(self._buffer)[0]) + HEADER_BYTES
 
     @property
     def missing(self) -> int:

@@ -101,10 +101,20 @@ class Metadata(msgspec.Struct, kw_only=True):
     constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the
     vocabulary, which are left out; `tools`, if the model's chat template does not use them or
     the input is raw text; `chat-template`, if the model has none and messages are written
-    without it.
+    without it; `media`, if the model cannot read images or sounds of the history.
     """
     ignored: list[str]
     """Unknown keys."""
+    media_tokens: int | UnsetType = UNSET
+    """Tokens of the prompt that are images or sounds. This key and the next two are absent if there
+    are none.
+    """
+    media_cached: int | UnsetType = UNSET
+    """The images and sounds of the prompt, or the parts into which they are cut, that were not
+    encoded for this turn: the tokens or their embeddings were in memory.
+    """
+    encode_s: float | UnsetType = UNSET
+    """Seconds in which the others were encoded."""
     completion_probabilities: list[dict[str, Any]] | UnsetType = UNSET
     """With `n-probs`, except for a stream, whose events have it: for each token a map as
     llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with

@@ -10,7 +10,7 @@ import msgspec
 from ..base import ModelInfo
 from ..batch import Chunk, Move, check_chunks, length_moved, shift_moves
 from ..errors import BackendError, KvFull, UnsupportedOperation
-from ..media import begins_item, items_of, text_tokens
+from ..media import is_entry, text_tokens
 from .options import EchoOptions
 
 _WHOLE_ONLY = "recurrent", "hybrid"
@@ -38,6 +38,10 @@ class _State(msgspec.Struct, array_like=True):
     adapters: tuple[str, ...]
 
 
+def _has_media(tokens: Sequence[int]) -> bool:
+    return is_entry(min(tokens, default=0))
+
+
 class EchoContext:
     """The part of the echo model that keeps its slots; see `LanguageModel`."""
 
@@ -55,7 +59,7 @@ class EchoContext:
             info.ctx_size,
             info.vocab_size,
             info.logits_max,
-            media=True,
+            info.media_format,
         )
         for chunk in chunks:
             slot = self.slots[chunk.slot]
@@ -74,7 +78,7 @@ class EchoContext:
         """Append a checked chunk to its slot, and return the slot."""
         slot = self.slots[chunk.slot]
         slot.tokens.extend(chunk.tokens)
-        slot.has_media |= begins_item(chunk.tokens[0])
+        slot.has_media |= is_entry(chunk.tokens[0])
         slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits > 0
         slot.scored = range(len(slot.tokens) - chunk.logits, len(slot.tokens))
         if self._options.memory == "window":
@@ -192,7 +196,7 @@ class EchoContext:
         assert sequence.tokens[: len(saved.tokens)] == saved.tokens, "it is of another text"
         assert sequence.adapters == saved.adapters, "it is of other adapters"
         del sequence.tokens[len(saved.tokens) :]
-        sequence.has_media = bool(items_of(saved.tokens))
+        sequence.has_media = _has_media(saved.tokens)
         return True
 
     def _check_saved(self, *slots: int) -> None:
@@ -214,6 +218,6 @@ class EchoContext:
             saved.tokens,
             saved.first_cell,
             saved.adapters,
-            has_media=bool(items_of(saved.tokens)),
+            has_media=_has_media(saved.tokens),
         )
         return True

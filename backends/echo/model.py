@@ -49,6 +49,7 @@ from ..tuning_choice import (
     choose_setting,
 )
 from .context import EchoContext
+from .media import ECHO_MEDIA_WIDTH
 from .options import (
     ECHO_CTX_SIZE,
     EOG,
@@ -380,6 +381,8 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         unused=dict.fromkeys((*FORMATS, "tool-choice"), "the model echo repeats its prompt")
         | {"tools": "the model echo has no chat template"},
         computes_tensors=True,
+        media_width=ECHO_MEDIA_WIDTH if options.media else 0,
+        media_size_max=spec.batch_size if options.media else 0,
         kv_kind=options.memory,
         can_shift=options.memory == "plain",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),

@@ -17,6 +17,11 @@ faults, and the memory that it claims.
 - Tokens: the characters of `surprising` have a surprisal of ten nats, all others zero. In a turn
   with a grammar, the end and the characters of `forced`, which adapters must not change, are
   forced; without `forced`, nothing is.
+- Images and sounds: with `media`, any bytes are one, of `media_tiles` items. The encoder process
+  aborts at a content with the text `media_abort_on`, when it reads or encodes it, as
+  `media_abort_in` requests. An encoding waits until the FIFO `media_gate` was opened for writing
+  and closed. The model ignores the embeddings, and repeats only the text beside them. An item whose
+  entries see each other fits in a batch.
 - Kind: `variant` (a text) changes the model's fingerprint. `vocabulary` (a number) changes its
   vocabulary, in which it is the token of byte 0. `tool_format` names the form of its answers.
 """
@@ -67,7 +72,6 @@ class EchoVocabulary:
         return [_MARKS[part]] if part in _MARKS else [self.token(byte) for byte in part]
 
     def token(self, byte: int) -> int:
-        """Return the token of *byte*."""
         return (byte + self._first) % EOG
 
     def byte(self, token: int) -> int:
@@ -126,6 +130,11 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     layers: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     layer_bytes: Bytes = 0
     device_bytes: tuple[int, ...] = ()
+    media: bool = False
+    media_tiles: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    media_abort_on: str = ""
+    media_abort_in: Literal["read", "encode"] = "encode"
+    media_gate: str = ""
 
 
 class EchoFaults:

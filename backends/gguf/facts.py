@@ -9,7 +9,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,9 +69,7 @@ def header_of(file: Path) -> GgufHeader:
     """Return a file's header. The file is not mapped into memory: if another program shortened it,
     the kernel would end this process.
     """
-    # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with opened(file) as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedHeader("it is not a regular file")
@@ -84,6 +83,18 @@ def header_of(file: Path) -> GgufHeader:
                 if len(data) < size:
                     raise
         raise DamagedHeader(f"its header has more than {READ_BYTES[-1]} bytes")
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[int]:
+    """Open a file for reading; yield its descriptor.
+
+    :raises OSError: the file cannot be opened.
+    """
+    # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield fd
     finally:
         os.close(fd)
 
@@ -180,12 +191,8 @@ def other_content(file: Path) -> OtherContent | None:
     if not status.st_size:
         return OtherContent("it is empty: its download or copy has failed")
     try:
-        # O_NONBLOCK: opening a FIFO that has just replaced it would otherwise wait for its writer.
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with opened(file) as fd:
             beginning = os.pread(fd, CONTENT_BYTES, 0)
-        finally:
-            os.close(fd)
     except OSError:
         return None  # a load reports it
     return _content(beginning)

@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
@@ -41,6 +42,11 @@ class LogRing:
         # On an abort ggml would start gdb for a backtrace, and the exit would take seconds longer.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         lib.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    @property
+    def callback(self) -> Any:
+        """The callback of the ring, for other libraries of llama.cpp with a log of their own."""
+        return self._callback
 
     def clear(self) -> None:
         """Drop all lines."""

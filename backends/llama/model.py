@@ -73,6 +73,7 @@ class LlamaModel:
         copy of the last ones.
         """
         self.tokenize = vocab.tokenize
+        self.spell = vocab.spelled
         self.piece = vocab.piece
         self.is_control = vocab.is_control
         self.is_eog = vocab.is_eog

@@ -81,6 +81,12 @@ class Fitting:
         """Return *value*, of plain types, fitted to the type *kind*."""
         return self._fit(value, _type_of(kind), "")
 
+    def _is_fitting(self, value: Any) -> bool:
+        """Return whether a list has only items that are never changed."""
+        return isinstance(value, list) and not (
+            self._any_case or any(type(item) in (float, list, dict) for item in value)
+        )
+
     def _fit(self, value: Any, kind: inspect.Type, place: str) -> Any:
         match kind:
             case inspect.Metadata(type=inner):
@@ -97,6 +103,8 @@ class Fitting:
                 return self._fit_fields(value, {f.encode_name: f.type for f in fields}, place)
             case inspect.DictType(value_type=inner) if isinstance(value, dict):
                 return self._fit_fields(value, dict.fromkeys(value, inner), place)
+            case inspect.ListType() if self._is_fitting(value):
+                return value
             case inspect.ListType(item_type=inner) if isinstance(value, list):
                 return [self._fit(item, inner, f"{place}{n}.") for n, item in enumerate(value)]
             case inspect.TupleType(item_types=inners) if isinstance(value, list):

@@ -469,7 +469,7 @@ _REASONS: dict[str, str] = {
 }
 
 _REFUSALS: dict[str, str] = {
-    "images are not supported": "image mmproj",
+    "the daemon opens no files for clients: send the image itself": "image",
     "speech is not supported": """
         tts model-vocoder tts-output-file tts-speaker-file hf-repo-vocoder hf-file-vocoder
         model-url-vocoder""",

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Any, Literal
 
 import msgspec
@@ -82,6 +83,19 @@ SCHEMA_INFERENCES = ("closed", "types", "none")
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _COUNT_MAX = 1 << 24
 N_PROBS_MAX = 100
+EFFORTS = {
+    "none": 0,
+    "minimal": 512,
+    "low": 1024,
+    "medium": 8192,
+    "high": 24_576,
+    "xhigh": -1,
+    "max": -1,
+}
+"""The levels of reasoning that OpenAI's and Anthropic's APIs know, with the tokens of a thought."""
+MMPROJ_AUTO, MMPROJ_NONE = "auto", "none"
+"""The values of `mmproj` that name no file."""
+IMAGE_TOKENS_MAX = 1 << 20
 TENSOR_SPLIT_MAX = 16
 """`llama_max_devices`."""
 
@@ -129,10 +143,12 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("chat-template", "text", "model", "", "chat template in Jinja that replaces the one in the model file"),
     Parameter("chat-template-file", "text", "model", "", "file with the chat template, read at each load"),
     Parameter("tool-format", "answer-form", "model", "", "form of reasoning and tool calls in answers, which replaces the one derived from the chat template: a name (hermes, llama, â¦), or a map as `inferd show --template` prints it"),
+    Parameter("mmproj", "text", "model", MMPROJ_AUTO, "file of the projector with which the model reads images and sounds; auto: the one beside the model's file whose name contains `mmproj` (see media.md), if exactly one fits; none, or empty in the configuration: none"),
     Parameter("similarity-model", "text", "model", "", "model whose embeddings `stop-similarity` compares while it is loaded; empty: none"),
     Parameter("similarity-wait-ms", "int", "model", 1000, "maximum time in milliseconds that a turn waits for one comparison", low=1, high=60_000),
     Parameter("append", "bool", "context", False, "set_input(0) adds to the history instead of replacing it"),
     Parameter("cache-prompt", "bool", "request", True, "reuse existing KV state; false: compute the whole prompt", ("enable-prompt-cache",)),
+    Parameter("image-tokens-max", "int", "request", 0, "maximum number of tokens of an image, to which it is scaled down before it is encoded, where the message names none; 0: the projector's own", low=0, high=IMAGE_TOKENS_MAX),
     Parameter("retention-ms", "int", "request", -1, "idle time in milliseconds after which a session's prompt is computed again; -1: no limit", low=-1, high=2_592_000_000),
     Parameter("n-predict", "int", "request", -1, "maximum number of tokens to generate; -1: the rest of the context", ("max-tokens", "max-completion-tokens"), low=-1, high=_COUNT_MAX),
     Parameter("stop", "texts", "request", [], "texts that end the turn and are removed from the output", ("stop-sequences",)),
@@ -213,7 +229,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("embd-normalize", "int", "request", 2, "norm of an embedding: -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, p > 2 p-norm; ignored with pooling none and rank", ("normalize",), low=-1, high=NORMALIZE_MAX),
 )  # fmt: skip
 
-REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
+REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split", "mmproj")
 """Parameters of a model that a call may set for its load, unless the configuration does."""
 BY_NAME: dict[str, Parameter] = {p.name: p for p in PARAMETERS}
 BY_SPELLING: dict[str, Parameter] = {a: p for p in PARAMETERS for a in (p.name, *p.aliases)}
@@ -230,7 +246,20 @@ def differing_values(requested: Mapping[str, Any], values: Mapping[str, Any]) ->
 def _is_met(name: str, requested: Any, value: Any) -> bool:
     if name == "n-gpu-layers" and requested == -1:
         return bool(value != 0)  # as many as fit; no layers mean that there is no GPU
+    if name == "mmproj":
+        return _is_projector_met(requested, value)
     return bool(requested == value or (name == "threads" and requested == 0))
+
+
+def _is_projector_met(requested: str, value: str) -> bool:
+    """Return whether a requested projector is the one in force, whose folder a client may know by
+    another name.
+    """
+    is_file = value not in (MMPROJ_AUTO, MMPROJ_NONE)
+    if requested == MMPROJ_NONE:
+        return not is_file
+    named = PurePath(requested).name
+    return requested in ("", MMPROJ_AUTO) or (is_file and named == PurePath(value).name)
 
 
 _TEXT_OR_LIST = ["string", "array"]

@@ -15,13 +15,13 @@ import msgspec
 from bench import daemon, llama_server
 from inferd import AsyncClient, AsyncSession
 
-__all__ = ("SIDES", "Answer", "Side")
+__all__ = ("SIDES", "Answer", "Side", "post_json")
 
 CTX_SIZE = 512
 THREADS = 1
 """Two threads give the same answers, but would wait for each other if another program took a core.
 """
-ANSWER_S_MAX = 120
+ANSWER_S_MAX = 300
 ENDS = {"eos": "eos", "limit": "length", "word": "stop"}
 
 
@@ -65,21 +65,24 @@ class LlamaServer:
     async def send_request(self, prompt: str, request: Mapping[str, Any]) -> Answer:
         """Return the answer to *prompt*."""
         body = {**request, "prompt": prompt, "return_tokens": True}
-        reply = await asyncio.to_thread(self._post, json.dumps(body))
+        reply = await asyncio.to_thread(post_json, self._port, "/completion", body)
         end = str(reply["stop_type"])
         return Answer(str(reply["content"]), list(reply["tokens"]), ENDS.get(end, end))
 
-    def _post(self, body: str) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S_MAX)
-        try:
-            connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read().decode()
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise SystemExit(f"llama-server answered {response.status}: {text}")
-        return dict(json.loads(text))
+
+def post_json(port: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of llama-server to a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S_MAX)
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", path, json.dumps(body), headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise SystemExit(f"llama-server answered {response.status}: {text}")
+    return dict(json.loads(text))
 
 
 @asynccontextmanager

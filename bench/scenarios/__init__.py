@@ -13,6 +13,8 @@ from . import (
     gateway_many,
     guests,
     long_prompt,
+    media,
+    media_sessions,
     pipeline,
     prefix,
     returning,
@@ -32,6 +34,7 @@ _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
     *(returning, swap, pipeline, chain, two_models, external_load, scrape, sampling),
     *(schema, forced_keys, first_schema, guests),
+    *(media, media_sessions),
     *(gateway, gateway_first, gateway_many),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}

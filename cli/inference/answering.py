@@ -4,10 +4,12 @@ the daemon meanwhile: the line about the wait, and the daemon's restart.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -18,8 +20,8 @@ from ...backends.errors import ConnectionLost, InferdError
 from ...backends.params import BY_NAME, BY_SPELLING, FORMATS
 from ...backends.params.json_texts import SCHEMA_BYTES_MAX
 from .. import completion
-from ..client import repeat_refused
-from ..options import read_pairs
+from ..client import NO_END_TEXTS, repeat_refused
+from ..options import read_file, read_pairs
 from ..output import (
     end_terminal_line,
     has_colors,
@@ -159,13 +161,7 @@ def turn_options(
 
 
 def _schema_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            text = file.read(SCHEMA_BYTES_MAX + 1)
-    except OSError as exc:
-        raise typer.BadParameter(f"--json-schema {path}: {exc.strerror}") from None
-    if len(text) > SCHEMA_BYTES_MAX:
-        raise typer.BadParameter(f"--json-schema {path}: more than {SCHEMA_BYTES_MAX} bytes")
+    text = read_file(path, SCHEMA_BYTES_MAX, f"--json-schema {path}")
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -199,7 +195,7 @@ def print_answer(
     output = losses.output = None if as_json else _answer_output(markdown)
     until = time.monotonic() + timeout
     stream, pieces = repeat_refused(lambda: _begin(session, prompt, until), until)
-    with stream:
+    with stream, _answer_key(session):
         try:
             for piece in pieces:
                 losses.note_piece()
@@ -248,6 +244,12 @@ def _begin(session: Session, prompt: Prompt, until: float) -> tuple[Stream, Iter
     return stream, chain(first, pieces)
 
 
+def _media_text(metadata: Mapping[str, Any]) -> str:
+    tokens, seconds = metadata.get("media_tokens", 0), metadata.get("encode_s", 0.0)
+    encoded = f", encoded in {seconds:.1f} s" if seconds else ""
+    return f"; {tokens} of images and sounds{encoded}" if tokens else ""
+
+
 def stats_text(metadata: Mapping[str, Any]) -> str:
     """Return the statistics of a turn in one line."""
     tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
@@ -256,7 +258,7 @@ def stats_text(metadata: Mapping[str, Any]) -> str:
     history = f"; {recomputed} of the history recomputed: {reason}" if recomputed else ""
     return (
         f"prompt {metadata.get('input_tokens', 0)} tokens"
-        f" ({metadata.get('cached_tokens', 0)} cached{history})"
+        f" ({metadata.get('cached_tokens', 0)} cached{history}{_media_text(metadata)})"
         f", first token after {metadata.get('ttft_ms', 0.0):.0f} ms"
         f", answer {tokens} tokens{rate}, stopped by {metadata.get('stop_reason')}"
     )

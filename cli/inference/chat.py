@@ -63,9 +63,11 @@ from .chat_commands import (
     unquoted,
     write_new_file,
 )
+from .media_files import MediaFile, check_reads, naming_files, open_file, typed_path
 from .typed_lines import LineHistory, history_path
 
 if TYPE_CHECKING:
+    from ...backends.media import MediaKind
     from ...ipc.client import Session
     from ...ipc.payloads import Prompt
 
@@ -149,6 +151,8 @@ class InteractiveChat:
         self._model, self._system = model, system
         self._options, self._set = options, dict[str, Any]()
         self._as_json, self._stats, self._markdown = as_json, stats, markdown
+        self._attached: list[MediaFile] = []
+        """The images and sounds that are sent with the next question."""
         self._unanswered: Prompt | None = None
         """A question that /regenerate has taken out of the history, if no answer came."""
         self._closing = ExitStack()
@@ -201,7 +205,7 @@ class InteractiveChat:
         if command is None:
             if line.strip():
                 self._unanswered = None
-                self._answer(line)
+                self._answer_with_files(line)
         elif command.error:
             fail(command.error, "/help lists the commands")
         else:
@@ -213,6 +217,38 @@ class InteractiveChat:
             self.session, question, self._losses, as_json=self._as_json, stats=self._stats,
             markdown=self._markdown and not has_format(options), timeout=TURN_S_MAX,
         )  # fmt: skip
+
+    def _answer_with_files(self, line: str) -> None:
+        """Answer a question with the attached files. If it is refused, the files stay attached,
+        except the one of which the error says that it cannot be read.
+        """
+        files, self._attached = self._attached, []
+        try:
+            with naming_files(files):
+                self._answer([*(file.media for file in files), line] if files else line)
+        except (Cancelled, ConnectionLost, Timeout):
+            raise  # the history has the question
+        except InferdError as exc:
+            self._attached = [f for i, f in enumerate(files) if i != exc.data.get("item")]
+            raise
+
+    def _run_image(self, argument: str) -> None:
+        self._attach(argument, "image")
+
+    def _run_audio(self, argument: str) -> None:
+        self._attach(argument, "audio")
+
+    def _attach(self, argument: str, kind: MediaKind) -> None:
+        if argument:
+            file = open_file(typed_path(argument), kind)
+            check_reads(self._losses.socket, self._model, [file])
+            self._attached.append(file)
+        names = ", ".join(file.name for file in self._attached)
+        note(f"with the next question: {names}" if names else "nothing is sent with the question")
+
+    def _run_detach(self, _: str) -> None:
+        self._attached = []
+        note("nothing is sent with the question")
 
     def _run_help(self, _: str) -> None:
         note(COMMANDS_HELP)
@@ -319,7 +355,20 @@ class InteractiveChat:
             )
         if len(messages) == 1 and isinstance(messages[0]["content"], str):
             return str(messages[0]["content"])
-        return messages
+        return [message | {"content": self._sendable(message)} for message in messages]
+
+    def _sendable(self, message: Mapping[str, Any]) -> Any:
+        """Return the content of a message of the history with the bytes of its images and sounds,
+        which the daemon deletes with the turn.
+        """
+        content = message["content"]
+        if isinstance(content, str):
+            return content
+        return [part if part["type"] == "text" else self._sendable_part(part) for part in content]
+
+    def _sendable_part(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: part[key] for key in ("type", "tokens_max", "alt") if key in part}
+        return kept | {"data": self.session.media(part["sha256"]).data}
 
     def _run_export(self, argument: str) -> None:
         path = Path(os.path.expanduser(unquoted(argument)))
@@ -329,7 +378,8 @@ class InteractiveChat:
 
 def shown_question(question: Prompt) -> str:
     """Return the beginning of a question in one line."""
-    text = " ".join(str(question if isinstance(question, str) else question[-1]).split())
+    last = question if isinstance(question, str) else question[-1]  # type: ignore[index]
+    text = " ".join((message_text(last) if isinstance(last, Mapping) else str(last)).split())
     return f"{text[:SHOWN_CHARACTERS_MAX]}{'…' * (len(text) > SHOWN_CHARACTERS_MAX)}"
 
 

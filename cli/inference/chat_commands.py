@@ -15,6 +15,7 @@ import msgspec
 
 from ...backends.errors import BackendError, InvalidArgument
 from ...backends.params import BY_SPELLING, PARAMETERS, nearest
+from .media_files import completed_paths
 
 WORD_CHARACTERS_MAX = 100
 
@@ -29,6 +30,9 @@ class ChatCommand(NamedTuple):
 COMMANDS = {
     "/set": ChatCommand("[NAME [VALUE]]", "set a parameter, such as temp 0.5, or print it"),
     "/system": ChatCommand("[TEXT]", "begin again with this system prompt, or print it"),
+    "/image": ChatCommand("[FILE]", "send an image with the next question, or list what is sent"),
+    "/audio": ChatCommand("[FILE]", "send a sound with the next question, or list what is sent"),
+    "/detach": ChatCommand("", "send no images and sounds with the next question"),
     "/model": ChatCommand("[NAME]", "begin again with another model, or list the models"),
     "/undo": ChatCommand("", "remove the last question and its answer"),
     "/regenerate": ChatCommand("", "answer the last question again"),
@@ -42,6 +46,8 @@ OTHER_WORDS = {
     **dict.fromkeys(("/clear", "/new"), "/reset"),
     **dict.fromkeys(("/retry", "/regen"), "/regenerate"),
     **dict.fromkeys(("/save", "/write"), "/export"),
+    **dict.fromkeys(("/img", "/picture", "/attach"), "/image"),
+    **dict.fromkeys(("/sound", "/voice"), "/audio"),
     **{"/?": "/help", "/option": "/set"},
 }
 """Words of other chats, with the commands that they mean."""
@@ -115,7 +121,7 @@ def check_setting(name: str) -> str:
 
 def completions(line: str) -> Iterator[tuple[str, int]]:
     """Yield the words that may stand at the end of a typed *line*, with the length of the part that
-    they replace: commands, and parameters after `/set`.
+    they replace: commands, parameters after `/set`, and paths after `/image` and `/audio`.
     """
     word, space, rest = line.lstrip().partition(" ")
     if not space:
@@ -126,6 +132,9 @@ def completions(line: str) -> Iterator[tuple[str, int]]:
         part = rest.lstrip().replace("_", "-")
         names = (p.name for p in PARAMETERS if p.level != "model")
         yield from ((name, len(part)) for name in names if name.startswith(part))
+    elif word in ("/image", "/audio"):
+        part = rest.lstrip()
+        yield from ((path, len(part)) for path in completed_paths(part))
 
 
 Message = Mapping[str, Any]
@@ -166,7 +175,15 @@ def message_text(message: Message) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text", "") for part in content)
+    return "\n".join(map(_part_text, content))
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    """Return the text of a part, or in place of an image or a sound its description."""
+    if part.get("type", "text") == "text":
+        return str(part.get("text", ""))
+    noun = "image" if part["type"] == "image" else "sound"
+    return f"[{noun}: {part['alt']}]" if part.get("alt") else f"[{noun}]"
 
 
 def write_new_file(path: Path, text: str) -> None:

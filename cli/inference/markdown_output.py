@@ -54,7 +54,6 @@ class _LeftHeading(Heading):
     """A heading at the left edge, like the text that it belongs to."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render it."""
         self.text.justify = "left"
         yield self.text
 

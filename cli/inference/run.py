@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,6 +36,18 @@ from .answering import (
     turn_options,
 )
 from .chat import chat
+from .media_files import (
+    ImageFiles,
+    MediaFile,
+    SoundFiles,
+    check_reads,
+    media_files,
+    naming_files,
+    reads_standard_input,
+)
+
+if TYPE_CHECKING:
+    from ...ipc.payloads import Prompt
 
 INPUT_BYTES_MAX = 64 << 20
 
@@ -52,6 +65,8 @@ def run(
             " '-' or without a prompt, standard input is the prompt; on a terminal, a chat starts."
         ),
     ] = None,
+    image: ImageFiles = None,
+    audio: SoundFiles = None,
     system: SystemPrompt = None,
     raw: Raw = False,
     priority: PriorityOption = "normal",
@@ -74,28 +89,46 @@ def run(
 
     The answer is streamed to standard output.
     """
-    if prompt is None and not raw and sys.stdin.isatty() and sys.stdout.isatty():
+    has_files = bool(image or audio)
+    if has_files and raw:
+        raise typer.BadParameter("--raw sends text alone: leave out --image and --audio")
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if prompt is None and not raw and not has_files and on_terminal:
         chat(
             model, system, priority, temp, n_predict, option, json_schema, session,
             resume_timeout, stats, markdown, label=label, socket=socket, as_json=as_json,
         )  # fmt: skip
         return
-    text = _prompt(prompt)
+    text = _prompt(prompt, input_is_file=reads_standard_input(image, audio))
+    files = media_files(image, audio)
     options = turn_options(option, temp, n_predict, json_schema)
     start_on_demand(socket, model)
+    check_reads(socket, model, files)
     losses = LossNotice(socket, model, resume_timeout)
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
         priority=priority, options=options, label=label, resume=session is not None,
         resume_s=resume_timeout, on_loss=losses.print,
-    ) as conversation:  # fmt: skip
+    ) as conversation, naming_files(files):  # fmt: skip
         print_answer(
-            conversation, text, losses, as_json=as_json, stats=stats,
+            conversation, _with_files(text, files), losses, as_json=as_json, stats=stats,
             markdown=markdown and not raw and not has_format(options), timeout=timeout,
         )  # fmt: skip
 
 
-def _prompt(prompt: str | None) -> str:
+def _with_files(text: str, files: Sequence[MediaFile]) -> Prompt:
+    """Return a prompt of images and sounds with the text that asks about them."""
+    return [*(file.media for file in files), text] if files else text
+
+
+def _prompt(prompt: str | None, *, input_is_file: bool) -> str:
+    """Return the text of the prompt. Standard input is not a part of it if it is an image or a
+    sound.
+    """
+    if input_is_file:
+        if prompt in (None, "-"):
+            raise typer.BadParameter("PROMPT is missing: standard input is the image or sound")
+        return str(prompt)
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("PROMPT is missing; for a conversation: `inferd chat MODEL`")
     if prompt is None or prompt == "-":

@@ -13,7 +13,15 @@ import typer
 
 from ..client import client_of, repeat_refused
 from ..model_arguments import known_model
-from ..options import JsonOutput, ModelOrFile, PriorityOption, SocketPath, SystemPrompt, read_pairs
+from ..options import (
+    JsonOutput,
+    ModelOrFile,
+    PriorityOption,
+    SocketPath,
+    SystemPrompt,
+    read_file,
+    read_pairs,
+)
 from ..output import fraction_bar, note, write, write_answer, write_json
 from .run import read_input
 
@@ -137,13 +145,7 @@ def template(
 def _list_in(path: Path | None) -> list[dict[str, Any]]:
     if path is None:
         return []
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as exc:
-        raise typer.BadParameter(f"{path}: {exc.strerror}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise typer.BadParameter(f"{path}: more than {FILE_BYTES_MAX} bytes")
+    data = read_file(path, FILE_BYTES_MAX, str(path))
     try:
         return msgspec.json.decode(data, type=list[dict[str, Any]])
     except msgspec.DecodeError as exc:

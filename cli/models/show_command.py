@@ -121,7 +121,8 @@ def _aligned(entries: list[Entry]) -> Iterator[str]:
 def sections_of(found: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the sections of a model as the call `show` describes it, without its template."""
     yield found["name"], _entries_of_kind(found)
-    yield "State", _entries_of_state(found)
+    yield "State", [*_entries_of_state(found), ("accepted drafts", drafts)]
+    yield "Projector", _entries_of_projector(found.get("projector") or {})
     title = "Memory, estimated" if found["memory"] else "Memory for its next load, estimated"
     yield title, _entries_of_memory(found)
     adapters = [(a["name"], _adapter_text(a)) for a in found["adapters"]]
@@ -172,6 +173,28 @@ def _answer_entries(info: Mapping[str, Any]) -> Iterator[Entry]:
 def _swap_text(found: Mapping[str, Any]) -> str | None:
     to = found.get("swapped_to")
     return f"{to}; `inferd swap {found['name']} --undo` ends it" if to else None
+
+
+def _reads_text(found: Mapping[str, Any]) -> str | None:
+    media = media_text(found)
+    return f"text, {media}" if media else None
+
+
+def _entries_of_projector(projector: Mapping[str, Any]) -> list[Entry]:
+    """Return the entries of the projector, or the reasons why there is none."""
+    size, buffer = projector.get("size_bytes"), projector.get("buffer_bytes")
+    tokens, side = projector.get("image_tokens_max"), projector.get("image_size")
+    return [
+        ("type", projector.get("type") or None),
+        ("file", f"{projector['file']}, {size_text(size)}" if size else None),
+        ("images", f"trained with {side} × {side} pixels" if side else None),
+        ("tokens per image", f"at most {tokens}" if tokens else None),
+        ("embedding length", projector.get("width") or None),
+        ("compute buffer", size_text(buffer) if buffer else None),
+        ("process", projector.get("pid") or None),
+        ("left out", projector.get("note") or None),
+        ("problem", projector.get("error")),
+    ]
 
 
 def _tools_text(found: Mapping[str, Any]) -> str | None:
@@ -260,6 +283,7 @@ def _entries_of_memory(found: Mapping[str, Any]) -> list[Entry]:
         ("of these by options", _options_text(found["options"], need.get("options"))),
         ("compute buffers", _size(need["compute"]) or UNKNOWN_YET),
         ("program", _size(need["process"])),
+        ("images and sounds", _size(need.get("projector") or None)),
         ("total", _size(need["total"])),
         *((f"on {device}", size_text(size)) for device, size in devices.items()),
         ("for embeddings", f"{size_text(need['embedding'])} more" if need["embedding"] else None),

@@ -86,7 +86,16 @@ def user_text(entry: Mapping[str, Any]) -> str:
     return str(entry.get("user") or entry["uid"])
 
 
-_OPTIONAL = {"LABEL": "label", "NODE": "node", "SHARED BY": "shared_by"}
+MEDIA_NAMES = {"image": "images", "audio": "sounds"}
+
+
+def media_text(model: Mapping[str, Any]) -> str | None:
+    """Return what a model reads beside text, or None."""
+    kinds = [kind for kind in model.get("reads") or () if kind != "text"]
+    return ", ".join(MEDIA_NAMES.get(kind, kind) for kind in kinds) or None
+
+
+_OPTIONAL = {"LABEL": "label", "NODE": "node", "SHARED BY": "shared_by", "READS": "media"}
 
 
 def columns_for(entries: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
@@ -123,6 +132,7 @@ LOADED_MODELS: Columns = {
     "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
     "MEMORY": memory_text,
     "PROCESSOR": processor_text,
+    "READS": "media",
     "CONTEXT": lambda m: m["info"].get("ctx_size"),
     "UNTIL": until_text,
     "SESSIONS": "sessions",
@@ -199,6 +209,7 @@ def ps(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False
         return
     for model in models:
         model["info"] = model["info"] or {}
+        model["media"] = media_text(model)
         model["sessions"] = sum(_is_of_model(session, model) for session in sessions)
     table_of(columns_for(models, LOADED_MODELS), models)
     if sessions:

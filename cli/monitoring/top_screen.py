@@ -265,7 +265,6 @@ class Top(App[None]):
             return await take_sample(client, self._node, all_users=False)
 
     def show_frame(self, frame: TopFrame) -> None:
-        """Show a frame."""
         self.frame = frame
         self._show_header(frame)
         for panel, rows in frame.tables():

@@ -32,6 +32,7 @@ enum {
     READ_BYTES = 1 << 16,
     REQUESTS_MAX = 256,
     DESCRIPTORS_MAX = 16,
+    MEDIA_INLINE_BYTES = 1 << 16, /* of an image or a sound within the frame */
     CREDIT = 64,
     CONNECT_TIMEOUT_MS = 10000,
     CONNECT_RETRY_MS = 10
@@ -121,8 +122,14 @@ static void put_bin(buffer *b, const void *bytes, size_t length) {
     put_bytes(b, bytes, length);
 }
 
-/* The head of an array or map of at most 15 items. */
-static void put_array(buffer *b, unsigned items) { put_bytes(b, &(uint8_t){(uint8_t)(0x90 | items)}, 1); }
+static void put_array(buffer *b, unsigned items) {
+    if (items < 16)
+        put_bytes(b, &(uint8_t){(uint8_t)(0x90 | items)}, 1);
+    else
+        put_number(b, 0xdc, items, 2);
+}
+
+/* The head of a map of at most 15 items. */
 static void put_map(buffer *b, unsigned items) { put_bytes(b, &(uint8_t){(uint8_t)(0x80 | items)}, 1); }
 
 typedef enum value_type { NIL, BOOL, INT, REAL, TEXT, BIN, ARRAY, MAP, EXTENSION } value_type;
@@ -1223,6 +1230,45 @@ static void put_tensor(fields *f, const inferd_call *call, bool in_descriptor) {
     }
 }
 
+/* Whether the bytes of a part are sent in a descriptor: the caller's, or a memfd. */
+static bool in_own_descriptor(const inferd_media *media) { return !media->data || media->length > MEDIA_INLINE_BYTES; }
+
+static void put_media(buffer *out, const inferd_media *media) {
+    fields f = begin_fields(out);
+    put_text_field(&f, "type", media->type);
+    put_text_field(&f, "alt", media->alt);
+    if (media->tokens_max)
+        put_uint(put_key(&f, "tokens_max"), media->tokens_max);
+    put_key(&f, "data");
+    if (in_own_descriptor(media)) {
+        put_map(out, 1);
+        put_text(out, "fd");
+        put_uint(out, 0);
+    } else {
+        put_bin(out, media->data, media->length);
+    }
+    end_fields(&f);
+}
+
+/* One message of the user: images and sounds, and then the text. */
+static void put_message(fields *f, const inferd_call *call) {
+    put_array(put_key(f, "messages"), 1);
+    put_map(f->out, 2);
+    put_text(f->out, "role");
+    put_text(f->out, "user");
+    put_text(f->out, "content");
+    put_array(f->out, (unsigned)call->media_count + (call->data ? 1u : 0u));
+    for (size_t i = 0; i < call->media_count; i++)
+        put_media(f->out, &call->media[i]);
+    if (!call->data)
+        return;
+    put_map(f->out, 2);
+    put_text(f->out, "type");
+    put_text(f->out, "text");
+    put_text(f->out, "text");
+    put_text_of(f->out, call->data, call->length);
+}
+
 static void put_model_file(fields *f, const char *config) {
     put_array(put_key(f, "builders"), 2);
     put_bin(f->out, "", 0);
@@ -1247,7 +1293,9 @@ static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
         put_tensor(f, call, in_descriptor);
     if (wanted & SIZE_MAX_FIELD && call->size_max)
         put_uint(put_key(f, "size_max"), call->size_max);
-    if (wanted & PROMPT && call->data)
+    if (wanted & PROMPT && call->media_count)
+        put_message(f, call);
+    else if (wanted & PROMPT && call->data)
         put_text_of(put_key(f, "prompt"), call->data, call->length);
     if (wanted & PROMPT && call->raw)
         put_bool(put_key(f, "raw"), true);
@@ -1288,20 +1336,38 @@ static int make_memfd(const void *data, size_t length) {
     return fd;
 }
 
-/* Queue the descriptor that a call needs, if any: the client's own copy. `passed` is whether it did. */
-static int pass_descriptor(connection *client, const inferd_call *call, bool *passed, inferd_error *error) {
-    bool is_large = CALLS[call->kind].fields & TENSOR && call->length > client->frame_bytes_max - PARAMS_BYTES;
-    *passed = false;
-    if (!is_large && call->kind != INFERD_LOAD_FILE)
-        return INFERD_OK;
+/* Queue a descriptor: the client's own copy of `own`, or a memfd with the data. */
+static int pass_descriptor(connection *client, const void *data, size_t length, int own, inferd_error *error) {
     if (client->descriptor_count == DESCRIPTORS_MAX)
         return fail(error, INFERD_BUSY, "16 descriptors wait to be sent", "call inferd_process first");
-    int fd = is_large ? make_memfd(call->data, call->length) : fcntl(call->fd, F_DUPFD_CLOEXEC, 0);
+    int fd = data ? make_memfd(data, length) : fcntl(own, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
-        return fail(error, is_large ? INFERD_MISSING_MEMORY : INFERD_INVALID_ARGUMENT,
+        return fail(error, data ? INFERD_MISSING_MEMORY : INFERD_INVALID_ARGUMENT,
                     "the descriptor to pass cannot be made", "check the descriptor, and the limit of open files");
     client->descriptors[client->descriptor_count++] = fd;
-    *passed = true;
+    return INFERD_OK;
+}
+
+/* Queue the descriptors that a call needs. */
+static int pass_descriptors(connection *client, const inferd_call *call, inferd_error *error) {
+    if (call->kind == INFERD_LOAD_FILE)
+        return pass_descriptor(client, NULL, 0, call->fd, error);
+    if (CALLS[call->kind].fields & TENSOR && call->length > client->frame_bytes_max - PARAMS_BYTES)
+        return pass_descriptor(client, call->data, call->length, -1, error);
+    size_t count = CALLS[call->kind].fields & PROMPT ? call->media_count : 0, passed = 0;
+    for (size_t i = 0; i < count; i++)
+        passed += in_own_descriptor(&call->media[i]);
+    if (passed > DESCRIPTORS_MAX)
+        return fail(error, INFERD_TOO_LARGE, "more than 16 images and sounds are large or in descriptors",
+                    "send some of them with the next message");
+    for (size_t i = 0; i < count; i++) {
+        const inferd_media *media = &call->media[i];
+        int number = in_own_descriptor(media)
+                         ? pass_descriptor(client, media->data, media->length, media->fd, error)
+                         : INFERD_OK;
+        if (number)
+            return number;
+    }
     return INFERD_OK;
 }
 
@@ -1312,6 +1378,18 @@ static int check_call(connection *client, const inferd_call *call, inferd_error 
         return fail(error, INFERD_INVALID_ARGUMENT, "the call needs a name", "set the field name");
     if (call->length && !call->data)
         return fail(error, INFERD_INVALID_ARGUMENT, "the data is NULL, its length is not 0", "set the field data");
+    if (CALLS[call->kind].fields & PROMPT && call->media_count) {
+        if (!call->media || call->raw)
+            return fail(error, INFERD_INVALID_ARGUMENT, "media is NULL, or the message is raw",
+                        "set the field media, and raw to 0");
+        if (call->media_count > INFERD_MEDIA_MAX)
+            return fail(error, INFERD_TOO_LARGE, "a call has at most 64 images and sounds",
+                        "send the others with the next message");
+        for (size_t i = 0; i < call->media_count; i++)
+            if (!call->media[i].type)
+                return fail(error, INFERD_INVALID_ARGUMENT, "the type of an image or a sound is NULL",
+                            "set the field type");
+    }
     if (client->ended)
         return copy_error(error, &client->end);
     if (client->request_count >= client->requests_max)
@@ -1322,16 +1400,16 @@ static int check_call(connection *client, const inferd_call *call, inferd_error 
 /* Add a request and queue its frame. */
 static int start_request(connection *client, const inferd_call *call, bool waited_for, uint64_t *id,
                          inferd_error *error) {
-    bool passed;
+    size_t descriptors = client->descriptor_count;
     int number = check_call(client, call, error);
     request *made = number ? NULL : calloc(1, sizeof *made);
     if (!made)
         return number ? number : fail_memory(error);
-    number = pass_descriptor(client, call, &passed, error);
+    number = pass_descriptors(client, call, error);
     if (!number)
-        number = put_request(client, client->last_id + 1, call, passed, error);
+        number = put_request(client, client->last_id + 1, call, client->descriptor_count > descriptors, error);
     if (number) {
-        if (passed) /* else the next request would get its descriptor */
+        while (client->descriptor_count > descriptors) /* else the next request would get them */
             close(client->descriptors[--client->descriptor_count]);
         free(made);
         return number;

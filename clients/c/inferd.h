@@ -191,12 +191,24 @@ typedef enum inferd_kind {
     INFERD_GET_OUTPUT_SINGLE, /* handle, index, size_max */
     INFERD_FINI_SINGLE,       /* handle */
     INFERD_RUN_INFERENCE,     /* handle, data, config, size_max, turn */
-    INFERD_STREAM,            /* handle, turn; data: the message, or NULL for the prompt of SET_INPUT */
+    INFERD_STREAM,            /* handle, turn; data: the message, or NULL for the prompt of SET_INPUT; media */
     INFERD_CANCEL,            /* handle */
     INFERD_CLOSE,             /* handle, keep */
     INFERD_INIT_BACKEND,      /* config */
     INFERD_MODELS             /* only for inferd_models */
 } inferd_kind;
+
+/* An image (PNG, JPEG, WebP, GIF, BMP) or a sound (WAV, MP3, FLAC) beside the message of INFERD_STREAM. */
+typedef struct inferd_media {
+    const char *type;    /* "image" or "audio" */
+    const void *data;    /* the bytes of its file; NULL: they are in `fd` */
+    size_t length;
+    int fd;              /* a descriptor of its file, opened for reading; the caller keeps it */
+    uint32_t tokens_max; /* the most tokens that an image may take; 0: the model's own bound */
+    const char *alt;     /* a text that describes it, or NULL */
+} inferd_media;
+
+#define INFERD_MEDIA_MAX 64 /* images and sounds of a call; at most 16 have a descriptor or more than 64 KiB */
 
 /* A request; its kind reads the fields named beside it. A zeroed field has its default. */
 typedef struct inferd_call {
@@ -210,8 +222,10 @@ typedef struct inferd_call {
     int fd;
     size_t size_max; /* bytes of output that the caller takes; 0: no bound */
     int keep;
-    int raw; /* INFERD_STREAM: use data unchanged, without the chat template */
+    int raw; /* INFERD_STREAM: use data unchanged, without the chat template; no media then */
     inferd_turn turn;
+    const inferd_media *media; /* INFERD_STREAM: stand before the message's text */
+    size_t media_count;
 } inferd_call;
 
 typedef enum inferd_event_kind {

@@ -11,7 +11,16 @@ from typing import Any
 
 from ...ipc.messages import CALLS
 from ..core import CallTable, ImmediateCallTable
-from . import between_daemons, contexts, models, monitoring, session_operations, texts, turns
+from . import (
+    between_daemons,
+    contexts,
+    media,
+    models,
+    monitoring,
+    session_operations,
+    texts,
+    turns,
+)
 from .running import with_waits
 
 __all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
@@ -22,6 +31,7 @@ _MODULES = (
     turns,
     texts,
     session_operations,
+    media,
     monitoring,
     between_daemons,
 )

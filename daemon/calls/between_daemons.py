@@ -5,6 +5,7 @@ client's descriptor, and shares of users.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from ...backends.errors import (
     InferdError,
     InvalidArgument,
     NotFound,
+    QuotaExceeded,
+    TooLarge,
     UnsupportedOperation,
     WorkerCrashed,
 )
@@ -42,15 +45,20 @@ from ...sessions import (
     encode_change,
     name_of_id,
 )
+from ...sessions.elsewhere.documents import COPIED_MEDIA_BYTES_MAX, MediaHead
+from ...sessions.media_store import MediaStore
+from .. import copy_streams
 from ..config.model_settings import check_model_name
 from ..core import Daemon
-from ..models.transfers import PassedModel, check_single_file
+from ..models.transfers import ImportedPart, PassedModel, check_single_file
 from ..pull.part import NOTE_NAME
 from ..workers.worker import Worker
 from .models import check_passed_file
 
 KV_S_MAX = 10.0
 """Maximum time for the KV state of an exported session to be written to disk."""
+_SPARE_BYTES = 1 << 20
+"""The part of a frame with a copied session that the facts and the last turn may take."""
 log = structlog.get_logger()
 
 
@@ -67,33 +75,58 @@ async def export_session(daemon: Daemon, request: Request) -> w.ExportResult:
         await _find_kv(daemon, hold)
     else:
         hold = moving.get_hold(p.transfer, request.connection)
-    size = len(hold.document) + hold.kv_bytes
-    if p.offset > size:
-        raise InvalidArgument(f"the exported session has {size} bytes")
+    if p.offset > hold.size:
+        raise InvalidArgument(f"the exported session has {hold.size} bytes")
     try:
-        data = await _read_part(hold, p.offset)
+        data = await to_thread.run_sync(_read_part, daemon.media_store, hold, p.offset)
     except (OSError, KvDamaged) as exc:
         if p.offset > 0:
             raise BackendError(f"the session's KV state cannot be read: {exc}") from None
         # The KV state was deleted meanwhile. The caller does not know of it yet, so it is left out.
         log.info("session.exported_without_kv", session=hold.session.name, cause=str(exc))
         moving.remove_kv(hold)
-        size, data = len(hold.document), await _read_part(hold, 0)
+        data = await to_thread.run_sync(_read_part, daemon.media_store, hold, 0)
+    except InferdError:
+        if p.offset == 0:
+            await moving.end_transfer(p.transfer, "keep", request.connection)
+        raise
     return w.ExportResult(
-        data=data, size=size, on_behalf_of=_name_of_user(daemon, request, hold.session)
+        data=data, size=hold.size, on_behalf_of=_name_of_user(daemon, request, hold.session)
     )
 
 
-async def _read_part(hold: Hold, offset: int) -> bytes:
-    """Return a part of an exported session.
+def _read_part(store: MediaStore, hold: Hold, offset: int) -> bytes:
+    """Return a part of an exported session. This blocks.
 
+    :raises BackendError: an image or a sound cannot be read.
     :raises OSError: its KV state cannot be read.
     :raises KvDamaged: its KV state has another size.
     """
     data = hold.document[offset : offset + w.PART_BYTES]
+    at = max(0, offset - len(hold.document))
+    for head in hold.media:
+        if 0 <= at < head.size and len(data) < w.PART_BYTES:
+            data += _read_content(store, hold, head, at, w.PART_BYTES - len(data))
+            at = head.size
+        at -= head.size
     if hold.kv_file is not None and len(data) < w.PART_BYTES:
-        at = max(0, offset - len(hold.document)) + hold.kv_offset
-        data += await to_thread.run_sync(read_part, hold.kv_file, at, w.PART_BYTES - len(data))
+        data += read_part(hold.kv_file, at + hold.kv_offset, w.PART_BYTES - len(data))
+    return data
+
+
+def _read_content(
+    store: MediaStore, hold: Hold, head: MediaHead, offset: int, bytes_max: int
+) -> bytes:
+    size = min(bytes_max, head.size - offset)
+    descriptor = store.open_content(hold.session.owner.user, head.sha256)
+    try:
+        data = os.pread(descriptor, size, offset)
+    except OSError as exc:
+        raise BackendError(f"a stored content cannot be read: {exc.strerror}") from exc
+    finally:
+        os.close(descriptor)
+    if len(data) < size:
+        raise BackendError("a stored content has fewer bytes than were stored")
     return data
 
 
@@ -147,43 +180,70 @@ async def import_session(daemon: Daemon, request: Request) -> w.ImportResult:
     p: w.ImportParams = request.params
     check_id(p.session_id)
     check_label(p.label)
-    upload = daemon.uploads.add_part(p.transfer, p.offset, p.data)
+    uploads = daemon.uploads
+    upload = await uploads.add_part(p.transfer, p.offset, p.data, request.connection)
+    try:
+        async with upload.lock:
+            upload.check_open()
+            size = await _take_part(daemon, request, upload)
+    except BaseException:
+        await uploads.remove(p.transfer, upload)
+        raise
+    if upload.is_accepted and upload.received >= size:
+        await uploads.remove(p.transfer, upload)
+    return w.ImportResult(size=size)
+
+
+async def _take_part(daemon: Daemon, request: Request, upload: Upload) -> int:
+    """Write the received bytes of an upload; return the number after which it is complete."""
+    p: w.ImportParams = request.params
     if upload.document is None:
-        return w.ImportResult(size=p.size)
+        return p.size
     if not upload.is_accepted:
-        try:
-            await _accept(daemon, request, upload)
-        except BaseException:
-            daemon.uploads.remove(p.transfer)
-            raise
+        if upload.exported is None:
+            await _begin_arrival(daemon, request, upload, upload.document)
+        if not await upload.write_contents(daemon.media_store):
+            return p.size
+        await _accept(daemon, request, upload)
     if upload.writer is not None:
         await _write_kv(daemon, upload, upload.writer)
-    if upload.received >= upload.size:
-        daemon.uploads.remove(p.transfer)
-    return w.ImportResult(size=upload.size)
+    return upload.size
 
 
-async def _accept(daemon: Daemon, request: Request, upload: Upload) -> None:
-    """Accept a session whose document has arrived, and prepare the file of its KV state."""
+async def _begin_arrival(daemon: Daemon, request: Request, upload: Upload, document: bytes) -> None:
+    """Check a session whose document has arrived, before its images and sounds do."""
     p: w.ImportParams = request.params
-    assert upload.document is not None
-    exported, user = ExportedSession.decode(upload.document), request.owner.user
+    exported, user = ExportedSession.decode(document), request.owner.user
     if p.on_behalf_of:
         user = await daemon.connections.access.identify(request.connection, p.on_behalf_of)
     daemon.registry.catalog.get(exported.facts.model, user)  # raises an error if it is unknown
+    upload.begin_contents(exported, user, daemon.media_store)
+    if exported.media:
+        stored = _arriving_session(p, exported, user)
+        daemon.sessions.moving.check_arrival(stored, daemon.dormant_lease(stored))
+
+
+def _arriving_session(p: w.ImportParams, exported: ExportedSession, user: int) -> StoredSession:
     facts = msgspec.structs.replace(
         exported.facts,
         on_behalf_of=p.on_behalf_of,
         transfer=Transfer(p.transfer, p.peer),
     )
-    owner = Owner(user, p.label)
-    stored = StoredSession(owner, p.session_id, time.time(), facts, exported.past)
+    return StoredSession(Owner(user, p.label), p.session_id, time.time(), facts, exported.past)
+
+
+async def _accept(daemon: Daemon, request: Request, upload: Upload) -> None:
+    """Accept a session that has arrived, and prepare the file of its KV state."""
+    p: w.ImportParams = request.params
+    exported, user = upload.exported, upload.user
+    assert exported is not None
+    stored = _arriving_session(p, exported, user)
     await daemon.sessions.moving.accept_session(
         stored, daemon.dormant_lease(stored), persist=exported.persist
     )
-    upload.is_accepted = True
+    upload.note_accepted()
     head, index = exported.kv, daemon.registry.kv_index
-    client = daemon.registry.catalog.find_client(facts.model, user)
+    client = daemon.registry.catalog.find_client(stored.facts.model, user)
     is_wanted = client is None or (head and client.info.fingerprint == head.fingerprint)
     if head and is_wanted and index.accepts(head.size) and FINGERPRINT.fullmatch(head.fingerprint):
         shared = daemon.config.kv_share == "all"
@@ -219,6 +279,11 @@ async def _write_kv(daemon: Daemon, upload: Upload, writer: StateWriter) -> None
 async def end_transfer(daemon: Daemon, request: Request) -> w.Empty:
     """End a transfer; return when its outcome is on disk."""
     p: w.EndTransferParams = request.params
+    upload = daemon.uploads.find(p.transfer, request.connection)
+    if upload is not None and p.outcome == "drop":
+        await daemon.uploads.remove(p.transfer, upload)
+        if not upload.is_accepted:
+            return w.Empty()
     await daemon.sessions.moving.end_transfer(p.transfer, p.outcome, request.connection)
     return w.Empty()
 
@@ -227,21 +292,49 @@ async def read_copy(daemon: Daemon, request: Request) -> w.ReadCopyResult:
     """Return a whole session, to be stored as a copy at another daemon."""
     p: w.ReadCopyParams = request.params
     owner = await _owner(daemon, request, p.on_behalf_of, p.label)
-    sessions = daemon.sessions
-    holder, live = sessions.live.find_id(owner, p.session_id)
-    session = live or sessions.dormant.find_session(owner, p.session_id)
-    if session is None or not session.recording.is_stored:
-        raise NotFound(f"there is no stored session {p.session_id!r}")
+    media = await _read_media(daemon, _stored_session(daemon, owner, p.session_id))
+    session = _stored_session(daemon, owner, p.session_id)  # it may be another one by now
+    holder, live = daemon.sessions.live.find_id(owner, p.session_id)
     copier = None if live is None else daemon.copies.copier_of(holder)
     if copier is not None:
-        stream, data = copier.read_whole(session.recording)
+        stream, data = copier.read_whole(session.recording, media)
         return w.ReadCopyResult(
             stream=stream.id, number=stream.number, data=data, model=session.model.name
         )
-    data = encode_change(session.recording.take_copy(whole=True))
+    data = encode_change(session.recording.take_copy(whole=True, media=media))
     return w.ReadCopyResult(
         stream=secrets.token_hex(16), number=1, data=data, model=session.model.name
     )
+
+
+def _stored_session(daemon: Daemon, owner: Owner, session_id: str) -> Session:
+    """Return a session that is stored, open or dormant.
+
+    :raises NotFound: there is none.
+    """
+    _, live = daemon.sessions.live.find_id(owner, session_id)
+    session = live or daemon.sessions.dormant.find_session(owner, session_id)
+    if session is None or not session.recording.is_stored:
+        raise NotFound(f"there is no stored session {session_id!r}")
+    return session
+
+
+async def _read_media(daemon: Daemon, session: Session) -> tuple[bytes, ...]:
+    """Return the contents of a session's images and sounds, as many as fit into a copy."""
+    contents = sorted(session.contents)
+    if not contents:
+        return ()
+    store, user, found = daemon.media_store, session.owner.user, list[bytes]()
+    left = min(
+        COPIED_MEDIA_BYTES_MAX, copy_streams.CHANGE_BYTES_MAX - len(session.packed) - _SPARE_BYTES
+    )
+    for content in contents:
+        size = store.size_of(user, content) if store.has(user, content) else 0
+        if 0 < size <= left:
+            with contextlib.suppress(NotFound):  # it was deleted meanwhile
+                found.append(await store.read(user, content))
+                left -= size
+    return tuple(found)
 
 
 async def store_copy(daemon: Daemon, request: Request) -> w.Empty:
@@ -250,7 +343,7 @@ async def store_copy(daemon: Daemon, request: Request) -> w.Empty:
     p: w.StoreCopyParams = request.params
     check_id(p.session_id)
     check_label(p.label)
-    document = _document(daemon, p)
+    document = await _document(daemon, request)
     if document is None:
         return w.Empty()
     change = decode_change(document)
@@ -263,22 +356,31 @@ async def store_copy(daemon: Daemon, request: Request) -> w.Empty:
         model = daemon.dormant_lease(StoredSession(owner, p.session_id, 0.0, facts, b""))
     else:
         model = None
-    await daemon.sessions.copies.write_change(owner, p.session_id, stream, p.number, change, model)
+    with daemon.media_store.lease(owner.user) as lease:
+        for content in change.media or ():
+            # A copy without some images is better than none.
+            with contextlib.suppress(QuotaExceeded, TooLarge):
+                await lease.add(content, "image")
+        await daemon.sessions.copies.write_change(
+            owner, p.session_id, stream, p.number, change, model
+        )
     return w.Empty()
 
 
-def _document(daemon: Daemon, p: w.StoreCopyParams) -> bytes | None:
+async def _document(daemon: Daemon, request: Request) -> bytes | None:
     """Return a change once all of its parts have arrived, and None before.
 
     :raises InvalidArgument: this is not the next part, or the change has another size than
         announced.
     """
-    upload = daemon.copy_uploads.add_part(f"{p.stream}/{p.number}", p.offset, p.data)
+    p: w.StoreCopyParams = request.params
+    uploads, transfer = daemon.copy_uploads, f"{p.stream}/{p.number}"
+    upload = await uploads.add_part(transfer, p.offset, p.data, request.connection)
     if upload.document is None:
         if upload.received >= p.size:
             raise InvalidArgument(f"the parts have {upload.received} bytes, but `size` is {p.size}")
         return None
-    daemon.copy_uploads.remove(f"{p.stream}/{p.number}")
+    await uploads.remove(transfer, upload)
     return upload.document
 
 
@@ -332,7 +434,7 @@ NOTES_MAX = 8
 
 
 async def export_model(daemon: Daemon, request: Request) -> w.ExportModelResult:
-    """Return the next part of a model's file."""
+    """Return the next part of a model's file, or of its projector."""
     p: w.ExportModelParams = request.params
     exports, owner = daemon.model_exports, request.connection
     if p.offset:
@@ -341,8 +443,13 @@ async def export_model(daemon: Daemon, request: Request) -> w.ExportModelResult:
         model = daemon.registry.catalog.get(p.name, request.owner.user)
         if model.uid is not None:
             raise UnsupportedOperation(f"the model {p.name!r} came by a descriptor")
-        file = daemon.registry.catalog.configuration_of(model).file
-        export = exports.begin(p.transfer, check_single_file(p.name, file), owner)
+        configured = daemon.registry.catalog.configuration_of(model).file
+        file: Path | None = check_single_file(p.name, configured)
+        if p.projector:
+            file = await daemon.registry.find_projector(model)
+        if file is None:
+            return w.ExportModelResult(data=b"", size=0)
+        export = exports.begin(p.transfer, file, owner)
     try:
         data, sha256 = await export.read_part(p.offset)
     except BaseException:
@@ -354,19 +461,23 @@ async def export_model(daemon: Daemon, request: Request) -> w.ExportModelResult:
 
 
 async def import_model(daemon: Daemon, request: Request) -> w.ImportModelResult:
-    """Write the next part of a model's file; publish the model with the last one."""
+    """Write the next part of a model's file, or of its projector before it; publish the model with
+    the last one.
+    """
     daemon.check_open()
     p: w.ImportModelParams = request.params
     if p.offset + len(p.data) >= p.size and not p.sha256:
         raise InvalidArgument("the last part of a file has no SHA-256")
     imports, owner = daemon.model_imports, request.connection
-    if p.offset:
+    if p.offset or imports.is_under_way(p.transfer, owner):
         found = imports.find(p.transfer, owner)
     else:
-        found = imports.begin(p.transfer, p.name, daemon.config.models_dir, p.size, owner)
-    arrived = await imports.add_part(found, p.transfer, p.offset, p.data, p.sha256)
+        found = imports.begin(p.transfer, p.name, daemon.config.models_dir, owner)
+    part = ImportedPart(p.offset, p.data, p.size, p.sha256, p.projector)
+    arrived = await imports.add_part(found, p.transfer, part)
     if arrived:
-        log.info("model.arrived", model=p.name, bytes=p.size, sha256=p.sha256)
+        event = "model.projector_arrived" if p.projector else "model.arrived"
+        log.info(event, model=p.name, bytes=p.size, sha256=p.sha256)
     return w.ImportModelResult(arrived=arrived)
 
 
@@ -392,14 +503,12 @@ async def add_model(daemon: Daemon, request: Request) -> w.AddModelResult:
     user = request.connection.user
     status = await user.run(check_passed_file, p.fd)
     transfer = f"descriptor-{daemon.new_handle():x}"
-    found = imports.begin(transfer, p.name, folder, status.st_size, request.connection)
+    found = imports.begin(transfer, p.name, folder, request.connection)
     passed = PassedModel(p.fd, status.st_size, p.sha256, p.notes)
     report = _ProgressReport(request) if p.progress else lambda fraction: None
-    await imports.add_passed(found, transfer, passed, user, report)
+    sha256 = await imports.add_passed(found, transfer, passed, user, report)
     log.info("model.added", model=p.name, bytes=status.st_size, uid=request.uid)
-    return w.AddModelResult(
-        file=str(file), size_bytes=status.st_size, sha256=found.sha256, added=True
-    )
+    return w.AddModelResult(file=str(file), size_bytes=status.st_size, sha256=sha256, added=True)
 
 
 class _ProgressReport:

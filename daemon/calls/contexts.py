@@ -5,6 +5,8 @@ They behave as WasmEdge's do.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import parse_json_options, parse_turn_json
 from ...ipc import messages as w
@@ -13,9 +15,9 @@ from ...scheduler.owner import Priority
 from ...scheduler.stopping import CONTEXT_FULL
 from ...sessions import NamedState, Opening, PlaceWait, Session, TurnNotes, TurnOptions
 from ..core import Daemon
+from ..models.registry import Lease
 from .arguments import (
     bounded,
-    check_no_image,
     decode_text,
     located_in,
     metadata_text,
@@ -24,6 +26,8 @@ from .arguments import (
     tensor_bytes,
     turn_options,
 )
+from .models import check_projector
+from .prompt_images import Prompt, stored_images
 from .session_operations import find_state
 from .tensors import (
     ENDED,
@@ -56,12 +60,16 @@ async def _open_session(
     opening = Opening(
         request.connection, request.owner, graph.lease, options, session_id, persist, state
     )
-    if queue_timeout_s:
-        wait = PlaceWait(Priority.NORMAL if priority is None else priority, queue_timeout_s)
-        session, attached = await sessions.open_session_in_queue(opening, wait)
-        _check_graph(daemon, request, session, attached=attached)
-    else:
-        session, attached = sessions.open_session(opening)
+    with daemon.media_store.lease(request.owner.user) as lease:
+        if state is not None and state.owner.user != request.owner.user:
+            media = state.facts.media
+            await daemon.media_store.copy_contents(lease, state.owner.user, media)
+        if queue_timeout_s:
+            wait = PlaceWait(Priority.NORMAL if priority is None else priority, queue_timeout_s)
+            session, attached = await sessions.open_session_in_queue(opening, wait)
+            _check_graph(daemon, request, session, attached=attached)
+        else:
+            session, attached = sessions.open_session(opening)
     if missing is not None and not attached:  # the session was deleted while the call waited
         sessions.discard_session(session)
         raise missing
@@ -153,8 +161,8 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
         set_metadata(session, tensor.data)
         await session.wait_recorded()
     else:
-        check_no_image(tensor.data)
-        await session.set_input(tensor.data)
+        async with stored_images(daemon, request, session, tensor.data) as prompt:
+            await session.set_input(prompt)
     return w.Empty()
 
 
@@ -162,7 +170,10 @@ def set_metadata(session: Session, data: bytes) -> None:
     """Apply JSON parameters to the context, from the next token on."""
     if session.state in ENDED:
         raise InvalidArgument(f"the context is {session.state.value}", hint="open another one")
-    session.apply_options(parse_json_options(metadata_text(data)))
+    options = parse_json_options(metadata_text(data))
+    if isinstance(session.model, Lease):
+        check_projector(session.model, options.values)
+    session.apply_options(options)
 
 
 def get_output(daemon: Daemon, request: Request) -> w.OutputResult:
@@ -220,8 +231,8 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
         if is_configuration(name, tensor):
             set_metadata(session, tensor.data)
     if prompt is not None:
-        check_no_image(prompt)
-        await session.set_input(prompt)
+        async with stored_images(daemon, request, session, prompt) as with_images:
+            await session.set_input(with_images)
         daemon.check_open()  # it may have begun to drain meanwhile
     turn = await session.start_turn(turn_options(p, TurnOptions(embeds=True)))
     await finish_turn(request, session, turn)
@@ -254,8 +265,10 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     daemon.check_open()
     session, p = daemon.session(request), request.params
     options, prompt = turn_options(p, TurnOptions(special=False)), p.prompt.encode()
-    check_no_image(prompt)
-    async with session.turn_input(lambda: session.add_text(prompt)):
+    async with (
+        stored_images(daemon, request, session, prompt) as with_images,
+        session.turn_input(lambda: session.add_text(with_images)),
+    ):
         turn = await session.start_turn(options)
     await finish_turn(request, session, turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
@@ -266,18 +279,28 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     daemon.check_open()
     session, p = daemon.session(request), request.params
     data = (await tensor_bytes(request, p.tensor)).rstrip(b"\0")
-    check_no_image(data)
     options = parse_turn_json(metadata_text(p.config))
     notes = TurnNotes(options.ignored, options.adjusted)
     given = TurnOptions(options=options.values, notes=notes, special=False)
     turn_settings = turn_options(p, given)
-    text = await decode_text(data)
-    message = {"role": "user", "content": text}
-    with located_in(text):
-        async with session.turn_input(lambda: session.add_messages([message], options.values)):
-            turn = await session.start_turn(turn_settings)
-            splitter = session.new_splitter(options.values, turn)
+    async with stored_images(daemon, request, session, data) as prompt:
+        content = await _as_content(prompt)
+        message = {"role": "user", "content": content}
+        with located_in(content if isinstance(content, str) else ""):
+            async with session.turn_input(lambda: session.add_messages([message], options.values)):
+                turn = await session.start_turn(turn_settings)
+                splitter = session.new_splitter(options.values, turn)
     await finish_turn(request, session, turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)
     return result
+
+
+async def _as_content(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """Return a prompt as the content of a message."""
+    if isinstance(prompt, bytes):
+        return await decode_text(prompt)
+    return [
+        {"type": "text", "text": await decode_text(piece)} if isinstance(piece, bytes) else piece
+        for piece in prompt
+    ]

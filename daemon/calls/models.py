@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from collections.abc import Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from msgspec.structs import asdict
@@ -19,6 +21,8 @@ from ...backends.errors import (
 )
 from ...backends.params import (
     BY_NAME,
+    MMPROJ_AUTO,
+    MMPROJ_NONE,
     Options,
     adjust_parameters,
     differing_values,
@@ -29,10 +33,12 @@ from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...scheduler.owner import Priority
 from ..core import Daemon
+from ..media.settings import has_encoder
 from ..models import model_adapters
 from ..models.description import describe_model, show_model
 from ..models.model import ManagedModel, PassedFile
 from ..models.model_files import files_in_use, identity_of
+from ..models.projectors import HOW_TO_GET, HOW_TO_PASS
 from ..models.registry import Lease
 from ..residency.residency import ResidencyRequest
 from ..workers.process_client import ProcessClient
@@ -172,6 +178,7 @@ async def _open_graph(
         async with daemon.registry.loader.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
         info, requested, configured = worker.info, options.level("model"), lease.model.options()
+        check_projector(lease, requested)
         configured = configured | overflow_beside({}, configured)
         in_force = _values_in_force(lease.model, worker, configured)
         graph.not_applied = _not_applied(requested, configured | in_force, lease.model.fitted)
@@ -217,12 +224,31 @@ def _values_in_force(
         "tensor-split": list(spec.tensor_split) if info.n_gpu_layers else [],
         "threads": spec.threads,
         "keep-alive": model.keep_alive_s,
+        "mmproj": spec.mmproj or configured.get("mmproj", MMPROJ_AUTO),
     }
     return {
         name: value
         for name, value in values.items()
         if name == "ctx-size" or value != configured.get(name, BY_NAME[name].default)
     }
+
+
+def check_projector(lease: Lease, values: Mapping[str, Any]) -> None:
+    """Check that a loaded model has a projector if a client's *values* name one.
+
+    :raises InvalidArgument: it has none. WasmEdge has this number for an image without a projector.
+    """
+    named, client = values.get("mmproj", ""), lease.loaded
+    if named in ("", MMPROJ_AUTO, MMPROJ_NONE) or client is None or has_encoder(client.spec):
+        return
+    note = lease.model.projector.note
+    passed = lease.model.uid is not None
+    model = "a model that is passed as a file" if passed else repr(lease.name)
+    raise InvalidArgument(
+        f"mmproj: {model} has no projector" + (f": {note}" if note else ""),
+        hint=HOW_TO_PASS if passed else HOW_TO_GET,
+        data={"requested": PurePath(named).name[:100]},
+    )
 
 
 def _not_applied(
@@ -278,6 +304,8 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
     registry, catalog = daemon.registry, daemon.registry.catalog
     await catalog.refresh()
+    listed = catalog.listed_to(request.owner.user)
+    await registry.projectors.read([registry.projector_wish(model) for model in listed])
 
     def describe(model: ManagedModel) -> w.ModelInfo:
         facts = registry.file_facts.known_facts(files_in_use(model.config.file))
@@ -285,7 +313,7 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
 
     files = catalog.files_not_offered() if request.params.all_files else []
     return w.ModelsResult(
-        models=[describe(model) for model in catalog.listed_to(request.owner.user)],
+        models=[describe(model) for model in listed],
         not_offered=[{"file": one.file, "reason": one.reason} for one in files],
     )
 
@@ -299,6 +327,7 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
             facts = await daemon.registry.file_facts.facts_of(files)
         except LoadFailed as exc:
             cause = exc.message
+    await daemon.registry.projectors.read([daemon.registry.projector_wish(model)])
     return w.ModelsResult(models=[show_model(daemon.registry, model, facts, cause)])
 
 

@@ -16,6 +16,7 @@ from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...scheduler import Owner, Priority
 from ...scheduler.messages import QueueEntry
+from ...scheduler.waiting import ENCODING
 from ...sessions import (
     CopiedSession,
     DepartedSession,
@@ -211,6 +212,8 @@ def _describe_turn(
         found.effective_priority = entry.effective_priority.label
         found.position, found.starts_in_s = entry.position, entry.starts_in_s
         found.computed_tokens = entry.computed_tokens
+        if entry.state == ENCODING:
+            found.state = ENCODING
     return found
 
 

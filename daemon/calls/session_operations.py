@@ -168,7 +168,9 @@ async def history(daemon: Daemon, request: Request) -> w.HistoryResult:
     )
 
 
-def _named_session(daemon: Daemon, request: Request) -> Session:
+def named_session(
+    daemon: Daemon, request: Request, p: w.HistoryParams | w.SessionMediaParams
+) -> Session:
     """Return a session of the caller by its context or id.
 
     :raises NotFound: the caller has no session with this id.

@@ -40,7 +40,7 @@ async def are_tensors(session: Session, inputs: Sequence[t.NamedTensor]) -> bool
     """
     if session.active or session.state in ENDED:
         return False
-    info = await _info_of(session)
+    info = await info_of(session)
     is_text = session.settings.parameters.standing("embedding") or any(
         is_configuration(name, tensor) for name, tensor in inputs
     )
@@ -56,11 +56,11 @@ async def is_tensor(session: Session, index: int, tensor: t.Tensor) -> bool:
         return False  # without the model, which may have been evicted
     if index == w.METADATA_INDEX and not tensor.holds_numbers:
         return False
-    info = await _info_of(session)
+    info = await info_of(session)
     return info.computes_tensors and (tensor.holds_numbers or not info.generates)
 
 
-async def _info_of(session: Session) -> ModelInfo:
+async def info_of(session: Session) -> ModelInfo:
     """Return the facts about a session's model, without waiting if the model is loaded: a request
     must not overtake an input that its client has sent before.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import anyio
@@ -20,17 +21,19 @@ from ...backends.errors import (
 )
 from ...backends.params import read_options
 from ...ipc import messages as w
-from ...ipc.chat_messages import checked_messages
 from ...ipc.server.connection import Request
 from ...scheduler.embeddings import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.owner import Priority, Requester
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ...sessions.conversation.state import Conversation
+from ...sessions.history.media import with_media
 from ...sessions.memory import SESSION_BYTES, TOKEN_BYTES
+from ...sessions.worker_client import ChatTokens, WorkerClient
 from ..core import Daemon
 from ..graph_table import Graph
 from .arguments import TIMEOUT_S_MIN, turn_options
+from .media import shown_prompt, stored_messages
 
 TEXTS_AT_ONCE_MAX = 16
 """Concurrent turns of one `embed` call; its other texts do not count as waiting tasks."""
@@ -69,12 +72,25 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
     """Render messages by the chat template."""
     p: w.TemplateParams = request.params
     graph = daemon.graph(request)
-    messages, rendering = checked_messages(p.messages), _rendering(graph, p)
-    requester = _requester(daemon, request)
-    prompt = await graph.lease.query(
-        lambda client: client.texts_of(requester).chat_prompt(messages, rendering=rendering)
-    )
-    return w.TemplateResult(text=prompt.text.encode(), tokens=len(prompt.tokens))
+    rendering, requester = _rendering(graph, p), _requester(daemon, request)
+    marks: list[str] = []
+
+    async def render(client: WorkerClient) -> ChatTokens:
+        texts = client.texts_of(requester)
+        marked, media = await with_media(texts, messages)
+        marks[:] = [one.mark for one in media]
+        return await texts.chat_prompt(marked, rendering=rendering, media=media)
+
+    tokens_max = partial(_tokens_max, graph)
+    async with stored_messages(daemon, request, p.messages, tokens_max) as messages:
+        prompt = await graph.lease.query(render)
+    text = shown_prompt(prompt.text, marks)
+    return w.TemplateResult(text=text.encode(), tokens=len(prompt.tokens))
+
+
+def _tokens_max(graph: Graph) -> int:
+    """Return the bound of a graph on the tokens of an image; 0 is the model's own."""
+    return int(graph.options.get("image-tokens-max", 0))
 
 
 def _requester(daemon: Daemon, request: Request) -> Requester:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,7 +13,6 @@ import msgspec
 from ...backends.errors import Cancelled, InferdError, InvalidArgument, error_from_wire
 from ...backends.params import SEEDS
 from ...ipc import messages as w
-from ...ipc.chat_messages import checked_messages
 from ...ipc.server.connection import Request
 from ...scheduler.logprobs import describe_logprobs, describe_prompt
 from ...scheduler.messages import Position, PromptLogprobs, PromptProgress, Tokens
@@ -24,6 +24,7 @@ from ...sessions.conversation.state import BeforeInput
 from ...sessions.turn.turn import ProgressSink, TokensSink, Turn
 from ..core import Daemon
 from .arguments import turn_options
+from .media import stored_messages
 
 LIMIT_REASONS = frozenset(reason.name for reason in (LENGTH, CONTEXT_FULL, TIME))
 """Stop reasons of answers that a limit has cut."""
@@ -55,7 +56,7 @@ async def _start_turn(
     """Start a turn on a call's input; if it *streams*, its tokens are sent as events."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
-    async with session.turn_input(lambda: add_input(daemon, session, p)):
+    async with session.turn_input(lambda: _add_input(daemon, request, session)):
         credit = p.credit if streams else -1
         own = TurnOptions(
             options=p.options,
@@ -178,7 +179,6 @@ class _TokensSender:
         self.splitter, self._offset = splitter, offset
 
     def send_tokens(self, report: Tokens) -> None:
-        """Send the tokens of a report."""
         assert self.splitter is not None
         parts = self.splitter.split(report.text)
         event = w.TokensEvent(
@@ -246,15 +246,16 @@ def _prompt_event(report: PromptProgress) -> w.TokensEvent:
     )
 
 
-async def add_input(
-    daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams
-) -> BeforeInput | None:
+async def _add_input(daemon: Daemon, request: Request, session: Session) -> BeforeInput | None:
     """Add a call's prompt or messages to the history. Return the session before that, or None if
     the call has neither.
     """
+    p: w.StreamParams | w.AnswersParams = request.params
     daemon.check_open()
     if p.messages is not None:
-        return await session.add_messages(checked_messages(p.messages), p.options)
+        tokens_max = partial(session.settings.parameters.in_turn, "image-tokens-max", p.options)
+        async with stored_messages(daemon, request, p.messages, tokens_max) as messages:
+            return await session.add_messages(messages, p.options)
     if p.prompt_tokens is not None:
         return await session.add_tokens(p.prompt_tokens)
     if p.prompt is None:
@@ -279,7 +280,7 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
     _check(p, session)
     branches: list[Session] = []
     try:
-        async with session.turn_input(lambda: add_input(daemon, session, p)):
+        async with session.turn_input(lambda: _add_input(daemon, request, session)):
             if p.n > 1:
                 branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
                 for branch in branches:

@@ -18,6 +18,8 @@ from ...backends.params import (
     BY_SPELLING,
     FORMS,
     IGNORED_KEYS,
+    MMPROJ_AUTO,
+    MMPROJ_NONE,
     flat_keys,
     nearest,
     read_options,
@@ -245,6 +247,10 @@ def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:
     return folder / file
 
 
+_FILES = ("chat-template-file", "mmproj")
+"""The parameters whose values are paths of files."""
+
+
 def read_options_table(
     table: Mapping[str, Any], folders: Folders, errors: ErrorList, known: tuple[str, ...] = ()
 ) -> dict[str, Any]:
@@ -265,8 +271,11 @@ def read_options_table(
                 values.update(read_options({spelling: value}, strict=True).values)
             except InvalidArgument as exc:
                 errors.add(exc.message)
-    if file := values.get("chat-template-file"):
-        path = Path(os.path.expanduser(file))
-        place = errors.at("chat-template-file: ")
-        values["chat-template-file"] = str(_find_file(path, folders, place))
+    if values.get("mmproj") == "":
+        values["mmproj"] = MMPROJ_NONE
+    for name in _FILES:
+        file = values.get(name)
+        if file and not (name == "mmproj" and file in (MMPROJ_AUTO, MMPROJ_NONE)):
+            path = Path(os.path.expanduser(file))
+            values[name] = str(_find_file(path, folders, errors.at(f"{name}: ")))
     return values

@@ -151,12 +151,14 @@ def check_all(facts: Facts) -> list[Finding]:
     Each check has a name and arguments; it is skipped if its first argument is None.
     """
     config, engine, loaded = facts.config, facts.engine, facts.stats.get("models", {})
+    projectors = facts.models.projectors if facts.models is not None else {}
     checks: tuple[tuple[str, Callable[..., Iterator[Finding]], tuple[Any, ...]], ...] = (
         ("inferd", _check_software, ()),
         ("packages", engine_checks.check_installed, (facts.installed,)),
         ("engine", engine_checks.check_engine, (engine,)),
         ("cpu", engine_checks.check_cpu, (engine, facts.cpu_flags or frozenset())),
         ("gpu", engine_checks.check_gpus, (facts.gpus, engine)),
+        ("media", engine_checks.check_media, (engine, projectors)),
         ("configuration", configuration.check_settings, (facts.settings,)),
         ("models", folders.check_models, (facts.models,)),
         ("models", folders.check_files, (engine and engine.files,)),

@@ -23,7 +23,6 @@ import os
 import socket
 import stat
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from ...backends.library import LEVELS, SYSLOG_PRIORITIES
+from ...backends.recent_dict import RecentDict
 from ...scheduler import messages as m
 from ..config.forms import LOGGERS
 from ..config.settings import Config
@@ -218,21 +218,19 @@ class RepeatLimit:
     """
 
     def __init__(self) -> None:
-        self._intervals: OrderedDict[int, _Interval] = OrderedDict()
+        self._intervals = RecentDict[int, _Interval](_USERS_MAX)
 
     def count_event(self, uid: int, now_s: float) -> int | None:
         """Count an event. Return how many events of the user were omitted since the last logged
         one, or None if this one must be omitted, too.
         """
-        interval = self._intervals.pop(uid, None) or _Interval(now_s)
+        interval = self._intervals.get(uid) or _Interval(now_s)
         omitted = 0
         if now_s >= interval.begin_s + INTERVAL_S:
             omitted = max(0, interval.events - EVENTS_MAX)
             interval = _Interval(now_s)
         interval.events += 1
         self._intervals[uid] = interval
-        if len(self._intervals) > _USERS_MAX:
-            self._intervals.popitem(last=False)
         return None if interval.events > EVENTS_MAX else omitted
 
 

@@ -220,6 +220,8 @@ def _loaded(daemon: Daemon) -> Read:
     memory: Counter[Labels] = Counter()
     checkpoints: Counter[Labels] = Counter()
     checkpoint_bytes: Counter[Labels] = Counter()
+    media_waiting: Counter[Labels] = Counter()
+    media_bytes: Counter[Labels] = Counter()
     kv: Counter[Labels] = Counter({("", "disk"): daemon.registry.kv_index.bytes})
     for model in daemon.registry.catalog.known():
         worker = model.loaded
@@ -234,6 +236,9 @@ def _loaded(daemon: Daemon) -> Read:
         kv[name, "memory"] += int(gauges["kv_bytes"])
         checkpoints[(name,)] += int(gauges["kv_checkpoints"])
         checkpoint_bytes[(name,)] += int(gauges["kv_checkpoint_bytes"])
+        if (encoder := worker.client.encoder) is not None:
+            media_waiting[(name,)] += encoder.waiting
+            media_bytes[(name,)] += encoder.caches.size_bytes
         for part, size in _parts(daemon, model):
             memory[name, part] += size
             if part == "context":
@@ -242,6 +247,8 @@ def _loaded(daemon: Daemon) -> Read:
     yield "kv_cache_usage_perc", {key: used[key] / size for key, size in cells.items() if size}
     yield "worker_unresponsive_seconds", silent
     yield "model_memory_bytes", memory
+    yield "media_requests_waiting", media_waiting
+    yield "media_cache_bytes", media_bytes
     yield "kv_bytes", kv
     yield "kv_checkpoints", checkpoints
     yield "kv_checkpoint_bytes", checkpoint_bytes
@@ -256,6 +263,7 @@ def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
     if need is not None:
         yield from (("weights", need.weights), ("context", need.context))
         yield from (("compute", need.compute), ("process", need.process))
+        yield from [("projector", need.projector)] if need.projector else []
         yield from need.devices.items()
 
 
@@ -275,6 +283,8 @@ def _sessions(daemon: Daemon) -> Read:
     yield "sessions_max", _one(sessions.live.sessions_max)
     yield "sessions_dormant", _one(len(sessions.dormant))
     yield "sessions_dormant_bytes", _one(sessions.dormant.bytes)
+    yield "session_media", _one(daemon.media_store.count)
+    yield "session_media_bytes", _one(daemon.media_store.total_bytes)
     yield "sessions_expired", _one(sessions.expired)
     yield "sessions_refused", _one(sessions.live.refused)
     yield "sessions_yielded", _one(sessions.dormant.yielded)

@@ -23,6 +23,7 @@ from ...backends.errors import (
 )
 from ...scheduler.record import Histogram
 from ...sessions import ModelSource, Turn
+from ..media.encoder import EncodingEnded
 from ..models.loader import LoadListener
 from ..models.model import ManagedModel
 from ..models.registry import Lease
@@ -52,12 +53,14 @@ DAEMON_COUNTERS = (
     *("request_outcomes", "request_success", "request_errors", "call_errors"),
     "admission_rejections",
     *("model_load_failures", "model_unloads", "worker_restarts"),
+    *("media_encodings", "encoder_restarts"),
 )
 """Families of event counters."""
 DAEMON_HISTOGRAMS = (
     *("request_queue_time_seconds", "time_to_first_token_seconds"),
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
     *("model_load_seconds", "model_swap_seconds", "session_wait_seconds"),
+    "media_encode_seconds",
 )
 """Families of histograms."""
 
@@ -225,6 +228,17 @@ class DaemonCounters(LoadListener):
         self.counts[family][(self.name_of(model),)] += 1
         self.add_engine_counters(model, worker)
         del self._seen[worker]
+
+    def encoder_died(self, model: ManagedModel) -> None:
+        """Count an encoder process that has died."""
+        self.counts["encoder_restarts"][(self.name_of(model),)] += 1
+
+    def encoding_ended(self, model: ManagedModel, ended: EncodingEnded) -> None:
+        """Count a request for embeddings."""
+        name = self.name_of(model)
+        self.counts["media_encodings"][name, ended.result.value] += 1
+        if ended.seconds:
+            self.observe("media_encode_seconds", (name,), ended.seconds)
 
     def add_engine_counters(self, model: ManagedModel, worker: Worker) -> None:
         """Add to the model's sums the growth of the worker's counters since the previous call."""

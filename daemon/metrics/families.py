@@ -37,9 +37,9 @@ _REQUESTS = (
     gauge(
         "num_requests_waiting_by_reason",
         "Turns that wait or are parked, by reason: for a `slot`, a `prefix` that a running turn"
-        " computes, free KV `cells`, a KV state on `disk`, their `grammar`, their `reader`; parked"
-        " by an `operator`; for the `load` of their model, for `memory` for it, or because another"
-        " model comes first (`residency`).",
+        " computes, free KV `cells`, a KV state on `disk`, their `grammar`, the `encoding` of an"
+        " image or a sound, their `reader`; parked by an `operator`; for the `load` of their model,"
+        " for `memory` for it, or because another model comes first (`residency`).",
         (*MODEL, "reason"),
     ),
     gauge("num_requests_parked", "Turns that have yielded their slot to another turn.", CLASS),
@@ -152,7 +152,7 @@ _MODELS = (
     gauge(
         "model_memory_bytes",
         "Estimated memory of a loaded model, by use: `weights`, `context`, `compute`, `process`,"
-        " or the name of a device.",
+        " `projector` (the process that encodes images and sounds), or the name of a device.",
         (*MODEL, "use"),
     ),
     histogram("model_load_seconds", "Duration of a load that succeeded.", MODEL, LOAD_S),
@@ -168,11 +168,30 @@ _MODELS = (
         MODEL,
     ),
 )
+_MEDIA = (
+    gauge(
+        "media_requests_waiting",
+        "Requests to read or encode an image or a sound that wait for the encoder process, or for"
+        " which it works.",
+        MODEL,
+    ),
+    counter(
+        "media_encodings",
+        "Requests for the embeddings of an image or a sound that have ended, by result: `encoded`,"
+        " `cached`, `refused` or `failed`.",
+        (*MODEL, "result"),
+    ),
+    histogram("media_encode_seconds", "Time to encode an image or a sound.", MODEL, TTFT_S),
+    gauge("media_cache_bytes", "Size of the embeddings that are kept for later turns.", MODEL),
+    counter("encoder_restarts", "Encoder processes that died, or were killed.", MODEL),
+)
 _SESSIONS = (
     gauge("sessions", "Open sessions with a place, by state.", ("state",)),
     gauge("sessions_max", "Maximum number of open sessions."),
     gauge("sessions_dormant", "Dormant sessions."),
     gauge("sessions_dormant_bytes", "Memory of dormant and yielded sessions in the daemon."),
+    gauge("session_media", "Images and sounds that sessions hold."),
+    gauge("session_media_bytes", "Size of the images and sounds that sessions hold, on disk."),
     counter(
         "sessions_expired",
         "Sessions that were idle for too long: closed or, with an id, made dormant.",
@@ -223,6 +242,7 @@ SECTIONS = {
     "Tokens and KV states": _TOKENS,
     "Steps": _STEPS,
     "Models and workers": _MODELS,
+    "Images and sounds": _MEDIA,
     "Sessions": _SESSIONS,
     "The daemon": _DAEMON,
 }

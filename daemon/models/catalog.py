@@ -16,6 +16,7 @@ from ...ipc.model_names import find_name, is_model_file, model_not_found, names_
 from ..components import Components
 from ..config.model_settings import ECHO, ModelConfig
 from ..config.settings import Config
+from ..media.settings import MediaSettings
 from ..state_files import SETTINGS_FILE
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
@@ -107,8 +108,12 @@ class ModelCatalog:
         """Return whether a load would now differ from the load of *model*."""
         if self._configured.get(model.name) != model.configured:
             return True
-        settings = engine_settings(self.config)
-        return before.defaults != self.config.defaults or engine_settings(before) != settings
+        after, media = self.config, MediaSettings.of_config
+        if model.projector.file and media(before) != media(after):
+            return True
+        if before.defaults != after.defaults:
+            return True
+        return engine_settings(before) != engine_settings(after)
 
     def _find_files(self) -> FoundModels:
         """Return the models directory's files, or the last known if it is unreadable."""
@@ -134,7 +139,7 @@ class ModelCatalog:
         the error of its kind.
         """
         self.scan()
-        await self._contents.read([*self._found.files.values()])
+        await self._contents.read([*self._found.files.values(), *self._found.projectors.values()])
         found = self.files_not_offered()
         new = [one for one in found if one not in self._logged]
         self._logged = set(found)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from ...backends.encoder_prompts import ctx_size_trained
 from ...backends.engine_options import cache_share_max
 from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX
+from ...backends.gguf.projector import ProjectorHeader
 from ...backends.memory import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
+from ..config.model_settings import ECHO
 from ..residency.machine import has_gpus
 from .model import ManagedModel
-from .model_files import files_in_use, modified_at, signature_of, size_bytes
+from .model_files import modified_at, signature_of, size_bytes
+from .projectors import NO_PROJECTOR, ProjectorChoice
 from .registry import Registry
-from .specs import CTX_SIZE_DEFAULT, adapter_bytes, spec_of, with_adapters, without_adapters
+from .specs import (
+    CTX_SIZE_DEFAULT,
+    adapter_bytes,
+    files_of_load,
+    spec_of,
+    with_adapters,
+    with_encoder,
+    without_adapters,
+)
 
 
 def describe_model(registry: Registry, model: ManagedModel, facts: FileFacts | None) -> ModelInfo:
@@ -50,6 +62,8 @@ def describe_model(registry: Registry, model: ManagedModel, facts: FileFacts | N
         info=asdict(loaded.info) if loaded is not None else None,
         setting=_setting(registry, model),
         need_bytes=_need_bytes(registry, model, facts),
+        reads=_reads(registry, model),
+        projector=_projector(registry, model),
     )
 
 
@@ -74,10 +88,13 @@ def _estimate_memory(
     """Return the memory that the next load needs: as llama.cpp has estimated it for an earlier
     load, or else by the file's *facts*, as far as they are known. Return None if nothing is known.
     """
-    spec = spec_of(model, registry.config, registry.tuner)
-    signature = signature_of(files_in_use(model.config.file))
+    choice = _choice_of(registry, model)
+    spec = replace(spec_of(model, registry.config, registry.tuner), mmproj=choice.file)
+    encoder = registry.loader.encoder_bytes(spec, choice)
+    signature = signature_of(files_of_load(model, spec))
     for estimate in registry.loader.estimates.estimates_of(without_adapters(spec), signature)[:1]:
         shape, need = estimate.shape, with_adapters(estimate, spec).need
+        need = with_encoder(need, encoder)
         return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
     if facts is None:
         return None
@@ -94,6 +111,7 @@ def _estimate_memory(
         "ctx_size": ctx_size,
         "weights": weights,
         "context": None if kv_bytes is None or kv_bytes > NUMBER_MAX else kv_bytes,
+        "projector": encoder,
     }
     return dict.fromkeys(_memory(MemoryNeed())) | known
 
@@ -112,7 +130,54 @@ def _need_bytes(registry: Registry, model: ManagedModel, facts: FileFacts | None
         return total
     if found["context"] is None or (has_gpus() and model.options().get("n-gpu-layers") != 0):
         return None  # devices may hold any part of it
-    return int(found["weights"] + found["context"])
+    return int(found["weights"] + found["context"] + found["projector"])
+
+
+# Images and sounds.
+
+
+def _choice_of(registry: Registry, model: ManagedModel) -> ProjectorChoice:
+    """Return the projector of the loaded model, or that of its next load as far as it is known."""
+    if model.worker is not None:
+        return model.projector
+    return registry.projectors.known(registry.projector_wish(model)) or NO_PROJECTOR
+
+
+def _reads(registry: Registry, model: ManagedModel) -> list[str]:
+    if model.config.backend == ECHO:
+        return ["text", "image", "audio"] if model.config.echo.get("media") else ["text"]
+    return ["text", *_kinds(_choice_of(registry, model).header)]
+
+
+def _kinds(header: ProjectorHeader | None) -> list[str]:
+    if header is None:
+        return []
+    return [name for name, reads in (("image", header.images), ("audio", header.sounds)) if reads]
+
+
+def _projector(registry: Registry, model: ManagedModel) -> dict[str, Any] | None:
+    """Return the projector of a model, or the reason why it has none; None if there is no file."""
+    choice, header = _choice_of(registry, model), _choice_of(registry, model).header
+    error = None if choice.refusal is None else choice.refusal.message
+    encoder = None if model.loaded is None else model.loaded.client.encoder
+    if encoder is not None and encoder.error is not None:
+        error = encoder.error.message
+    if not choice.file and not choice.note and error is None:
+        return None
+    facts = registry.loader.measured_projectors.facts_of(choice.file) if choice.file else None
+    return {
+        "file": choice.file,
+        "type": "" if header is None else header.kind,
+        "kinds": _kinds(header),
+        "width": 0 if header is None else header.width,
+        "image_size": 0 if header is None else header.image_size,
+        "size_bytes": size_bytes(Path(choice.file)) if choice.file else 0,
+        "image_tokens_max": None if facts is None else facts.image_tokens_max,
+        "buffer_bytes": None if facts is None else facts.buffer_bytes,
+        "pid": 0 if encoder is None else encoder.pid,
+        "note": choice.note,
+        "error": error,
+    }
 
 
 def _memory(need: MemoryNeed) -> dict[str, Any]:

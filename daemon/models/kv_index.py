@@ -66,7 +66,6 @@ class _OwnerFiles:
         self._order_of(entry).record_use(place, entry.size, entry.seconds)
 
     def remove_file(self, place: KvFilePlace, entry: KvFileEntry) -> None:
-        """Remove a file."""
         self.count -= 1
         self.bytes -= entry.size
         self._sessions -= not entry.is_named_state

@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from signal import SIGKILL
 from typing import Any, assert_never
 
@@ -36,7 +37,7 @@ import msgspec
 import structlog
 from msgspec.structs import asdict
 
-from ...backends import MemoryNeed, Shape
+from ...backends import MemoryNeed, ModelSpec, Shape
 from ...backends.errors import (
     Cancelled,
     InferdError,
@@ -45,12 +46,15 @@ from ...backends.errors import (
     error_from_wire,
     load_cancelled,
 )
+from ...backends.media_process import ProjectorFacts
 from ...backends.tuning_choice import ModelTuning
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Priority
 from ...scheduler import messages as m
 from ...scheduler.build import EXIT_OTHER_BUILD
 from ...sessions.worker_client import TaskReader
+from ..media.encoder import EncoderChange, EncodingEnded, MediaEncoder
+from ..media.settings import MediaSettings, has_encoder
 from ..residency.load_queue import LoadQueue
 from ..residency.machine import OomKills, address_space_limit
 from ..residency.plan import (
@@ -72,7 +76,7 @@ from ..residency.plan import (
 )
 from ..residency.reservations import Reservations, bytes_on
 from ..residency.residency import ResidencyRequest
-from ..workers.cores import Cores
+from ..workers.cores import Cores, CoreUser
 from ..workers.process import SpawnedProcess, describe_exit, other_build
 from ..workers.process_client import (
     ProcessClient,
@@ -86,14 +90,17 @@ from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .kv_index import KvIndex
 from .model import ManagedModel
-from .model_files import Signature, files_in_use, signature_of, size_bytes
+from .model_files import Signature, signature_of, size_bytes
+from .projectors import MeasuredProjectors, ProjectorChoice, encoder_bytes
 from .specs import (
     EstimateCache,
     FailedLoads,
     conditions_of,
     engine_settings,
+    files_of_load,
     spec_of,
     with_adapters,
+    with_encoder,
     without_adapters,
 )
 from .tuner import Tuner
@@ -116,6 +123,12 @@ class LoadListener:
     def worker_exited(self, model: ManagedModel, worker: Worker) -> None:
         """Note that a worker has exited."""
 
+    def encoder_died(self, model: ManagedModel) -> None:
+        """Note that an encoder process has died."""
+
+    def encoding_ended(self, model: ManagedModel, ended: EncodingEnded) -> None:
+        """Note that a request for embeddings has ended."""
+
 
 class Load:
     """A worker with its model, from its start to its exit. A swap gives it another *model*.
@@ -131,7 +144,10 @@ class Load:
         self, model: ManagedModel, signature: Signature, new_worker: Callable[[Load], Worker]
     ):
         self.model, self.signature = model, signature
+        self.projector = model.projector
         self.worker = new_worker(self)
+        self.encoder: MediaEncoder | None = None
+        """Of a model that reads images or sounds; it runs while the model is loaded."""
         self.is_known_load_decided = False
         """Whether it was decided on by an estimate of an earlier load."""
         self.shrinks = 0
@@ -182,7 +198,7 @@ class Loader:
     module's docstring.
 
     Workers run in *group*, and *start_soon* runs other work in it. *flush* is called after each
-    frame of the workers' reports.
+    frame of the workers' reports. *open_content* returns a descriptor of a user's image or sound.
     """
 
     def __init__(
@@ -197,18 +213,21 @@ class Loader:
         *,
         flush: Callable[[], None],
         request_bytes: RequestBytes,
+        open_content: Callable[[int, bytes], int],
         seconds: Callable[[], float],
     ):
         config = catalog.config
         self.reservations, self.listeners = reservations, list(listeners)
         self.residency_s = config.residency_s
         """The `Residency.residency_s` of all models."""
-        self.cores = Cores(config.cores, catalog.all_workers, strict=config.priority_strict)
+        self.cores = Cores(config.cores, self._core_users, strict=config.priority_strict)
         self.estimates = EstimateCache()
+        self.measured_projectors = MeasuredProjectors()
         self.oom_kills = OomKills()
         self._catalog, self._kv_index, self._tuner = catalog, kv_index, tuner
         self._group, self._start_soon, self._seconds = group, start_soon, seconds
         self._flush, self._request_bytes = flush, request_bytes
+        self._open_content = open_content
         self._kv_dir = str(kv_index.directory) if config.kv_disk_bytes else ""
         self._queue = LoadQueue(catalog.serves_others, seconds)
         self._failures = FailedLoads(config.load_retry_s, seconds)
@@ -362,7 +381,7 @@ class Loader:
         config = self._catalog.config
         spec = spec_of(model, config, self._tuner)
         self._failures.check_load(model.name, *conditions_of(model, spec))
-        signature = signature_of(files_in_use(model.config.file))
+        signature = signature_of(files_of_load(model, spec))
         load = Load(
             model,
             signature,
@@ -379,6 +398,7 @@ class Loader:
             ),
         )
         worker, model.kept_tuning = load.worker, None
+        worker.client.encoder = load.encoder = self._new_encoder(load)
         self._loads[worker] = load
         self._bind_worker(model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
@@ -403,6 +423,7 @@ class Loader:
         one.fitted, other.fitted = other.fitted, one.fitted
         one.load_s, other.load_s = other.load_s, one.load_s
         one.error, other.error = other.error, one.error
+        one.projector, other.projector = other.projector, one.projector
         for model in (one, other):
             if model.worker is not None:
                 self._bind_worker(model, model.worker)
@@ -411,6 +432,20 @@ class Loader:
     def _bind_worker(self, model: ManagedModel, worker: Worker) -> None:
         self._loads[worker].model = model
         worker.bind_model(model.name, model.recovery.quarantine)
+        if worker.client.encoder is not None:
+            worker.client.encoder.bind_model(model.name, model.recovery.media_quarantine)
+
+    def _idle_threads(self) -> int:
+        """Return the cores that are free, or 0 while a model computes or is being loaded."""
+        is_idle = all(user.claim is None for user in self._core_users())
+        return self.cores.available if is_idle else 0
+
+    def _core_users(self) -> Iterator[CoreUser]:
+        """Yield the processes that compute: workers and their encoders."""
+        for worker in self._catalog.all_workers():
+            yield worker
+            if worker.client.encoder is not None:
+                yield worker.client.encoder
 
     async def _run_worker(self, load: Load) -> None:
         worker, started = load.worker, self._seconds()
@@ -423,17 +458,68 @@ class Loader:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._wait_loaded, load.model, worker, started)
+                group.start_soon(self._run_encoder, load)
                 await self._queue.wait_for_place(worker)
                 self._decide_known_load(load)
-                await worker.run()
+                try:
+                    await worker.run()
+                finally:
+                    if load.encoder is not None:
+                        load.encoder.close()
         except Exception:  # any failure ends this worker alone
             log.exception("worker.failed", model=load.model.name, pid=worker.pid)
+        except BaseException:  # the daemon ends; an unload that is not cancelled waits for it
+            worker.released.set()
+            raise
         finally:
             if worker.remains is None:
                 self._queue.leave(worker)
             else:
                 self._group.start_soon(self._wait_for_remains, worker, worker.remains)
         self._note_worker_exited(load)
+
+    def _new_encoder(self, load: Load) -> MediaEncoder | None:
+        """Return the encoder of a model that reads images or sounds; it does not run yet."""
+        spec, config, recovery = load.worker.spec, self._catalog.config, load.model.recovery
+        if not has_encoder(spec):
+            return None
+        signature = signature_of([Path(spec.mmproj)])
+        caches, load.model.kept_caches = load.model.kept_caches, None
+        return MediaEncoder(
+            spec,
+            MediaSettings.of_config(config),
+            known=self.measured_projectors.facts_of(spec.mmproj),
+            caches=caches,
+            idle_threads=self._idle_threads,
+            note_opened=partial(self._note_projector_opened, load, signature),
+            open_content=self._open_content,
+            quarantine=recovery.media_quarantine,
+            shared=config.kv_share == "all",
+            hang_s=config.worker_hang_timeout_s,
+            emit=partial(self._handle_event, load),
+            claim_oom_kill=self.oom_kills.claim_kill,
+            strict=config.priority_strict,
+            seconds=self._seconds,
+        )
+
+    async def _run_encoder(self, load: Load) -> None:
+        """Run the encoder of a model from the end of its load on, until the encoder is closed."""
+        await load.worker.loaded.wait()
+        if load.encoder is not None and not load.worker.unloading:
+            await load.encoder.run()
+
+    def _note_projector_opened(
+        self, load: Load, signature: Signature, facts: ProjectorFacts
+    ) -> None:
+        """Store the memory that an encoder process has measured, and reserve so much."""
+        worker = load.worker
+        if not worker.spec.mmproj:
+            return  # the echo model measures nothing
+        self.measured_projectors.note_facts(worker.spec.mmproj, signature, facts)
+        need = self.reservations.of_worker(worker)
+        if need is not None:
+            size = with_encoder(need, self.encoder_bytes(worker.spec, load.projector)).projector
+            self.reservations.set_projector(worker, size)
 
     async def _wait_for_remains(self, worker: Worker, process: SpawnedProcess) -> None:
         """Wait for a process that could not be ended."""
@@ -504,6 +590,7 @@ class Loader:
         for listener in self.listeners:
             listener.worker_exited(model, worker)
         self.reservations.release(worker)
+        worker.released.set()
         self._end_decision(load)
         for other in self._undecided.values():
             other.is_outdated = bool(other.report.devices)
@@ -522,7 +609,17 @@ class Loader:
                 self.cores.assign_cores()
                 self._queue.grant_places()  # loads may have waited for turns of other users
                 self._tuner.note_change()
+            case EncoderChange.WORK:
+                self.cores.assign_cores()
+            case EncoderChange.DIED:
+                for listener in self.listeners:
+                    listener.encoder_died(load.model)
+            case EncodingEnded():
+                for listener in self.listeners:
+                    listener.encoding_ended(load.model, event)
             case WorkerChange.QUIT_ORDERED:
+                if load.encoder is not None:
+                    load.encoder.close()
                 self._queue.end_wait(worker)
             case WorkerChange.EMBEDDING_CONTEXT_CREATED:
                 self.reservations.note_loaded(worker)
@@ -563,9 +660,12 @@ class Loader:
             death = client.death = replace(
                 worker.evidence_of_death(code),
                 was_oom_killed=code == -SIGKILL and self.oom_kills.claim_kill(),
-                files_changed=signature_of(files_in_use(model.config.file)) != load.signature,
+                files_changed=signature_of(files_of_load(model, worker.spec)) != load.signature,
             )
             model.kept_tuning = worker.spec.tuning if is_loaded else None
+            if load.encoder is not None and client.tasks:
+                load.encoder.keeps_caches = True
+                model.kept_caches = load.encoder.caches
             model.recovery.note_death(death, needed=bool(client.tasks) or not is_loaded)
             if not is_loaded:
                 error = model.recovery.load_error(death, describe_exit(code))
@@ -593,7 +693,13 @@ class Loader:
             self._resume_tasks(model)
 
     def _resume_tasks(self, model: ManagedModel) -> None:
-        self._start_soon(model.recovery.resume_tasks, partial(self._load_for_tasks, model))
+        self._start_soon(self._resume, model)
+
+    async def _resume(self, model: ManagedModel) -> None:
+        try:
+            await model.recovery.resume_tasks(partial(self._load_for_tasks, model))
+        finally:
+            model.drop_kept_caches()  # a new worker has taken them, or no turn needs them
 
     async def _load_for_tasks(self, model: ManagedModel) -> ProcessClient:
         """Load the model for turns that lost their worker, at their requests' highest priority."""
@@ -650,12 +756,19 @@ class Loader:
             estimate = msgspec.structs.replace(estimate, need=need)
         if not worker.unloading:
             estimate = with_adapters(estimate, worker.spec)
+            need = with_encoder(estimate.need, self.encoder_bytes(worker.spec, load.projector))
+            estimate = msgspec.structs.replace(estimate, need=need)
             if worker not in self._undecided:
                 load.begin_decision(estimate)
                 self._undecided[worker] = load
             load.report = estimate
             self._decide(load)
         self.advance()
+
+    def encoder_bytes(self, spec: ModelSpec, choice: ProjectorChoice) -> int:
+        """Return the memory of the encoder process of *spec*; see `projectors.encoder_bytes`."""
+        facts = self.measured_projectors.facts_of(spec.mmproj)
+        return encoder_bytes(spec, choice, facts, self._catalog.config.media_cache_bytes)
 
     def _decide(self, load: Load) -> None:
         """Decide on a load by its last estimate: it proceeds, shrinks, waits, or is refused."""
@@ -863,7 +976,7 @@ class Loader:
                     raise
                 return
             for leaving in unloading:
-                await leaving.exited.wait()
+                await leaving.released.wait()
             load.model.embeds = worker.client.embeds
 
     def _reserve_embedding(self, model: ManagedModel, worker: Worker) -> list[Worker]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,11 +15,13 @@ from ...backends.tuning_choice import LoadTuning
 from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
+from ..media.caches import MediaCaches
 from ..residency.residency import Residency
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import EvictedTurns, Recovery
 from ..workers.worker import Worker
 from .persisted_settings import PersistedSettings, SwappedName
+from .projectors import NO_PROJECTOR
 
 SLOTS_DEFAULT = 4
 
@@ -50,9 +52,9 @@ class ManagedModel:
     The model has at most one worker; a request that arrives during an unload waits until the worker
     has exited. After a swap, the old model is one of the `predecessors` until its turns have ended.
 
-    *settings* returns the configuration in force. *start_worker* starts a worker for the model if
-    it is not loaded. *move_tasks* continues tasks in the model's worker. *start_soon* runs
-    background work.
+    *settings* returns the configuration in force. *choose_projector* sets `projector`, before
+    *start_worker* starts a worker for the model if it is not loaded. *move_tasks* continues tasks
+    in the model's worker. *start_soon* runs background work.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ManagedModel:
         *,
         settings: Callable[[], Config],
         residency_s: float,
+        choose_projector: Callable[[ManagedModel], Awaitable[None]],
         start_worker: Callable[[ManagedModel], Worker],
         move_tasks: Callable[[ManagedModel, Mapping[int, TaskReader]], None],
         start_soon: Callable[..., None],
@@ -87,6 +90,8 @@ class ManagedModel:
         """Parameters set by the client whose call has caused the load."""
         self.kept_tuning: LoadTuning | None = None
         """By which the next load chooses its setting, if its worker replaces one that has died."""
+        self.kept_caches: MediaCaches | None = None
+        """The embeddings of a worker that has died, for the turns that continue in the next."""
         self.used_at = seconds()
         self.predecessors: dict[str, ManagedModel] = {}
         """Models that had the name before a swap and still have turns, by vocabulary hash."""
@@ -111,10 +116,19 @@ class ManagedModel:
         self.evicted_turns = EvictedTurns(
             partial(move_tasks, self), start_soon, settings().reader_timeout_s
         )
+        self.projector = NO_PROJECTOR
+        """The projector of the last load, or of the one that begins."""
         self._settings, self._start, self._seconds = settings, start_worker, seconds
+        self._choose_projector = choose_projector
         self._keep_alive_s: float | None = None
         self._progress_listeners: set[Callable[[float], None]] = set()
         self._released = anyio.Event()
+
+    def drop_kept_caches(self) -> None:
+        """Free the embeddings that no next worker has taken."""
+        caches, self.kept_caches = self.kept_caches, None
+        if caches is not None:
+            caches.clear()
 
     @property
     def state(self) -> ModelState:
@@ -171,14 +185,21 @@ class ManagedModel:
 
         :raises WorkerCrashed: a swap has unloaded the model for good, or workers have died for too
             long.
+        :raises LoadFailed: the configured projector cannot be used.
         """
+        is_chosen = False
         while not self.dropped:
             if self.worker is not None:
                 if not self.worker.unloading:
                     return self.worker
-                await self.worker.exited.wait()
+                is_chosen = False
+                await self.worker.released.wait()
             elif delay_s := self.recovery.restarts.delay_s(self.name):
+                is_chosen = False
                 await anyio.sleep(delay_s)
+            elif not is_chosen:
+                is_chosen = True
+                await self._choose_projector(self)
             else:
                 return self._start(self)
         raise WorkerCrashed(f"{self.name!r} was swapped and is unloaded for good")
@@ -200,7 +221,7 @@ class ManagedModel:
     def note_requested(self, values: Mapping[str, Any]) -> None:
         """Note the parameters of a call that loads the model, for the next load."""
         if self.worker is None or self.worker.unloading:
-            self.requested = {k: v for k, v in values.items() if k in REQUESTABLE}
+            self.requested = {k: v for k, v in values.items() if k in REQUESTABLE and v != ""}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
 
@@ -262,11 +283,11 @@ class ManagedModel:
             listener(fraction)
 
     async def unload(self) -> None:
-        """Stop the worker, and wait until it has exited."""
+        """Stop the worker and its encoder, and wait until both have exited."""
         worker = self.worker
         if worker is not None:
             worker.quit()
-            await worker.exited.wait()
+            await worker.released.wait()
 
     def options(self) -> dict[str, Any]:
         """Return the configured parameters: the defaults, then the model's own."""

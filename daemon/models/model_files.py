@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -27,6 +28,13 @@ DEPTH_MAX = 4
 """Folders within each other in the models directory."""
 Signature = tuple[tuple[int, ...], ...]
 """A value that changes with the files."""
+PROJECTOR = "it is named as a projector for images or sound, which belongs to a language model"
+_PROJECTOR_NAME = re.compile(r"(?:^|[^a-z0-9])mmproj")
+
+
+def is_named_projector(file: str) -> bool:
+    """Return whether a file is named as projectors are: `mmproj-F16.gguf`, `NAME-mmproj.gguf`."""
+    return is_model_file(file) and _PROJECTOR_NAME.search(file.lower()) is not None
 
 
 class FoundModels(msgspec.Struct, frozen=True):
@@ -36,13 +44,18 @@ class FoundModels(msgspec.Struct, frozen=True):
     """By name, the (first) file."""
     refused: dict[str, str] = {}
     """By path below the directory, the reason why a file gets no name, or a folder was not read."""
+    projectors: dict[str, Path] = {}
+    """By path below the directory, the files that are named as projectors, which get no name."""
     exists: bool = True
 
     def refusal_of(self, text: str) -> str:
         """Return the reason why the file *text*, or the one of this name, is not offered, or an
         empty text.
         """
-        return self.refused.get(text) or self.refused.get(f"{text}{FILE_SUFFIX}") or ""
+        for path in (text, f"{text}{FILE_SUFFIX}"):
+            if reason := self.refused.get(path) or (PROJECTOR if path in self.projectors else ""):
+                return reason
+        return ""
 
 
 class FileNotOffered(NamedTuple):
@@ -70,10 +83,13 @@ def find_models(directory: Path) -> FoundModels:
     except FileNotFoundError:
         return FoundModels(exists=False)
     by_name: dict[str, dict[Path, str]] = {}
+    projectors: dict[str, Path] = {}
     for path in sorted(paths):
         name = name_of_file(path)
         if reason := _refusal(path, name):
             refused[path] = reason
+        elif is_named_projector(path.rpartition("/")[2]):
+            projectors[path] = directory / path
         else:
             by_name.setdefault(name, {}).setdefault(parts_of(directory / path)[0], path)
     files: dict[str, Path] = {}
@@ -85,7 +101,7 @@ def find_models(directory: Path) -> FoundModels:
             if file != files.get(name):
                 others = ", ".join(other for one, other in found.items() if one != file)
                 refused[path] = f"its name {name!r} is also that of {others}: rename it"
-    return FoundModels(files, refused)
+    return FoundModels(files, refused, projectors)
 
 
 def files_not_offered(
@@ -98,6 +114,10 @@ def files_not_offered(
     the reason why a file holds something else; a model with a table of its own is offered anyway.
     """
     files = [FileNotOffered(escape_controls(path), why) for path, why in found.refused.items()]
+    for path, file in found.projectors.items():
+        found_content = content_of(file) or OtherContent(PROJECTOR, is_damaged=False)
+        is_expected = not found_content.is_damaged
+        files.append(FileNotOffered(escape_controls(path), found_content.reason, is_expected))
     for name, file in found.files.items():
         path, model = str(file.relative_to(directory)), configured.get(name)
         if model is None:

@@ -7,7 +7,6 @@ loop.
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import msgspec
 import structlog
 
 from ..config.model_settings import ModelConfig
+from ..state_files import replace_file
 
 PERSISTED_NAMES_MAX = 1000
 """Names with settings; the name changed longest ago is dropped first."""
@@ -131,12 +131,9 @@ class PersistedModels:
     def _write(self) -> None:
         if not self._writable:
             return
-        new = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(_packed(_File(models=self._models)))
-            new.replace(self._path)
+            replace_file(self._path, _packed(_File(models=self._models)))
         except OSError as exc:
             self._note_state(str(exc))
         else:

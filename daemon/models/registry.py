@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
 import structlog
 
-from ...backends.errors import Busy, Cancelled, QuotaExceeded, SessionExpired
+from ...backends.errors import (
+    Busy,
+    Cancelled,
+    LoadFailed,
+    NotFound,
+    QuotaExceeded,
+    SessionExpired,
+)
 from ...ipc.server.request_bytes import RequestBytes
 from ...scheduler import Owner
 from ...scheduler import messages as m
@@ -33,6 +41,7 @@ from .file_contents import FileFactsCache
 from .kv_index import KvFilePlace, KvIndex
 from .loader import Loader, LoadListener
 from .model import ManagedModel, PassedFile
+from .projectors import NO_PROJECTOR, Projectors, Wish, wish_of
 from .tuner import Tuner, TuningPace
 from .tuning_records import TuningRecords
 
@@ -135,7 +144,8 @@ class Registry:
     """All models. Owned by the daemon's event loop.
 
     Workers run in *group*; *flush* is called after each frame of their reports.
-    *compare_sentence* compares sentences of outputs; without it turns get a reason.
+    *open_content* returns a descriptor of a user's image or sound by its hash. *compare_sentence*
+    compares sentences of outputs; without it turns get a reason.
     """
 
     def __init__(
@@ -148,6 +158,7 @@ class Registry:
         machine: MachineMemory | None = None,
         components: Components | None = None,
         request_bytes: RequestBytes | None = None,
+        open_content: Callable[[int, bytes], int] | None = None,
         tuning_pace: TuningPace | None = None,
         load_listeners: Sequence[LoadListener] = (),
         compare_sentence: SentenceComparer = lambda _, __, *request: compare_nothing(*request),
@@ -176,9 +187,11 @@ class Registry:
             *(group, self.start_soon, load_listeners),
             flush=flush,
             request_bytes=request_bytes or RequestBytes(),
+            open_content=open_content or _no_content,
             seconds=seconds,
         )
         self.file_facts = FileFactsCache()
+        self.projectors = Projectors()
         self.catalog.scan()
 
     def _new_model(self, name: str, config: ModelConfig, uid: int | None) -> ManagedModel:
@@ -186,11 +199,55 @@ class Registry:
             *(name, config, uid),
             settings=lambda: self.config,
             residency_s=self._residency_s,
+            choose_projector=self._choose_projector,
             start_worker=self.loader.start_worker,
             move_tasks=self.loader.move_tasks,
             start_soon=self.start_soon,
             seconds=self.seconds,
         )
+
+    async def _choose_projector(self, model: ManagedModel) -> None:
+        """Set the projector of a model's next load, as its configuration is then.
+
+        :raises LoadFailed: the configured file cannot be used.
+        """
+        wish, choice = None, NO_PROJECTOR
+        self.catalog.refresh_model(model)
+        while wish != self.projector_wish(model, model.requested):
+            wish = self.projector_wish(model, model.requested)
+            choice = await self.projectors.choose(wish)
+            self.catalog.refresh_model(model)
+        if (refusal := choice.refusal) is not None:
+            log.error("model.failed", model=model.name, cause=refusal.message, seconds=0.0)
+            model.error = LoadFailed(refusal.message, hint=refusal.hint, data=refusal.data)
+            raise model.error
+        if choice.note:
+            log.info("model.projector_left_out", model=model.name, reason=choice.note)
+        model.projector = choice
+
+    def projector_wish(
+        self,
+        model: ManagedModel,
+        requested: Mapping[str, Any] | None = None,
+        config: ModelConfig | None = None,
+    ) -> Wish:
+        """Return the wish for the projector of a model's next load, by a call with *requested*
+        parameters; or of a load with another *config*.
+        """
+        config, folder = config or model.config, self.config.models_dir
+        options = self.config.defaults | config.options
+        return wish_of(model.name, config.file, config.backend, options, folder, requested)
+
+    async def find_projector(self, model: ManagedModel) -> Path | None:
+        """Return the projector of a model without any swap, or None.
+
+        :raises LoadFailed: the configured file cannot be used.
+        """
+        config = self.catalog.configuration_of(model)
+        choice = await self.projectors.choose(self.projector_wish(model, config=config))
+        if (refusal := choice.refusal) is not None:
+            raise LoadFailed(refusal.message, hint=refusal.hint, data=refusal.data)
+        return Path(choice.file) if choice.file else None
 
     @property
     def config(self) -> Config:
@@ -308,6 +365,10 @@ class Registry:
         async with anyio.create_task_group() as group:
             for model in self.catalog.known():
                 group.start_soon(model.unload)
+
+
+def _no_content(user: int, sha256: bytes) -> int:
+    raise NotFound(f"there is no content {sha256.hex()}")
 
 
 async def _guarded(work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:

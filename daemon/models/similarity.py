@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import closing
 from hashlib import sha256
@@ -19,6 +18,7 @@ import anyio
 
 from ...backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ...backends.params import BY_NAME
+from ...backends.recent_dict import RecentDict
 from ...sessions import Ledger, Parameters, Session, SessionSettings, TurnOptions
 from ...sessions.worker_client import Comparison, Similarity
 from ..residency.residency import ResidencyRequest
@@ -67,7 +67,7 @@ class EmbeddingComparer:
     ):
         self._ledger = ledger
         self._new_handle, self._one_turn_sessions = new_handle, one_turn_sessions
-        self._references: OrderedDict[tuple[Any, ...], _Embedding] = OrderedDict()
+        self._references = RecentDict[tuple[Any, ...], _Embedding](REFERENCES_MAX)
 
     def compare(
         self, registry: Registry, model: ManagedModel, comparison: Comparison, report: Report
@@ -123,13 +123,11 @@ class EmbeddingComparer:
         """Return the embedding of the reference text; embeddings are stored for each user."""
         digest = sha256(comparison.text.encode()).digest()  # the text may be long
         key = comparison.owner.user, _pooling(lease.model), digest
-        found = self._references.pop((fingerprint, *key), None)
+        found = self._references.get((fingerprint, *key))
         if found is None:
             found = await self._embedding(lease, comparison, comparison.text)
         # A swap may have changed the fingerprint.
         self._references[(found.fingerprint, *key)] = found
-        if len(self._references) > REFERENCES_MAX:
-            self._references.popitem(last=False)
         return found
 
     async def _embedding(self, lease: Lease, comparison: Comparison, text: str) -> _Embedding:

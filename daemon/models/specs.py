@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ...backends import AdapterSpec, ModelSpec
+from ...backends import AdapterSpec, MemoryNeed, ModelSpec
 from ...backends.engine_options import engine_options_of
 from ...backends.errors import (
     InferdError,
@@ -155,6 +155,7 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         threads=options.get("threads", 0) or config.cores,
         **_template(model, config),
         tool_format=options.get("tool-format", ""),
+        mmproj=model.projector.file,
         options=_engine_options(model),
         adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
         tuning=model.kept_tuning or tuner.load_tuning(keeps_threads=keeps_threads),
@@ -178,7 +179,13 @@ def _template(model: ManagedModel, config: Config) -> dict[str, Any]:
 
 def conditions_of(model: ManagedModel, spec: ModelSpec) -> tuple[list[Path], object]:
     """Return the files and values that decide whether a load succeeds."""
-    return files_in_use(model.config.file), (spec, model.requested.get("ctx-size", 0))
+    return files_of_load(model, spec), (spec, model.requested.get("ctx-size", 0))
+
+
+def files_of_load(model: ManagedModel, spec: ModelSpec) -> list[Path]:
+    """Return the files that the load of *spec* reads: those of the model, and its projector."""
+    projector = [Path(spec.mmproj)] if spec.mmproj else []
+    return [*files_in_use(model.config.file), *projector]
 
 
 def engine_settings(config: Config) -> dict[str, Any]:
@@ -199,7 +206,7 @@ def engine_settings(config: Config) -> dict[str, Any]:
     }
 
 
-# Adapters.
+# Adapters and projectors.
 
 
 def adapter_spec(name: str, adapter: AdapterConfig) -> AdapterSpec:
@@ -220,6 +227,13 @@ def with_adapters(report: MemoryEstimate, spec: ModelSpec) -> MemoryEstimate:
     devices = {device: used + size for device, used in report.need.devices.items()}
     need = replace(report.need, weights=report.need.weights + size, devices=devices)
     return replace(report, need=need)
+
+
+def with_encoder(need: MemoryNeed, size: int) -> MemoryNeed:
+    """Return *need* with the memory of an encoder process that takes *size* bytes beside the
+    vocabulary, the libraries and the interpreter, which it has as the worker does.
+    """
+    return replace(need, projector=need.process + size) if size else need
 
 
 def adapter_bytes(file: Path) -> int:

@@ -1,9 +1,10 @@
-"""Files of models that are read part by part for another daemon, or arrive part by part from one
-or from a client's descriptor.
+"""Files of models and their projectors that are read part by part for another daemon, or arrive
+part by part from one or from a client's descriptor.
 
 Until an arriving file has passed its checks, it is ``NAME.gguf.import`` in the models directory,
-and `inferd pull` of the same name is locked out. One rename publishes the model. A file whose
-daemon was killed is removed at the next start.
+and `inferd pull` of the same name is locked out. One rename publishes the model, and one its
+projector, ``NAME-mmproj.gguf``, just before. A file whose daemon was killed is removed at the next
+start.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from ...ipc.messages import PART_BYTES
 from ...ipc.server.descriptors import UserDescriptors
 from ..config.model_settings import check_model_name
 from ..pull.part import BLOCK, Part, PullFailed, hash_file
-from ..pull.target import exists_error, locked_name, publish_part, write_error
+from ..pull.target import (
+    PROJECTOR_ENDING,
+    exists_error,
+    locked_name,
+    publish_part,
+    write_error,
+)
 from .model_files import identity_of
 
 T = TypeVar("T", bound="ModelExport | ModelImport")
@@ -49,6 +56,11 @@ class OwnedTransfers(Generic[T]):
         if found is None or found.owner is not owner:
             raise InvalidArgument("no transfer has this id", hint="begin it with a part at 0")
         return found
+
+    def is_under_way(self, transfer: str, owner: object) -> bool:
+        """Return whether *owner* has begun a transfer that has not ended."""
+        found = self._transfers.get(transfer)
+        return found is not None and found.owner is owner
 
     def of_owner(self, owner: object) -> list[str]:
         """Return the ids of the transfers of *owner*."""
@@ -168,18 +180,19 @@ FREE_BYTES_MIN = 256 << 20
 SUFFIX = ".gguf.import"
 
 
-class ModelImport:
-    """A file that is being written. Its methods that block run in a thread."""
+class ArrivingFile:
+    """The file `NAME.gguf` of the models directory that is being written. A projector may be there
+    already with the same contents (*may_exist*). The methods run in a thread.
+    """
 
-    def __init__(self, name: str, models_dir: Path, size: int, owner: object):
-        self.name, self.owner = name, owner
-        self._size = size
-        self._target = models_dir / f"{name}.gguf"
+    def __init__(self, name: str, models_dir: Path, size: int, *, may_exist: bool = False):
+        self.target = models_dir / f"{name}.gguf"
+        self._name, self._size, self._may_exist = name, size, may_exist
         self._part = Part(models_dir / f"{name}{SUFFIX}", f"the copy of {name}", _no_progress)
         self._stack = ExitStack()
-        self._is_open = self._is_clone = False
-        self.lock = anyio.Lock()
-        """Held while a part is written, and while the file is removed."""
+        self._is_open = self._is_clone = self._exists = False
+        self.is_finished = False
+        """Whether it has passed its checks."""
 
     @property
     def received(self) -> int:
@@ -191,17 +204,18 @@ class ModelImport:
         """The hash of the bytes that were written."""
         return self._part.sha256
 
-    def write(self, data: bytes, sha256: str) -> bool:
-        """Write the next part. With the last one, check the file and publish it; return whether
-        that has happened.
+    def write(self, data: bytes) -> bool:
+        """Write the next part; return whether that was the last one.
 
-        :raises BackendError: the file cannot be written, or fails its checks.
+        :raises BackendError: the file cannot be written, or is larger than announced.
         """
-        with errors_of(self._target):
+        with errors_of(self.target):
             if not self._is_open:
                 self._open()
             self._part.write_block(data)
-            return self._publish_if_complete(sha256)
+            if self._part.size > self._size:
+                raise PullFailed(f"the copy of {self._name} has more bytes than announced")
+            return self._part.size == self._size
 
     def copy_block(self, descriptor: int) -> bool:
         """Copy the next block of a file, or let all its blocks be shared where the file system can;
@@ -209,7 +223,7 @@ class ModelImport:
 
         :raises BackendError: the file cannot be read or written, or is not GGUF.
         """
-        with errors_of(self._target):
+        with errors_of(self.target):
             if not self._is_open:
                 self._open()
                 self._is_clone = self._part.clone_descriptor(descriptor)
@@ -221,51 +235,143 @@ class ModelImport:
                 is_read = bool(block)
                 self._part.write_block(block)
             if not is_read and self.received < self._size:
-                raise PullFailed(f"the file of {self.name} became shorter while it was copied")
+                raise PullFailed(f"the file of {self._name} became shorter while it was copied")
             return self.received >= self._size
 
-    def publish(self, sha256: str, notes: Mapping[str, bytes]) -> None:
-        """Check the file that was copied, and publish it with *notes*.
+    def finish(self, sha256: str, notes: Mapping[str, bytes] | None = None) -> None:
+        """Check the file; with *notes*, also that it has all bytes that its header promises.
 
-        :raises BackendError: the file cannot be written, or fails its checks.
+        :raises BackendError: it cannot be written, or fails its checks.
         """
-        with errors_of(self._target):
-            self._part.check_complete()
-            self._part.notes.update(notes)
-            self._publish_if_complete(sha256)
+        with errors_of(self.target):
+            if notes is not None:
+                self._part.check_complete()
+                self._part.notes.update(notes)
+            self._part.finish_file(sha256)
+            if self._exists and hash_file(self.target) != self._part.sha256:
+                raise exists_error(self.target)
+            self.is_finished = True
 
-    def _publish_if_complete(self, sha256: str) -> bool:
-        if self._part.size < self._size:
-            return False
-        if self._part.size > self._size:
-            raise PullFailed(f"the copy of {self.name} has more bytes than announced")
-        self._part.finish_file(sha256)
-        publish_part(self._part, self._target, self.name, replace=False)
-        self._is_open = False
-        self._stack.close()
-        return True
+    def publish(self) -> bool:
+        """Give the finished file its name; return whether it was not there before.
+
+        :raises BackendError: it cannot be renamed.
+        """
+        with errors_of(self.target):
+            if not self._exists:
+                publish_part(self._part, self.target, self._name, replace=False)
+                self._is_open = False
+        self.discard()
+        return not self._exists
 
     def _open(self) -> None:
-        folder = self._target.parent
+        folder = self.target.parent
         folder.mkdir(parents=True, exist_ok=True)
-        self._stack.enter_context(locked_name(folder / f".{self.name}.lock", self.name))
+        self._stack.enter_context(locked_name(folder / f".{self._name}.lock", self._name))
         self._is_open = True
-        if os.path.lexists(self._target):
-            raise exists_error(self._target)
+        self._exists = os.path.lexists(self.target)
+        if self._exists and not (self._may_exist and self.target.stat().st_size == self._size):
+            raise exists_error(self.target)
         self._part.check_space(self._size, keep_free=FREE_BYTES_MIN)
         self._part.open_file()
 
-    async def close(self) -> None:
-        """Remove the written part of the file, unless the file was published."""
-        async with self.lock:
-            await anyio.to_thread.run_sync(self.discard)
-
     def discard(self) -> None:
-        """Remove the written part of the file, in a thread."""
+        """Remove the written part of the file, unless the file was published."""
         if self._is_open:
             self._is_open = False  # the name may soon be another import's
             self._part.remove()
         self._stack.close()
+
+
+class ModelImport:
+    """The file of a model, and perhaps its projector before it. Both are published at once, the
+    projector first, so that no load of the model misses it. A projector alone is for a model that
+    is here already.
+    """
+
+    def __init__(self, name: str, models_dir: Path, owner: object):
+        self.name, self.owner = name, owner
+        self._models_dir = models_dir
+        self._model: ArrivingFile | None = None
+        self._projector: ArrivingFile | None = None
+        self.lock = anyio.Lock()
+        """Held while a part is written, and while the files are removed."""
+
+    def file_of(self, part: ImportedPart) -> ArrivingFile:
+        """Return the file to which a part belongs; a part at 0 begins it.
+
+        :raises InvalidArgument: it is not the next part.
+        """
+        file = self._projector if part.is_projector else self._model
+        have = 0 if file is None else file.received
+        if part.offset != have or not part.data:
+            raise InvalidArgument(
+                f"a part of {len(part.data)} bytes at {part.offset}, after {have} bytes",
+                hint="send the parts in order, from 0 on",
+            )
+        return file or self.begin_file(part.size, is_projector=part.is_projector)
+
+    def begin_file(self, size: int, *, is_projector: bool = False) -> ArrivingFile:
+        """Begin the model's file, or its projector's."""
+        if is_projector:
+            name = f"{self.name}{PROJECTOR_ENDING}"
+            self._projector = ArrivingFile(name, self._models_dir, size, may_exist=True)
+            return self._projector
+        self._model = ArrivingFile(self.name, self._models_dir, size)
+        return self._model
+
+    def write(self, file: ArrivingFile, part: ImportedPart) -> bool:
+        """Write the next part of a file. With its last part, check the file, and publish the model
+        if that is complete or here already; return whether that has happened.
+
+        :raises BackendError: the file cannot be written, or fails its checks.
+        """
+        if not file.write(part.data):
+            return False
+        file.finish(part.sha256)
+        if file is self._projector and not (self._models_dir / f"{self.name}.gguf").exists():
+            return False
+        self.publish()
+        return True
+
+    def publish(self) -> None:
+        """Publish the finished files; if that fails, neither of them.
+
+        :raises InvalidArgument: the projector is incomplete.
+        :raises BackendError: a file cannot be renamed.
+        """
+        projector, model = self._projector, self._model
+        if projector is not None and not projector.is_finished:
+            raise InvalidArgument("the projector is incomplete", hint="send its parts first")
+        is_new = projector is not None and projector.publish()
+        try:
+            if model is not None:
+                model.publish()
+        except BaseException:
+            if projector is not None and is_new:
+                projector.target.unlink(missing_ok=True)
+            raise
+
+    async def close(self) -> None:
+        """Remove the written parts of files that were not published."""
+        async with self.lock:
+            await anyio.to_thread.run_sync(self.discard)
+
+    def discard(self) -> None:
+        """Remove the written parts of files that were not published, in a thread."""
+        for file in (self._projector, self._model):
+            if file is not None:
+                file.discard()
+
+
+class ImportedPart(NamedTuple):
+    """A part of a file of *size* bytes. The last one has the hash that the file must have."""
+
+    offset: int
+    data: bytes
+    size: int
+    sha256: str = ""
+    is_projector: bool = False
 
 
 class PassedModel(NamedTuple):
@@ -300,35 +406,35 @@ class ModelImports(OwnedTransfers[ModelImport]):
         passed: PassedModel,
         user: UserDescriptors,
         on_progress: Callable[[float], None],
-    ) -> None:
-        """Copy a passed file in the thread of its *user*, and publish it. If this fails, the import
-        is ended.
+    ) -> str:
+        """Copy a passed file in the thread of its *user*, publish it, and return its SHA-256. If
+        this fails, the import is ended.
 
         :raises BackendError: the file cannot be read or written, or fails its checks.
         :raises Timeout: a block cannot be read in time.
         """
         try:
             async with found.lock:
-                is_complete = False
+                file, is_complete = found.begin_file(passed.size), False
                 while not is_complete:
                     # A block that is being copied when the call is cancelled is copied to its end.
                     with anyio.CancelScope(shield=True):
-                        is_complete = await user.run(found.copy_block, passed.descriptor)
+                        is_complete = await user.run(file.copy_block, passed.descriptor)
                     await anyio.lowlevel.checkpoint()
-                    on_progress(found.received / max(1, passed.size))
+                    on_progress(file.received / max(1, passed.size))
                 # To sync a large file to disk may take longer than an operation on a descriptor.
-                await anyio.to_thread.run_sync(found.publish, passed.sha256, passed.notes)
+                await anyio.to_thread.run_sync(file.finish, passed.sha256, passed.notes)
+                await anyio.to_thread.run_sync(found.publish)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.end(transfer, found.owner)
             raise
         self._transfers.pop(transfer, None)
+        return file.sha256
 
-    async def add_part(
-        self, found: ModelImport, transfer: str, offset: int, data: bytes, sha256: str
-    ) -> bool:
-        """Write the next part of an import; return whether the model was published. If this fails,
-        the import is ended.
+    async def add_part(self, found: ModelImport, transfer: str, part: ImportedPart) -> bool:
+        """Write the next part of a file; return whether the import has ended with the publication
+        of the model, or of the projector of a model that is here. If this fails, it is ended.
 
         :raises InvalidArgument: it is not the next part.
         :raises BackendError: the file cannot be written, or fails its checks.
@@ -336,12 +442,8 @@ class ModelImports(OwnedTransfers[ModelImport]):
         try:
             async with found.lock:
                 self.find(transfer, found.owner)  # it may have ended meanwhile
-                if offset != found.received or not data:
-                    raise InvalidArgument(
-                        f"a part of {len(data)} bytes at {offset}, after {found.received} bytes",
-                        hint="send the parts in order, from 0 on",
-                    )
-                is_published = await anyio.to_thread.run_sync(found.write, data, sha256)
+                file = found.file_of(part)
+                is_published = await anyio.to_thread.run_sync(found.write, file, part)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.end(transfer, found.owner)
@@ -350,9 +452,7 @@ class ModelImports(OwnedTransfers[ModelImport]):
             self._transfers.pop(transfer, None)
         return is_published
 
-    def begin(
-        self, transfer: str, name: str, models_dir: Path, size: int, owner: object
-    ) -> ModelImport:
+    def begin(self, transfer: str, name: str, models_dir: Path, owner: object) -> ModelImport:
         """Return a new import, which ends with its *owner*.
 
         :raises InvalidArgument: the name is invalid, or the transfer exists.
@@ -368,7 +468,7 @@ class ModelImports(OwnedTransfers[ModelImport]):
                 hint="try again when an import has ended",
                 data={"imports_max": IMPORTS_MAX, "retry_after_s": 5.0},
             )
-        found = self._transfers[transfer] = ModelImport(name, models_dir, size, owner)
+        found = self._transfers[transfer] = ModelImport(name, models_dir, owner)
         return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ...backends.tuning_choice import ModelShape, TuningRecord
-from ..state_files import TUNING_FILE
+from ..state_files import TUNING_FILE, replace_file
 
 TUNING_VERSION = 1
 RECORDS_MAX = 64
@@ -76,10 +76,8 @@ class TuningRecords:
                 return
             kept = [r for r in found if _key(r) != _key(record)]
             kept = [*kept, record][-RECORDS_MAX:]
-            new = self._path.with_suffix(".new")
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(TuningFile(records=kept), order="deterministic"))
-            new.replace(self._path)
+            content = msgspec.json.encode(TuningFile(records=kept), order="deterministic")
+            replace_file(self._path, content)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

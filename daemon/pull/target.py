@@ -32,6 +32,8 @@ from ..config.model_settings import check_model_name
 from ..models.model_files import FoundModels, find_models
 from .part import NOTE_NAME, Part, Progress, PullFailed, hash_file
 
+PROJECTOR_ENDING = "-mmproj"
+"""Of the name of a projector that is pulled with its model."""
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -154,8 +156,9 @@ def _rename_new(path: Path, target: Path) -> None:
 
 
 def files_of(name: str, models_dir: Path) -> list[Path]:
-    """Return the files of the model *name*: the model or its parts, notes, unfinished files. The
-    file of the model may be in a subfolder, or have another name.
+    """Return the files of the model *name*: the model or its parts, notes, a projector that was
+    pulled with it, unfinished files. The file of the model may be in a subfolder, or have another
+    name.
 
     :raises InvalidArgument: *name* is that of a file which is not offered as a model.
     """
@@ -177,8 +180,14 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
         for path in paths
         if path.name.startswith(prefix) and NOTE_NAME.fullmatch(path.name.removeprefix(prefix))
     ]
-    unfinished = [models_dir / f"{model}{ending}" for ending in (".part", ".part.json")]
-    files = dict.fromkeys((models_dir / model, *own, *parts, *notes, *unfinished))
+    projector = f"{name}{PROJECTOR_ENDING}.gguf"
+    unfinished = [
+        models_dir / f"{file}{ending}"
+        for file in (model, projector)
+        for ending in (".part", ".part.json")
+    ]
+    pulled = (models_dir / model, models_dir / projector)
+    files = dict.fromkeys((pulled[0], *own, *parts, *notes, *pulled, *unfinished))
     return [path for path in files if path.is_file()]
 
 

@@ -39,7 +39,7 @@ class _Origin(msgspec.Struct):
     validator: str
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
+class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a few redirects, never to another kind of URL or from https to http."""
 
     max_redirections = REDIRECTS_MAX
@@ -103,7 +103,7 @@ class WebFile:
         part.resumable = part.size > 0
 
     def _fetch_rest(self, part: Part) -> str:
-        redirects = _Redirects()
+        redirects = Redirects()
         with self._open(redirects, part) as answer:
             if answer.status != 416:
                 self._receive(answer, part)
@@ -111,7 +111,7 @@ class WebFile:
         match = _SHA256.fullmatch(hub_hash) if self.hub else None
         return match[1] if match else ""
 
-    def _open(self, redirects: _Redirects, part: Part) -> Any:
+    def _open(self, redirects: Redirects, part: Part) -> Any:
         origin = _read_origin(part.origin_path)
         request = urllib.request.Request(
             self.url, headers={"User-Agent": "inferd", "Accept-Encoding": "identity"}

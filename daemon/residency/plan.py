@@ -118,7 +118,9 @@ def memory_refusal(
     advice = []
     if limit and need.total - max(0, free) <= machine_free:
         advice.append(f"raise memory-bytes ({size_text(limit)})")
-    if need.weights + need.process > free:
+    if need.projector and need.total - need.projector <= free:
+        advice.append("lower media-cache-bytes, or do without images (mmproj = 'none')")
+    elif need.weights + need.process + need.projector > free:
         advice.append("use a smaller model or a smaller quantization of it")
     else:
         if shape.ctx_size > CTX_SIZE_MIN and floor.ctx_size == shape.ctx_size:

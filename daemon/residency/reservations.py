@@ -70,6 +70,16 @@ class Reservations:
             reservation.need = msgspec.structs.replace(reservation.need, weights=weights)
             reservation.not_yet_resident = None
 
+    def set_projector(self, worker: Worker, size: int) -> None:
+        """Reserve *size* bytes for the encoder process of a loaded worker, which has measured them:
+        they are allocated.
+        """
+        reservation = self._by_worker.get(worker)
+        if reservation is not None:
+            reservation.need = msgspec.structs.replace(reservation.need, projector=size)
+            reservation.not_yet_resident = None
+            self.note_loaded(worker)
+
     def add_embedding(self, worker: Worker) -> None:
         """Reserve the memory of a loaded worker's embedding context."""
         reservation = self._by_worker.get(worker)
@@ -128,7 +138,8 @@ class Reservations:
     def _bytes_not_yet_resident(self, worker: Worker, reservation: _Reservation) -> int:
         if reservation.not_yet_resident is not None:
             return reservation.not_yet_resident
-        return max(0, reservation.need.total - self._machine.anonymous_bytes(worker.pid))
+        held = sum(map(self._machine.anonymous_bytes, worker.pids))
+        return max(0, reservation.need.total - held)
 
 
 def bytes_on(need: MemoryNeed, device: str) -> int:

@@ -58,7 +58,6 @@ class ConfigReloader:
         self._requested = anyio.Event()
 
     def request_reload(self) -> None:
-        """Request a reload."""
         self._requested.set()
 
     async def run(self) -> None:

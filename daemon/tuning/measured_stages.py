@@ -158,7 +158,6 @@ def _own_and_children_s() -> float:
 
 LOSS_SHARE = 0.5
 """The part of the last stage's time that may be used for the losses of KV states."""
-QUICK_S = 5.0
 QUICK_ROUNDS = 5
 QUICK_PROMPT = Probe("prompt", 1, 64, 0)
 """A quarter of a prompt: the shortest that flash attention computes in tiles."""

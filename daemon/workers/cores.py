@@ -23,12 +23,18 @@ LOADING = -1
 """The claim of a model that is being loaded, which ranks after all models that compute. A load
 reads the file with one thread, but computes a token at the end.
 """
+ENCODING = -2
+"""The claim of a worker all of whose tasks wait for embeddings. It gets one thread, and leaves its
+core to the encoder; meanwhile it may compute the texts before an image.
+"""
 WEIGHTS_BASE, STRICT_WEIGHT = 3.0, 1e6
 """The ratio of the weights of two neighbouring classes; strict ones differ by more than the number
 of cores.
 """
 EXTERNAL_LOAD_INTERVAL_S = 0.25
 """The interval between samples of the external load while a model computes."""
+IDLE_INTERVAL_S = 1.0
+"""The interval while no model computes and other programs keep cores busy."""
 BUSY_AT = 0.5
 """The share of a core's time from which the core counts as busy. A program beside two threads on
 two cores gets two thirds of one.
@@ -52,7 +58,7 @@ class CoreUser(Protocol):
 
     @property
     def claim(self) -> int | None:
-        """The highest priority class of its tasks, `LOADING`, or None if it is idle."""
+        """The highest priority class of its tasks, `LOADING`, `ENCODING`, or None if it is idle."""
 
     @property
     def users(self) -> Collection[int]:
@@ -112,15 +118,25 @@ class Cores:
         return max(1, min(self.count, self._machine - self.external_load.cores))
 
     async def watch_external_load(self) -> None:
-        """Sample the load of other programs while a model computes, until cancelled."""
+        """Sample the load of other programs, until cancelled: while a model computes, and then
+        until they leave all cores free, so that the next work has these from its start.
+        """
         while True:
             await self._busy.wait()
             self._busy = anyio.Event()
             self.external_load.restart()
-            while any(worker.claim is not None for worker in self._workers()):
+            while (computes := self._computes()) or self.external_load.cores:
                 if self._sample_external_load():
                     self.assign_cores()
-                await anyio.sleep(EXTERNAL_LOAD_INTERVAL_S)
+                if computes:
+                    await anyio.sleep(EXTERNAL_LOAD_INTERVAL_S)
+                else:
+                    self._busy = anyio.Event()  # it was set by the work that has ended
+                    with anyio.move_on_after(IDLE_INTERVAL_S):
+                        await self._busy.wait()
+
+    def _computes(self) -> bool:
+        return any(worker.claim is not None for worker in self._workers())
 
     def _sample_external_load(self, *, begins: bool = False) -> bool:
         own = own_s([os.getpid(), *(worker.pid for worker in self._workers() if worker.pid)])
@@ -138,7 +154,8 @@ class Cores:
         workers = list(self._workers())
         self._assigned = {w: n for w, n in self._assigned.items() if w in workers}
         self._begun.intersection_update(workers)
-        busy = [(w, c) for w in workers if (c := w.claim) is not None]
+        claimed = [(w, c) for w in workers if (c := w.claim) is not None]
+        busy = [(w, c) for w, c in claimed if c != ENCODING]
         begins = {worker for worker, claim in busy if claim != LOADING} - self._begun
         if begins:
             self._begun |= begins
@@ -147,7 +164,9 @@ class Cores:
         claims = [(c, w.threads_max) for w, c in busy]
         one_user = len({user for worker, _ in busy for user in worker.users}) < 2
         threads = assign_threads(claims, self.available, strict=self._strict or one_user)
-        for (worker, _), number in zip(busy, threads, strict=True):
+        assigned = dict.fromkeys((w for w, c in claimed if c == ENCODING), 1)
+        assigned |= {worker: n for (worker, _), n in zip(busy, threads, strict=True)}
+        for worker, number in assigned.items():
             self._busy.set()
             if self._assigned.get(worker) != number:
                 self._assigned[worker] = number

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import signal
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from ...backends.errors import InferdError, QuotaExceeded, WorkerCrashed
 from ...backends.params import GRAMMAR_FIELDS
+from ...backends.recent_dict import RecentDict
 from ...scheduler.messages import TaskSpec
 from ...scheduler.owner import Priority
 from ...scheduler.record import Activity, ActivityKind
@@ -170,24 +171,30 @@ OWNERS_MAX = 1000
 VERDICTS_MAX = 3
 """Verdicts within `QUARANTINE_S` after which the model refuses the owner for `BAN_S`."""
 BAN_S = 600.0
+WORKER_PROCESS, ENCODER_PROCESS = "worker", "encoder"
+"""The processes of a model, in words."""
 
 
 class _Owner:
     """The quarantined inputs of one owner."""
 
     def __init__(self) -> None:
-        self.inputs: OrderedDict[bytes, float] = OrderedDict()
+        self.inputs = RecentDict[bytes, float](INPUTS_MAX)
         """The time at which the quarantine of each input ends, by its hash."""
         self.verdicts: deque[float] = deque(maxlen=VERDICTS_MAX)
         self.banned_until = 0.0
 
 
 class Quarantine:
-    """Inputs of one model's users. Lives on the daemon's event loop."""
+    """Inputs of one model's users that crash a *process* of the model. Lives on the daemon's event
+    loop.
+    """
 
-    def __init__(self, seconds: Callable[[], float] = time.monotonic):
-        self._seconds = seconds
-        self._owners: OrderedDict[int, _Owner] = OrderedDict()
+    def __init__(
+        self, seconds: Callable[[], float] = time.monotonic, process: str = WORKER_PROCESS
+    ):
+        self._seconds, self._process = seconds, process
+        self._owners = RecentDict[int, _Owner](OWNERS_MAX)
 
     def add_task(self, spec: TaskSpec, *, while_sampling: bool) -> None:
         """Quarantine a task, and its grammar if the worker crashed while sampling for the task."""
@@ -210,15 +217,9 @@ class Quarantine:
 
     def _add(self, owner: int, *hashes: bytes) -> None:
         now = self._seconds()
-        found = self._owners.setdefault(owner, _Owner())
-        self._owners.move_to_end(owner)
-        while len(self._owners) > OWNERS_MAX:
-            self._owners.popitem(last=False)
+        found = self._owners[owner] = self._owners.get(owner) or _Owner()
         for key in hashes:
             found.inputs[key] = now + QUARANTINE_S
-            found.inputs.move_to_end(key)
-        while len(found.inputs) > INPUTS_MAX:
-            found.inputs.popitem(last=False)
         found.verdicts.append(now)
         if len(found.verdicts) == VERDICTS_MAX and now < found.verdicts[0] + QUARANTINE_S:
             found.banned_until = now + BAN_S
@@ -228,16 +229,16 @@ class Quarantine:
         if found is None:
             return None
         if now < found.banned_until:
-            return _ban(model, found.banned_until - now)
+            return _ban(model, found.banned_until - now, self._process)
         if any(now < found.inputs.get(_hash(it), now) for it in inputs if it):
-            return quarantine_error(model)
+            return quarantine_error(model, self._process)
         return None
 
 
-def quarantine_error(model: str) -> WorkerCrashed:
-    """Return the error of an input that has crashed a worker process."""
+def quarantine_error(model: str, process: str = WORKER_PROCESS) -> WorkerCrashed:
+    """Return the error of an input that has crashed a *process* of a model."""
     return WorkerCrashed(
-        f"this input crashes the worker process of {model!r}",
+        f"this input crashes the {process} process of {model!r}",
         hint="change the input: unchanged it is refused for an hour; the daemon's log has the cause"
         " of the crash",
         data={"model": model, "cause": "input"},
@@ -245,9 +246,9 @@ def quarantine_error(model: str) -> WorkerCrashed:
     )
 
 
-def _ban(model: str, seconds: float) -> QuotaExceeded:
+def _ban(model: str, seconds: float, process: str) -> QuotaExceeded:
     return QuotaExceeded(
-        f"{VERDICTS_MAX} of your inputs have crashed the worker process of {model!r} within an"
+        f"{VERDICTS_MAX} of your inputs have crashed the {process} process of {model!r} within an"
         " hour",
         hint="find out what they have in common (a grammar, an adapter, special tokens) before"
         " you try again after retry_after_s seconds",

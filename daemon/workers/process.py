@@ -29,9 +29,9 @@ from pathlib import Path
 import anyio
 
 from ...backends.errors import LoadFailed
+from ...backends.fd_frames import read_with_descriptors
 from ...scheduler.build import build_id
 from ...scheduler.record import ActivityKind, Recorder
-from ...wire.descriptors import read_with_descriptors
 
 QUIT_S = 5.0
 """The time after which a process that should exit is killed if it still runs."""
@@ -53,6 +53,14 @@ class SpawnedProcess:
         self._process = process
         # Opened now: at the exit no descriptor may be free, and the tasks would wait for ever.
         self._pidfd = os.pidfd_open(process.pid)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once the process has exited."""
+        return self._pidfd
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._process.kill()
 
     async def wait(self) -> int | None:
         """Wait for the process to exit, and kill it after `QUIT_S`; return its exit code. Return
@@ -86,6 +94,7 @@ class Spawner:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._command: Command = lambda _: ()
         self._environment: Mapping[str, str] = {}
+        self._first_is_stdin = False
         self._result: subprocess.Popen[bytes] | OSError | None = None
         started = threading.Event()
         threading.Thread(
@@ -100,15 +109,18 @@ class Spawner:
         environment: Mapping[str, str],
         descriptors: Sequence[int],
         stderr: int,
+        *,
+        first_is_stdin: bool = False,
     ) -> SpawnedProcess:
         """Start a process that has *descriptors* and *stderr*. *command* gets the descriptors'
-        numbers in the new process.
+        numbers in the new process, in which the first one can be the standard input instead.
 
         :raises OSError: the process cannot be started.
         :raises LoadFailed: the thread has ended.
         """
         async with self._lock:
             self._command, self._environment = command, environment
+            self._first_is_stdin = first_is_stdin
             with contextlib.suppress(ConnectionError):  # the thread has ended
                 socket.send_fds(self._socket, [b"\0"], [stderr, *descriptors])
                 with anyio.CancelScope(shield=True):  # the answer belongs to this request
@@ -161,9 +173,10 @@ class Spawner:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             stderr, *passed = descriptors
+            stdin = passed.pop(0) if self._first_is_stdin else subprocess.DEVNULL
             return self._popen(
                 self._command(passed),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=passed,
@@ -216,7 +229,9 @@ async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> Spawned
     """Start a worker process with its end of the socket pair, *sock*, and the shared *record*, to
     which it writes its activity.
     """
-    return await start_spawner().spawn(_command, _environment(), (sock.fileno(), record), stderr)
+    return await start_spawner().spawn(
+        _command, environment_of_workers(), (sock.fileno(), record), stderr
+    )
 
 
 def _command(descriptors: Sequence[int]) -> list[str]:
@@ -264,9 +279,9 @@ def usage_of(pid: int) -> tuple[bytes, ...]:
     return tuple(used)
 
 
-def _environment() -> dict[str, str]:
-    """Return a worker's environment. If llama.cpp was built with OpenMP, its threads spin for
-    0.2 ms between steps, unless the operator configures how they wait.
+def environment_of_workers() -> dict[str, str]:
+    """Return the environment of processes that compute. If llama.cpp was built with OpenMP, its
+    threads spin for 0.2 ms between steps, unless the operator configures how they wait.
 
     By default they spin for milliseconds. They then occupy the core on which the daemon should wake
     to send the step's tokens, so the daemon runs on the worker's core. (Two cores, SmolLM2, one

@@ -16,11 +16,19 @@ import msgspec
 from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
+from ...backends.media import MarkedMedia, MediaContent, MediaTokens
 from ...backends.tensors import NamedTensor
 from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
 from ...scheduler.owner import Owner, Requester
 from ...sessions.worker_client import ChatTokens, TaskReader
+from ..media.encoder import (
+    EncoderEvent,
+    MediaEncoder,
+    unsupported_kind,
+)
+from ..media.wanted_media import SendCommand, WantedMedia
+from .cores import ENCODING
 from .deaths import Death, DeathPhase, Quarantine, Verdict, quarantine_error
 from .process import describe_exit
 from .recovery import fail_readers, out_of_memory
@@ -81,6 +89,7 @@ WorkerEvent = (
     | m.Measured
     | m.KvFileWritten
     | m.KvFileLost
+    | EncoderEvent
 )
 """The events of a worker for the owner of its model. The answer to `MemoryEstimate` is, now or
 later, a command `EstimateMemory` for another shape, `Proceed`, or a call of `Worker.refuse_load`.
@@ -103,7 +112,6 @@ class PendingQueries:
         return self._last_number
 
     def add_query(self, number: int, text: ClientText) -> None:
-        """Add the query of a number."""
         self._pending[number] = text, asyncio.get_running_loop().create_future()
 
     async def wait_answer(self, number: int) -> Any:
@@ -142,7 +150,7 @@ class ProcessClient:
     def __init__(
         self,
         spec: ModelSpec,
-        send_command: Callable[[m.Command], None],
+        send_command: SendCommand,
         exited: anyio.Event,
         emit: Callable[[WorkerEvent], None],
         *,
@@ -151,7 +159,8 @@ class ProcessClient:
         reserve_embedding_memory: Callable[[], Awaitable[None]],
     ):
         self.spec = spec
-        self.tasks = WorkerTasks(emit)
+        self.wanted_media = WantedMedia(send_command, partial(emit, WorkerChange.WORK))
+        self.tasks = WorkerTasks(emit, self.wanted_media)
         self.queries = PendingQueries()
         self.quarantine = Quarantine()
         """Inputs that are refused because they have crashed a process."""
@@ -176,6 +185,15 @@ class ProcessClient:
         """Facts about the model; only once it is loaded."""
         assert self.model_info is not None, "the model is not loaded yet"
         return self.model_info
+
+    @property
+    def encoder(self) -> MediaEncoder | None:
+        """The model's encoder, if it reads images or sounds."""
+        return self.wanted_media.encoder
+
+    @encoder.setter
+    def encoder(self, encoder: MediaEncoder | None) -> None:
+        self.wanted_media.encoder = encoder
 
     # Tasks.
 
@@ -222,6 +240,18 @@ class ProcessClient:
     def texts_of(self, requester: Requester) -> ProcessTexts:
         """Return the client for texts of a user."""
         return ProcessTexts(self, requester)
+
+    async def read_media(
+        self, requester: Requester, contents: Sequence[MediaContent]
+    ) -> list[MediaTokens]:
+        """Return the tokens of a user's images and sounds; see `TextClient.read_media`."""
+        if not contents:
+            return []
+        if self.encoder is None:
+            error = unsupported_kind(self.spec.name, contents[0].kind)
+            error.data["item"] = 0
+            raise error
+        return await self.encoder.read(requester, contents)
 
     async def compute_tensors(
         self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
@@ -410,12 +440,24 @@ class ProcessTexts:
         """Facts about the model."""
         return self._client.info
 
+    async def read_media(self, contents: Sequence[MediaContent]) -> list[MediaTokens]:
+        """Return the tokens of images and sounds; see `TextClient.read_media`."""
+        return await self._client.read_media(self._requester, contents)
+
     async def tokenize(
-        self, text: bytes, *, special: bool, bos: bool, turn: bool = False, cut_behind: int = -1
+        self,
+        text: bytes,
+        *,
+        special: bool,
+        bos: bool,
+        turn: bool = False,
+        cut_behind: int = -1,
+        media: Sequence[MarkedMedia] = (),
     ) -> list[int]:
         """Return the token ids of *text*; see `TextClient.tokenize`."""
+        marked = list(media)
         packed = await self._client.query(
-            lambda i: m.Tokenize(i, text, special, bos, turn, self._requester, cut_behind),
+            lambda i: m.Tokenize(i, text, special, bos, turn, self._requester, cut_behind, marked),
             text,
             self._requester.owner.user,
         )
@@ -440,13 +482,14 @@ class ProcessTexts:
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
         cut_behind: int = -1,
+        media: Sequence[MarkedMedia] = (),
     ) -> ChatTokens:
         """Return the rendered text with its tokens; see `TextClient.chat_prompt`."""
-        rendered, others = list(messages), list(forms)
+        rendered, others, marked = list(messages), list(forms), list(media)
         text, packed, appended, form = await self._client.query(
             lambda i: m.ChatPrompt(
                 *(i, rendered, said, answer, rendering, turn, self._requester, answer_at, others),
-                cut_behind,
+                *(cut_behind, marked),
             ),
             (rendered, rendering),
             self._requester.owner.user,
@@ -470,10 +513,12 @@ TaskReport = (
 
 
 class WorkerTasks:
-    """The readers by the ids of their tasks. Lives on the daemon's event loop."""
+    """The readers by the ids of their tasks. Lives on the daemon's event loop. *wanted_media* has
+    the embeddings for which tasks wait.
+    """
 
-    def __init__(self, emit: Callable[[WorkerEvent], None]):
-        self._emit = emit
+    def __init__(self, emit: Callable[[WorkerEvent], None], wanted_media: WantedMedia):
+        self._emit, self._wanted_media = emit, wanted_media
         self._readers: dict[int, TaskReader] = {}
         self.made_progress = False
         """Whether a task has received a token or has ended."""
@@ -486,9 +531,13 @@ class WorkerTasks:
         return task_id in self._readers
 
     @property
-    def priority_max(self) -> int | None:
-        """The highest priority class among the tasks, or None if there are no tasks."""
-        return max((reader.spec.priority for reader in self._readers.values()), default=None)
+    def claim(self) -> int | None:
+        """The claim on the cores; see `cores.CoreUser.claim`."""
+        if not self._readers:
+            return None
+        waits = self._wanted_media.is_awaited_by
+        computed = (r.spec.priority for n, r in self._readers.items() if not waits(n))
+        return max(computed, default=ENCODING)
 
     @property
     def users(self) -> set[int]:
@@ -519,25 +568,33 @@ class WorkerTasks:
         reader = readers.pop(report.task_id, None) if ends else readers.get(report.task_id)
         if reader is None:
             return
+        if ends:
+            self._wanted_media.end_task(report.task_id)
         if ends or isinstance(report, m.Tokens):
             self.made_progress = True
         reader.report(report)
         if ends:
             self.notify_changed()
 
+    def want_media(self, report: m.MediaWanted, model: str) -> None:
+        """Send embeddings for a task as soon as they are there, if the worker still has it."""
+        reader = self._readers.get(report.task_id)
+        if reader is not None:
+            self._wanted_media.want(reader, report.digests, model)
+
     def has_reader(self, task_id: int, reader: TaskReader) -> bool:
         """Return whether the worker has a task, and reports to this very reader."""
         return self._readers.get(task_id) is reader
 
     def remove_task(self, task_id: int) -> None:
-        """Remove a task."""
         del self._readers[task_id]
+        self._wanted_media.end_task(task_id)
 
     def remove_tasks(self, *, waiting: bool = False) -> dict[int, TaskReader]:
         """Remove and return all tasks, or only those that the worker has not started."""
         removed = {n: r for n, r in self._readers.items() if not (waiting and r.begun)}
         for number in removed:
-            del self._readers[number]
+            self.remove_task(number)
         return removed
 
     def notify_changed(self) -> None:

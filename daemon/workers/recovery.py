@@ -26,7 +26,15 @@ from ...backends.errors import (
 )
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
-from .deaths import Cause, Death, DeathPhase, Quarantine, Verdict, quarantine_error
+from .deaths import (
+    ENCODER_PROCESS,
+    Cause,
+    Death,
+    DeathPhase,
+    Quarantine,
+    Verdict,
+    quarantine_error,
+)
 
 BACKOFF_S = 0.25
 BACKOFF_S_MAX = 4.0
@@ -91,6 +99,7 @@ class Recovery:
 
     def __init__(self, model: str, seconds: Callable[[], float] = time.monotonic):
         self.quarantine = Quarantine(seconds)
+        self.media_quarantine = Quarantine(seconds, ENCODER_PROCESS)
         self.restarts = Restarts(seconds)
         self.recovered = 0
         """Times that a task continued in another worker after a death or a swap."""
@@ -313,6 +322,10 @@ class SuspectReader:
     def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
         """Continue in another worker; see `TaskReader.continue_on`."""
         return self.reader.continue_on(client)
+
+    def media_encoded(self, items: int, seconds: float) -> None:
+        """Pass a count on; see `TaskReader.media_encoded`."""
+        self.reader.media_encoded(items, seconds)
 
     def unread_for(self, seconds: float) -> bool:
         """Return whether its output has not been read; see `TaskReader.unread_for`."""

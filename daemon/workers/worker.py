@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -77,6 +77,8 @@ class Worker:
         self.error: InferdError | None = None
         self.exited = anyio.Event()
         """Set once the process has exited."""
+        self.released = anyio.Event()
+        """Set once its encoder has ended, too, and its memory counts as free."""
         self.died = False
         """The process has exited after its load, without an order to quit."""
         self.remains: SpawnedProcess | None = None
@@ -133,7 +135,7 @@ class Worker:
         """The claim on the cores; see `cores.CoreUser.claim`."""
         if not self.loaded.is_set():
             return LOADING
-        return None if self.unloading else self.client.tasks.priority_max
+        return None if self.unloading else self.client.tasks.claim
 
     @property
     def users(self) -> set[int]:
@@ -146,9 +148,15 @@ class Worker:
         return max(self.spec.threads, int(self.spec.options.get("threads-batch", 0)))
 
     @property
+    def pids(self) -> list[int]:
+        """The processes of the model: its own, and that of its encoder."""
+        encoder = self.client.encoder
+        return [pid for pid in (self.pid, 0 if encoder is None else encoder.pid) if pid]
+
+    @property
     def resident_bytes(self) -> int:
-        """The memory that the process occupies now; 0 if there is none."""
-        return resident_bytes(self.pid) if self.pid else 0
+        """The memory that the processes of the model occupy now; 0 if there are none."""
+        return sum(map(resident_bytes, self.pids))
 
     @property
     def silent_s(self) -> float:
@@ -195,7 +203,6 @@ class Worker:
         self._emit(WorkerChange.QUIT_ORDERED)
 
     def refuse_load(self, error: InferdError) -> None:
-        """Refuse the load with *error*."""
         self.error = error
         self.loaded.set()
         self.quit()
@@ -267,6 +274,8 @@ class Worker:
     def _handle_report(self, report: m.Report) -> None:
         client = self.client
         match report:
+            case m.MediaWanted():
+                client.tasks.want_media(report, self.spec.name)
             case m.TaskMessage():
                 if isinstance(report, m.Embedded) and not self._has_embedding_context:
                     self._has_embedding_context = True
@@ -284,6 +293,8 @@ class Worker:
             case m.Loaded(info, adapters, tuning):
                 client.model_info, self.tuning = info, tuning
                 client.adapters = {report.spec.name: report for report in adapters}
+                if client.encoder is not None:
+                    client.encoder.size_whole_max = info.media_size_max
                 self.loaded.set()
                 self.update_logging()
                 self._emit(WorkerChange.WORK)
@@ -351,6 +362,51 @@ def send_load(sock: socket.socket, load: m.LoadModel) -> None:
         sock.send(frame)
 
 
+class _Unsent:
+    """A frame, or the rest of one, and the *descriptor* beside its first byte until that is sent;
+    -1: none.
+    """
+
+    __slots__ = ("data", "descriptor")
+
+    def __init__(self, data: bytes, descriptor: int = -1):
+        self.data, self.descriptor = bytearray(data), descriptor
+
+    def send_some(self, sock: socket.socket) -> bool:
+        """Send as much as *sock* accepts, and return whether it was all.
+
+        :raises BlockingIOError: it accepts nothing now.
+        """
+        if self.descriptor >= 0:
+            sent = socket.send_fds(sock, [self.data], [self.descriptor])
+            _close(self.descriptor)  # the message has it now
+            self.descriptor = -1
+        else:
+            sent = sock.send(self.data)
+        del self.data[:sent]
+        return not self.data
+
+
+def _frames_of(commands: Iterable[tuple[m.Command, int]]) -> Iterator[_Unsent]:
+    """Yield the frames of *commands* in their order."""
+    plain: list[m.Command] = []
+    for command, descriptor in commands:
+        if descriptor < 0:
+            plain.append(command)
+            continue
+        if plain:
+            yield _Unsent(pack_frame(plain))
+            plain = []
+        yield _Unsent(pack_frame([command]), descriptor)
+    if plain:
+        yield _Unsent(pack_frame(plain))
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
 class WorkerLink:
     """Sends commands and reads reports on the daemon's event loop. Commands are queued until
     `exchange` has a socket and the socket is writable.
@@ -375,18 +431,25 @@ class WorkerLink:
         self._counted: Counter[int] = Counter()
         """The bytes that are counted as unsent, by user."""
         self._sock: socket.socket | None = None
-        self._commands: list[m.Command] = []
-        self._unsent = bytearray()
+        self._has_ended = False
+        self._commands: list[tuple[m.Command, int]] = []
+        """Each with its descriptor, or -1."""
+        self._unsent: deque[_Unsent] = deque()
         self._writing = False
         self._decoder = msgspec.msgpack.Decoder(list[m.Report])
         self._frames = FrameReader(ANY_LENGTH)
 
-    def send_command(self, command: m.Command) -> None:
-        """Send a command, in one frame with others of the same loop iteration."""
+    def send_command(self, command: m.Command, descriptor: int = -1) -> None:
+        """Send a command, in one frame with others of the same loop iteration. One with a
+        *descriptor* has a frame of its own, and the descriptor is closed once it was sent.
+        """
+        if self._has_ended:
+            _close(descriptor)
+            return
         if not self._commands and self._sock is not None:
             asyncio.get_running_loop().call_soon(self._write)
             self._on_sent()
-        self._commands.append(command)
+        self._commands.append((command, descriptor))
 
     async def exchange(self, sock: socket.socket) -> None:
         """Write commands and read reports until the process closes its end.
@@ -400,7 +463,8 @@ class WorkerLink:
         try:
             await read_until_end(sock, partial(self._read_reports, sock))
         finally:
-            self._sock = None
+            self._sock, self._has_ended = None, True
+            self._drop_unsent()
             self._count_sent()
             asyncio.get_running_loop().remove_writer(sock)
 
@@ -416,21 +480,29 @@ class WorkerLink:
         if sock is None:
             return  # the process has exited
         commands, self._commands = self._commands, []
-        if commands:
-            self._unsent += pack_frame(commands)
+        self._unsent.extend(_frames_of(commands))
         try:
             while self._unsent:
-                del self._unsent[: sock.send(self._unsent)]
+                if self._unsent[0].send_some(sock):
+                    self._unsent.popleft()
         except BlockingIOError:
-            self._count_unsent(commands)
+            self._count_unsent(command for command, _ in commands)
             asyncio.get_running_loop().add_writer(sock, self._write)
             self._writing = True
         except OSError:
-            self._unsent.clear()  # the process has exited, which the reader notices too
+            self._drop_unsent()  # the process has exited, which the reader notices too
         if self._writing and not self._unsent:
             asyncio.get_running_loop().remove_writer(sock)
             self._writing = False
             self._count_sent()
+
+    def _drop_unsent(self) -> None:
+        for unsent in self._unsent:
+            _close(unsent.descriptor)
+        for _, descriptor in self._commands:
+            _close(descriptor)
+        self._unsent.clear()
+        self._commands.clear()
 
     def _count_unsent(self, commands: Iterable[m.Command]) -> None:
         for command in commands:

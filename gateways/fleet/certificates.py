@@ -39,7 +39,6 @@ class KeyFiles(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, name: str) -> KeyFiles:
-        """Return the files of *name* in *folder*."""
         return cls(folder / f"{name}.pem", folder / f"{name}.key")
 
 

@@ -281,7 +281,8 @@ def copy(
 ) -> None:
     """Copy a model's file to a node that does not have it, from a node that does.
 
-    Its SHA-256 is checked before the node can load it.
+    Its projector for images and sounds is copied with it. The SHA-256 of both is checked before the
+    node can load them.
     """
     from ...cli.client import client_of
 
@@ -289,8 +290,10 @@ def copy(
         result = client.copy_model(model, to, sha256=sha256)
     text = f"{model} is on {to} already"
     if not result.up_to_date:
-        size = f"{result.size_bytes} bytes, SHA-256 {result.sha256}"
-        text = f"{model} is on {to}, from {result.source}: {size}"
+        sizes = [f"{result.size_bytes} bytes, SHA-256 {result.sha256}"] if result.sha256 else []
+        if result.projector_bytes:
+            sizes.append(f"a projector of {result.projector_bytes} bytes")
+        text = f"{model} is on {to}, from {result.source}: {', '.join(sizes)}"
     write_result(as_json, {"copied": model, "to": to, **msgspec.structs.asdict(result)}, text)
 
 

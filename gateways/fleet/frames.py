@@ -6,7 +6,6 @@ and copies everything else.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -14,6 +13,7 @@ import msgspec
 
 from ...backends.errors import InvalidArgument, ProtocolError, UnsupportedOperation
 from ...backends.params import as_whole
+from ...ipc.chat_messages import passed_data
 from ...ipc.messages import Kind
 from ...ipc.messages.calls import SESSION
 from ...wire.frames import pack_frame
@@ -27,7 +27,6 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _BEFORE_ANSWER = frozenset({"position", "prompt_progress"})
 """Fields of events that precede an answer."""
-_LENGTH = struct.Struct("<I")
 _Items = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MESSAGE_ITEMS_MAX)]
 _items = msgspec.msgpack.Decoder(_Items)
 _fields = msgspec.msgpack.Decoder(Fields)
@@ -209,11 +208,6 @@ def raw_of(value: Any) -> msgspec.Raw:
     return msgspec.Raw(_encode(value))
 
 
-def frame_of(body: bytes) -> bytes:
-    """Return a message's bytes as a frame."""
-    return _LENGTH.pack(len(body)) + body
-
-
 def request_frame(number: int, call: str, params: Mapping[str, Any]) -> bytes:
     """Return a request as a frame."""
     return pack_frame([int(Kind.REQUEST), number, call, params])
@@ -226,9 +220,11 @@ class _Part(msgspec.Struct):
 class _TensorParams(_Part):
     tensor: _Part | None = None
     inputs: list[tuple[str, _Part]] | None = None
+    messages: msgspec.Raw = msgspec.Raw()
 
 
 _params = msgspec.msgpack.Decoder(_TensorParams)
+_messages = msgspec.msgpack.Decoder(list[dict[str, Any]])
 
 
 def count_descriptors(params: msgspec.Raw) -> int:
@@ -238,10 +234,21 @@ def count_descriptors(params: msgspec.Raw) -> int:
     """
     try:
         found = _params.decode(params)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        # Few messages have such a part, and decoding all messages takes long.
+        has_parts = b"fd" in bytes(found.messages)
+        media = passed_data(_messages.decode(found.messages)) if has_parts else ()
+    except UNREADABLE as exc:
         raise InvalidArgument(f"the params do not match the call: {exc}") from None
-    parts = (found, found.tensor, *(tensor for _, tensor in found.inputs or ()))
+    parts = (found, found.tensor, *(tensor for _, tensor in found.inputs or ()), *media)
     return sum(part is not None and part.fd >= 0 for part in parts)
+
+
+def part_refused() -> UnsupportedOperation:
+    """Return the error for an image or a sound in a descriptor, in a call without a context."""
+    return UnsupportedOperation(
+        "this fleet takes descriptors only in calls on a context",
+        hint="send smaller images within the frame, or make the call at a node",
+    )
 
 
 def model_refused() -> UnsupportedOperation:

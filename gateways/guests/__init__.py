@@ -7,6 +7,7 @@ where its calls block the guest's thread.
 from __future__ import annotations
 
 from .guest import CONTEXTS_MAX, TARGETS, Guest
+from .images import ImageDirectory, is_image, read_image
 from .preloads import Preload, parse_preload
 from .remote import DaemonLink, Remote, guest_timeout
 
@@ -15,8 +16,11 @@ __all__ = (
     "TARGETS",
     "DaemonLink",
     "Guest",
+    "ImageDirectory",
     "Preload",
     "Remote",
     "guest_timeout",
+    "is_image",
     "parse_preload",
+    "read_image",
 )

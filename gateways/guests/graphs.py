@@ -26,11 +26,13 @@ SETTINGS_MAX = 64
 @dataclass(eq=False)
 class GuestGraph:
     """A graph: the function that loads it, its parameters, and the daemon's handle, which is valid
-    in one `generation` of the link. `tensors`: whether its model computes tensors.
+    in one `generation` of the link. `image` is the path of the image of its contexts' prompts.
+    `tensors`: whether its model computes tensors.
     """
 
     load: Callable[[AsyncClient, float], Awaitable[Graph]]
     config: bytes = b""
+    image: str | None = None
     handle: int = -1
     tensors: bool = False
     generation: int = -1
@@ -42,7 +44,8 @@ class GuestContext:
     """A context: its inputs, its output, and the daemon's handle, valid in one `generation`.
 
     `has_inputs`: whether the daemon's context has the inputs, which are a `prompt` or `tensors` by
-    index.
+    index. `image` is the path of the prompts' image, or None for the graph's; `images` are those
+    that were set as tensors, by index.
     `text` is the output of the last turn, or None while only the daemon has it. `metadata` is the
     metadata of a turn that has ended, else None. `outputs` are those of tensors, once the graph was
     unloaded.
@@ -58,6 +61,8 @@ class GuestContext:
     settings: dict[bytes, None] = field(default_factory=dict)
     prompt: bytes | None = None
     tensors: dict[int, Tensor] = field(default_factory=dict)
+    image: str | None = None
+    images: dict[int, bytes] = field(default_factory=dict)
     outputs: list[bytes] = field(default_factory=list)
     text: bytes | None = b""
     piece: bytes = b""

@@ -21,12 +21,22 @@ from ...backends.errors import (
     NotFound,
     PermissionDenied,
     SessionBusy,
+    TooLarge,
 )
 from ...backends.gguf import MAGIC
 from ...backends.tensors import NamedTensor, Tensor
 from ...ipc.messages import METADATA_INDEX
 from ...ipc.messages import TARGETS as TARGET_NUMBERS
 from .graphs import GuestContext, GuestGraph, as_message, as_tensor
+from .images import (
+    FIRST_IMAGE_INDEX,
+    IMAGE_BYTES_MAX,
+    IMAGES_MAX,
+    has_placeholder,
+    is_image,
+    take_image,
+    with_images,
+)
 from .preloads import Preload, find_preload, load_preload
 from .remote import Remote
 
@@ -118,7 +128,8 @@ class Guest:
     """The graphs and contexts of one guest, by handles that count from 0 and are not used again.
 
     Each method raises the error whose number the guest gets. Calls for different contexts may run
-    side by side. Without *write_text*, `stream-stdout` has no effect.
+    side by side. Without *write_text*, `stream-stdout` has no effect. *read_image* returns the
+    image that the guest names with the key `image`; without it, the guest may name none.
     """
 
     def __init__(
@@ -127,11 +138,12 @@ class Guest:
         *,
         preloads: Mapping[str, Preload],
         write_text: Callable[[bytes], object] | None = None,
+        read_image: Callable[[str], Awaitable[bytes]] | None = None,
         contexts_max: int = CONTEXTS_MAX,
         graphs_max: int = GRAPHS_MAX,
     ):
         self.remote = remote
-        self._preloads, self._write_text = preloads, write_text
+        self._preloads, self._write_text, self._read_image = preloads, write_text, read_image
         self._contexts_max, self._graphs_max = contexts_max, graphs_max
         self._graphs: dict[int, GuestGraph] = {}
         self._contexts: dict[int, GuestContext] = {}
@@ -157,10 +169,13 @@ class Guest:
                 "the guest may not load a model of its own", hint="use the names of --nn-preload"
             )
 
-        async def load_bytes(client: AsyncClient, timeout_s: float) -> Graph:
-            return await client.load(list(builders[:2]), "ggml", TARGETS[target], timeout=timeout_s)
+        config, image = take_image(config)
+        parts = [builders[0], config] if config else builders[:1]
 
-        return await self._add_graph(GuestGraph(load_bytes, config))
+        async def load_bytes(client: AsyncClient, timeout_s: float) -> Graph:
+            return await client.load(list(parts), "ggml", TARGETS[target], timeout=timeout_s)
+
+        return await self._add_graph(GuestGraph(load_bytes, config, image))
 
     async def load_by_name(self, name: bytes, config: bytes = b"", target: str = "auto") -> int:
         """Load a model. Each call makes a graph of its own; the daemon shares the model."""
@@ -168,11 +183,12 @@ class Guest:
             preload = find_preload(self._preloads, name.decode(), target)
         except UnicodeDecodeError as exc:
             raise InvalidArgument(f"the name is not UTF-8: {exc}", hint="send UTF-8") from None
+        config, image = take_image(config)
 
         async def load_named(client: AsyncClient, timeout_s: float) -> Graph:
             return await load_preload(client, preload, config, timeout_s)
 
-        return await self._add_graph(GuestGraph(load_named, config))
+        return await self._add_graph(GuestGraph(load_named, config, image))
 
     async def _add_graph(self, graph: GuestGraph) -> int:
         if self._graph_places >= self._graphs_max:
@@ -256,15 +272,23 @@ class Guest:
         self._context_places -= 1
 
     async def set_input(self, handle: int, index: int, tensor: Tensor) -> None:
-        """Set parameters at index 1; at any other index, set the prompt and end a pulled turn. Of a
-        model that computes tensors, numbers are the input of the index.
+        """Set parameters at index 1; at any other index, set the prompt and end a pulled turn. From
+        index 2 on, an image is kept for the next prompts. Of a model that computes tensors, numbers
+        are the input of the index.
         """
         context, data = self._live_context(handle), tensor.data
         numbers = context.graph.tensors and tensor.holds_numbers
         if index == METADATA_INDEX and not numbers:
+            data, image = take_image(data)
             await self.remote.set_input(context, METADATA_INDEX, data)
             context.note_settings(data)
+            context.image = context.image if image is None else image
             return
+        if index >= FIRST_IMAGE_INDEX and not numbers and is_image(data):
+            self._keep_image(context, index, data)
+            return
+        if not numbers:
+            data = await self._with_images(context, data)
         await self._end_turn(context)
         place, value = (index, as_message(tensor)) if numbers else (0, data)
         try:
@@ -277,6 +301,39 @@ class Guest:
             context.tensors[index] = tensor
         else:
             context.prompt, context.tensors = data, {}
+
+    @staticmethod
+    def _keep_image(context: GuestContext, index: int, data: bytes) -> None:
+        others = [len(image) for at, image in context.images.items() if at != index]
+        if len(others) >= IMAGES_MAX or sum(others) + len(data) > IMAGE_BYTES_MAX:
+            raise TooLarge(
+                f"the context has {len(others)} images of {sum(others)} bytes",
+                hint=f"set at most {IMAGES_MAX} images of {IMAGE_BYTES_MAX} bytes together",
+            )
+        context.images[index] = data
+
+    def set_images(self, handle: int, images: Sequence[bytes]) -> None:
+        """Set the images for the next prompts, in place of all others that were set."""
+        context = self._live_context(handle)
+        context.images = {}
+        for index, image in enumerate(images, FIRST_IMAGE_INDEX):
+            self._keep_image(context, index, image)
+
+    async def _with_images(self, context: GuestContext, prompt: bytes) -> bytes:
+        """Return a prompt with the images of its context at their places."""
+        if context.images:
+            return with_images(prompt, [image for _, image in sorted(context.images.items())])
+        path = context.graph.image if context.image is None else context.image
+        if not path:
+            return prompt
+        if not has_placeholder(prompt) and b"<img " in prompt:
+            return prompt  # with an image of its own
+        if self._read_image is None:
+            raise PermissionDenied(
+                "the guest may not name images by their paths",
+                hint="set the image's bytes as a tensor at index 2, or write it into the prompt",
+            )
+        return with_images(prompt, [await self._read_image(path)])
 
     async def _end_turn(self, context: GuestContext) -> None:
         """End a pulled turn, as WasmEdge does; otherwise the daemon would answer `SessionBusy`."""

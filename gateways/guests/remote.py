@@ -134,7 +134,6 @@ class Remote:
         await self.link.call(lambda client: self._graph(client, graph))
 
     async def open_context(self, context: GuestContext) -> None:
-        """Open a context."""
         await self.link.call(lambda client: self._context(client, context))
 
     async def call(
@@ -159,7 +158,6 @@ class Remote:
         return await self.call(context, lambda c, handle, s: c.get_output(handle, index, timeout=s))
 
     async def set_input(self, context: GuestContext, index: int, value: bytes | w.Tensor) -> None:
-        """Set an input."""
         await self.call(context, lambda c, handle, s: c.set_input(handle, index, value, timeout=s))
 
     async def clear_output(self, context: GuestContext) -> None:

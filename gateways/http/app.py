@@ -14,6 +14,7 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from ...backends.errors import BackendError, InferdError, InvalidArgument
+from .bodies import BodyMemory
 from .callers import LOCAL, Caller, Keys
 from .clients import Clients
 from .exchange import Api, Endpoint, Exchange, WaitingStreams
@@ -77,6 +78,7 @@ class Gateway:
         self._apis, self._turns, self._limits = apis, turns, limits
         self._origins, self._keys, self._quotas = origins, keys, turns.quotas
         self._waiting = WaitingStreams()
+        self._memory = BodyMemory(limits.bodies_bytes_max)
         endpoints = [(api, endpoint) for api in apis for endpoint in api.endpoints]
         self._routes = Routes([(apis[-1], openapi_endpoint(apis)), *endpoints])
 
@@ -139,6 +141,7 @@ class Gateway:
             turns=self._turns,
             limits=self._limits,
             waiting=self._waiting,
+            memory=self._memory,
             unknown_fields=self._unknown_fields,
             test_models=self._test_models,
         )

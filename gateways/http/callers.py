@@ -150,7 +150,6 @@ class Keys:
         self._callers = _read_file(self._path)
 
     def find_caller(self, key: str) -> Caller | None:
-        """Return the caller with this key, or None."""
         if not 0 < len(key) <= KEY_CHARACTERS_MAX:
             return None
         # The time of the lookup reveals nothing, because a caller cannot choose the hash of a key.

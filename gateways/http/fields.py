@@ -9,10 +9,11 @@ change the answer is refused, except with the value that means its absence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -21,6 +22,7 @@ from ...backends.errors import InferdError, InvalidArgument, UnsupportedOperatio
 from ...backends.params import (
     BY_SPELLING,
     FORMS,
+    MMPROJ_AUTO,
     PARAMETERS,
     REFUSED_KEYS,
     SECTION_NAMES,
@@ -30,6 +32,7 @@ from ...backends.params import (
     nearest,
 )
 from .limits import UnknownFields
+from .long_strings import LongBody
 
 S = TypeVar("S", bound=msgspec.Struct)
 _INT_END = 1 << 63
@@ -118,6 +121,8 @@ class FieldTable(Generic[S]):
     other field is ignored or refused, as the operator chooses; with *own_path* it is always
     refused, because such a path has no programs of other servers. *kind* has the types of the
     honoured fields. The fields of a table for a *method* in `IN_QUERY` are those of the query.
+    *media* are the places of base64 in a request, such as ``images.*``. Its API reads long strings
+    there as views of their bytes.
     """
 
     def __init__(
@@ -130,9 +135,10 @@ class FieldTable(Generic[S]):
         others: Sequence[Field] = (),
         own_path: bool = False,
         method: str = "POST",
+        media: Sequence[str] = (),
     ):
         self.path, self.fields, self.parameters = path, tuple(fields), parameters
-        self.kind, self.method = kind, method
+        self.kind, self.method, self._media = kind, method, tuple(media)
         self.others, self.own_path = tuple(others), own_path
         self._by_name = {field.name: field for field in (*others, *fields)}
         listed = {field.name for field in fields}
@@ -141,7 +147,7 @@ class FieldTable(Generic[S]):
 
     def read(
         self,
-        body: bytes | dict[str, Any],
+        body: bytes | LongBody | dict[str, Any],
         unknown: UnknownFields = UnknownFields.IGNORE,
         place: str = "",
     ) -> ReadFields[S]:
@@ -152,26 +158,37 @@ class FieldTable(Generic[S]):
             unknown and refused.
         :raises UnsupportedOperation: the request has a field that is refused.
         """
-        fields = _decode_object(body) if isinstance(body, bytes) else body
+        fields = body if isinstance(body, dict) else self._decode(body)
         own, options, ignored = self._split(fields, unknown)
         fitting = Fitting(nulls_absent=True)
         read = _convert(fitting.fit(own, self.kind), self.kind)
         return ReadFields(read, options, [place + name for name in (*ignored, *fitting.unknown)])
 
-    def null_parameters(self, body: bytes) -> list[str]:
+    def _decode(self, body: bytes | LongBody) -> dict[str, Any]:
+        if isinstance(body, bytes):
+            return _decode_object(body)
+        with suppress(InvalidArgument):
+            fields = _decode_object(body.text)
+            if body.put_strings(fields, self._media):
+                return fields
+        return _decode_object(body.body)
+
+    def null_parameters(self, body: bytes | LongBody) -> list[str]:
         """Return the parameters that a request sets to null, which another request has set."""
-        nulls = [name for name, value in _decode_object(body).items() if value is None]
+        nulls = [name for name, value in self._decode(body).items() if value is None]
         return [name for name in nulls if self._unlisted_parameter(name)]
 
     def _unlisted_parameter(self, name: str) -> bool:
         return name not in self._by_name and self._is_parameter(name.lower().replace("_", "-"))
 
     def read_query(self, query: str) -> S:
-        """Return the fields of a request in its query, such as ``limit=10&after=a``.
+        """Return the fields of a request in its query, such as ``limit=10&after=a``. The items of a
+        list are ``name=x&name=y`` or ``name[]=x&name[]=y``.
 
         :raises InvalidArgument: a field has another type or is unknown.
         """
-        own, _, _ = self._split(_decode_query(query), UnknownFields.REFUSE)
+        lists = {f.encode_name for f in msgspec.structs.fields(self.kind) if _is_list(f.type)}
+        own, _, _ = self._split(_decode_query(query, lists), UnknownFields.REFUSE)
         return _convert(own, self.kind, strict=False)
 
     def _split(
@@ -266,7 +283,7 @@ def field_error(name: str, message: str, hint: str = "") -> InvalidArgument:
     )
 
 
-def _decode_object(body: bytes) -> dict[str, Any]:
+def _decode_object(body: bytes | bytearray) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as exc:
@@ -278,13 +295,24 @@ def _decode_object(body: bytes) -> dict[str, Any]:
         ) from None
 
 
-def _decode_query(query: str) -> dict[str, Any]:
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) is list
+
+
+def _decode_query(query: str, lists: Collection[str]) -> dict[str, Any]:
     try:
-        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX))
+        items = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
     except ValueError:
         raise InvalidArgument(
             f"the query has more than {QUERY_FIELDS_MAX} fields", hint="send fewer"
         ) from None
+    fields: dict[str, Any] = {}
+    for name, value in items:
+        if name.removesuffix("[]") in lists:
+            fields.setdefault(name.removesuffix("[]"), []).append(value)
+        else:
+            fields[name] = value
+    return fields
 
 
 def _convert(fields: dict[str, Any], kind: type[S], *, strict: bool = True) -> S:
@@ -374,9 +402,9 @@ OTHER_SERVERS: tuple[Field, ...] = (
     refused("conversation", "send the messages, or session_id"),
     refused("mcp_servers", "the gateway calls no servers", []),
     refused("web_search_options", "the gateway does not search the web"),
-    refused("modalities", "the models have only text", ["text"]),
-    refused("audio", "the models have no audio"),
-    refused("images", "the models read only text", []),
+    refused("modalities", "answers are text", ["text"]),
+    refused("audio", "answers are text; a sound is a part of a message"),
+    refused("images", "images are parts of messages", []),
     refused("prompt", _NAME, "", []),
     refused("input", _NAME, "", []),
     refused("messages", _NAME, []),
@@ -412,11 +440,12 @@ OTHER_SERVERS: tuple[Field, ...] = (
     refused("timings_per_token", _FORM, False),
     refused("return_progress", _FORM, False),
     refused("lora_path", "the parameter `lora` names adapters", ""),
+    refused("mmproj", _OPERATOR, "", MMPROJ_AUTO),
     *(refused(name.replace("-", "_"), reason, False, "") for name, reason in REFUSED_KEYS.items()),
     *(
         refused(each.name.replace("-", "_"), _OPERATOR)
         for each in PARAMETERS
-        if each.level == "model" and each.name not in {*_PLACEMENT, "chat-template"}
+        if each.level == "model" and each.name not in {*_PLACEMENT, "chat-template", "mmproj"}
     ),
 )
 """The path's own table replaces these where it has a field of the same name."""

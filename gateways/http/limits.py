@@ -31,11 +31,28 @@ BODY_BYTES_MAX = FRAME_BYTES_MAX
 """The most bytes of a request, on paths that the next table does not have. The daemon gets the
 request in one frame.
 """
-BODY_BYTES_MAX_BY_PATH: Mapping[str, int] = dict.fromkeys(
-    ("/v1/completions", "/v1/embeddings", "/api/embed"), 8 << 20
-)
-"""The same on paths with lists of texts, of which the daemon gets several frames."""
-DROPPED_BYTES_MAX = 64 << 20
+TEXTS_BYTES_MAX = 8 << 20
+MEDIA_BYTES_MAX = 64 << 20
+BODY_BYTES_MAX_BY_PATH: Mapping[str, int] = {
+    **dict.fromkeys(("/v1/completions", "/v1/embeddings", "/api/embed"), TEXTS_BYTES_MAX),
+    **dict.fromkeys(
+        (
+            *("/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens"),
+            *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate"),
+        ),
+        MEDIA_BYTES_MAX,
+    ),
+}
+"""The same on paths with lists of texts, of which the daemon gets several frames, and on paths with
+images and sounds, which it gets beside the frame.
+"""
+BODIES_BYTES_MAX = 256 << 20
+"""The bytes of all requests at once that are longer than `BODY_BYTES_MAX`. Further ones wait."""
+VALUES_MAX = 200_000
+"""The commas and brackets of such a request. They bound its values, each of which takes time on the
+event loop, and many times its bytes of memory.
+"""
+DROPPED_BYTES_MAX = 128 << 20
 """The most that is read and dropped of a request after the response to it."""
 CLOSE_S_MAX = 5.0
 RESTART_S_MAX = 30.0
@@ -90,6 +107,7 @@ class Limits:
     """Connections to the daemon."""
     body_bytes_max: int = max(BODY_BYTES_MAX, *BODY_BYTES_MAX_BY_PATH.values())
     """The most bytes of a request on any path; see `body_bytes_max_of`."""
+    bodies_bytes_max: int = BODIES_BYTES_MAX
     receive_s_max: float = 30.0
     """The time in which a request must arrive, and a client must read a part of its answer."""
     queue_s_max: float = 300.0
@@ -104,6 +122,11 @@ class Limits:
     def body_bytes_max_of(self, path: str) -> int:
         """Return the most bytes of a request's body on a path."""
         return min(self.body_bytes_max, _path_bytes_max(path))
+
+    @staticmethod
+    def allows_media(path: str) -> bool:
+        """Return whether the requests of a path may have images and sounds."""
+        return _path_bytes_max(path) == MEDIA_BYTES_MAX
 
     def lowers_body_bytes_of(self, path: str) -> bool:
         """Return whether a path would allow longer bodies with a larger `body_bytes_max`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from ...cli.client import RETRIES
 from ...cli.commands import optional_import
 from ...cli.options import Label, PriorityOption, SocketPath, exit_after
 from ...cli.output import note
+from ..guests import ImageDirectory
 from ..guests.options import Allowed, Preloads, models_of
 from .limits import Limits
 
@@ -42,6 +44,14 @@ LabelClients = Annotated[
         "--label-clients", help="Add a client's process id to the label: clients share fairly."
     ),
 ]
+ImageDirectories = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image-dir",
+        metavar="DIR",
+        help="A directory in which clients may name images with the key `image`; repeatable.",
+    ),
+]
 
 
 def nnrpc(
@@ -54,6 +64,7 @@ def nnrpc(
     mode: SocketMode = "0600",
     connections_max: ConnectionsMax = _DEFAULTS.connections_max,
     contexts_max: ContextsMax = _DEFAULTS.contexts_max,
+    image_directories: ImageDirectories = None,
     socket: SocketPath = None,
 ) -> None:
     """Serve WasmEdge's RPC for wasi-nn, for `wasmedge --nn-rpc-uri` (extra `nnrpc`).
@@ -84,6 +95,7 @@ def nnrpc(
             preloads=models,
             priority=priority,
             limits=Limits(connections_max=connections_max, contexts_max=contexts_max),
+            image_directories=image_directories_of(image_directories or ()),
         )
         note_ready = partial(note, f"serving WasmEdge's RPC on unix:{listener.path}")
         note_stop = partial(note, "calls under way may end; a second signal ends them")
@@ -91,6 +103,12 @@ def nnrpc(
     finally:
         listener.close()
     exit_after(ended_by)
+
+
+def image_directories_of(paths: Sequence[str]) -> list[ImageDirectory]:
+    """Return directories in which images have names relative to them, and absolute ones."""
+    named = [ImageDirectory(".", path) for path in paths]
+    return [*named, *(ImageDirectory(os.path.abspath(path), path) for path in paths)]
 
 
 def open_listener(listen: str | None, mode: str) -> UnixListener | InheritedListener:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from h2.settings import SettingCodes
 
 from ...backends.errors import TooLarge
 from ...ipc.peer import peer_of
-from ..guests import DaemonLink, Guest, Preload, Remote
+from ..guests import DaemonLink, Guest, ImageDirectory, Preload, Remote, read_image
 from .limits import STOP_S_MAX, UNREAD_BYTES_MAX, Limits
 from .service import RpcService
 
@@ -145,7 +145,7 @@ class Server:
 
     A client's graphs and contexts belong to a connection to the daemon, which ends when the client
     disconnects; the daemon then frees them and cancels their turns. *connect* gets the client's
-    process id.
+    process id. Clients may name images in *image_directories* with the key `image`.
     """
 
     def __init__(
@@ -156,8 +156,10 @@ class Server:
         preloads: Mapping[str, Preload],
         priority: Priority,
         limits: Limits,
+        image_directories: Sequence[ImageDirectory] = (),
     ):
         self._listener, self._connect = listener, connect
+        self._image_directories = image_directories
         self._preloads, self._priority, self._limits = preloads, priority, limits
         self._connections: set[RpcConnection] = set()
 
@@ -200,9 +202,13 @@ class Server:
         return Guest(
             Remote(link, self._priority),
             preloads=self._preloads,
+            read_image=self._read_image,
             contexts_max=self._limits.contexts_max,
             graphs_max=self._limits.graphs_max,
         )
+
+    async def _read_image(self, path: str) -> bytes:
+        return await anyio.to_thread.run_sync(read_image, self._image_directories, path)
 
     async def _hold_connection(
         self, connection: RpcConnection, sock: socket.socket, client: AsyncClient, link: DaemonLink

@@ -14,7 +14,7 @@ from ...cli.client import RETRIES, client_of
 from ...cli.commands import optional_import
 from ...cli.options import EXIT_BUSY, EXIT_INTERRUPTED, Label, PriorityOption, SocketPath
 from ...cli.output import fail
-from ..guests import guest_timeout
+from ..guests import ImageDirectory, guest_timeout
 from ..guests.options import Allowed, Preloads, models_of
 from .component import add_component_to_linker
 from .dialects import Dialect
@@ -23,8 +23,8 @@ from .host_functions import add_to_linker
 if TYPE_CHECKING:
     from .runner import Ending
 
-ANSWERS = (EndOfSequence, ContextFull, PromptTooLong, TooLarge)
-"""Errors that guests expect and handle."""
+ANSWERS = (EndOfSequence, ContextFull, PromptTooLong)
+"""Errors that guests expect and handle. A `TooLarge` that names the needed buffer is one too."""
 
 GuestFile = Annotated[
     Path,
@@ -118,6 +118,7 @@ def run(
             "preloads": models_of(preloads, allowed),
             "priority": priority,
             "timeout": timeout,
+            "image_directories": [ImageDirectory(*d[:2]) for d in program.directories],
             "on_error": print_error,
         }
         own: dict[str, Any] = {"dialect": dialect, "unchecked_output": unchecked_output}
@@ -145,7 +146,8 @@ def split_directory(text: str) -> tuple[str, str, bool]:
 
 def print_error(call: str, error: InferdError) -> None:
     """Print the error of a guest's call, of which the guest gets only the number."""
-    if not isinstance(error, ANSWERS):
+    small_buffer = isinstance(error, TooLarge) and "needed" in error.data
+    if not isinstance(error, ANSWERS) and not small_buffer:
         fail(f"{call}: {error.message}", error.hint)
 
 

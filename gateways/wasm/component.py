@@ -1,9 +1,10 @@
 """The component world `wasi:nn@0.2.0-rc-2024-10-28`, for components in wasmtime.
 
 A context's inputs have names. Of a language model, an input of type U8 with one of
-`PARAMETER_NAMES` has parameters as JSON; any other input is the prompt, of which there can be only
-one. The outputs are `output`, the text, and `metadata`. A tensor model gets all inputs as they are;
-of a model of both kinds, inputs with parameters are those of a turn.
+`PARAMETER_NAMES` has parameters as JSON; an image, of any name, belongs at a place of the prompt;
+any other input is the prompt, of which there can be only one. The outputs are `output`, the text,
+and `metadata`. A tensor model gets all inputs as they are; of a model of both kinds, inputs with
+parameters are those of a turn.
 
 wasmtime converts lists of bytes slowly, byte by byte.
 
@@ -13,7 +14,7 @@ prompts and answers, and its errors are texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from ...backends.errors import (
 )
 from ...backends.tensors import TENSOR_TYPES, Tensor
 from ...ipc.messages import METADATA_INDEX
-from ..guests import CONTEXTS_MAX, TARGETS, Preload
+from ..guests import CONTEXTS_MAX, TARGETS, ImageDirectory, Preload, is_image
 from .dialects import component_code, component_text
 from .guest import Guest
 from .host_functions import ErrorSink, new_guest
@@ -76,6 +77,7 @@ def add_component_to_linker(
     timeout: float | None = None,
     contexts_max: int = CONTEXTS_MAX,
     write_text: Callable[[bytes], object] | None = None,
+    image_directories: Sequence[ImageDirectory] = (),
     on_error: ErrorSink | None = None,
 ) -> Guest:
     """Define the interfaces of `wasi:nn` in a component's *linker*, for one guest.
@@ -93,6 +95,7 @@ def add_component_to_linker(
         timeout=timeout,
         contexts_max=contexts_max,
         write_text=write_text,
+        image_directories=image_directories,
     )
     host = ComponentHost(guest, on_error)
     with linker.root() as root:
@@ -228,10 +231,13 @@ class ComponentHost:
             tensors = [(name, _from_component(tensor)) for name, tensor in inputs]
             found = self._guest.compute_tensors(context[1], tensors)
             return [(n, self._add_resource(TENSOR, _to_component(t))) for n, t in found]
+        images = [tensor[2] for _, tensor in inputs if is_image(tensor[2])]
+        inputs = [(name, tensor) for name, tensor in inputs if not is_image(tensor[2])]
         prompts = [name for name, tensor in inputs if not _is_configuration(name, tensor)]
         if len(prompts) > 1:
             names = ", ".join(repr(name[:50]) for name in prompts[:8])
             raise InvalidArgument(f"{len(prompts)} tensors are prompts: {names}")
+        self._guest.set_images(context[1], images)
         for name, tensor in inputs:
             index = METADATA_INDEX if _is_configuration(name, tensor) else 0
             self._guest.set_input(context[1], index, Tensor(tensor[2]))

@@ -7,7 +7,7 @@ suspends; `run` steps a coroutine once to get its result, without an event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -96,6 +96,10 @@ class Guest:
     def computes_tensors(self, context: int) -> bool:
         """Return whether the model of a context computes tensors."""
         return self.calls.computes_tensors(context)
+
+    def set_images(self, context: int, images: Sequence[bytes]) -> None:
+        """Set the images for the next prompts of a context."""
+        self.calls.set_images(context, images)
 
     def check_deadline(self) -> None:
         """Check that the guest may still run.

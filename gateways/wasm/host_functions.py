@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,7 @@ def add_to_linker(
     unchecked_output: bool = False,
     contexts_max: int = guests.CONTEXTS_MAX,
     write_text: Callable[[bytes], object] | None = None,
+    image_directories: Sequence[guests.ImageDirectory] = (),
     on_error: ErrorSink | None = None,
 ) -> Guest:
     """Define wasi-nn's functions in *linker* for one guest; close the returned object after it.
@@ -122,7 +123,8 @@ def add_to_linker(
     with its label and the user on whose behalf it acts.
     *preloads* are the models that the guest may load; without any, it may load all. Once *timeout*
     seconds have passed from now, the next call traps with `Timeout`. *write_text* gets the answers
-    of guests that set `stream-stdout`; by default they go to standard output. *on_error* gets the
+    of guests that set `stream-stdout`; by default they go to standard output. The guest may name
+    images in *image_directories* with the key `image`. *on_error* gets the
     name of a call and its error; the guest gets only a number.
     """
     from wasmtime import FuncType, ValType
@@ -135,6 +137,7 @@ def add_to_linker(
         timeout=timeout,
         contexts_max=contexts_max,
         write_text=write_text,
+        image_directories=image_directories,
     )
     host = HostFunctions(guest, dialect, unchecked_output=unchecked_output, on_error=on_error)
     for name, (size, function) in host.functions().items():
@@ -152,14 +155,20 @@ def new_guest(
     timeout: float | None,
     contexts_max: int = guests.CONTEXTS_MAX,
     write_text: Callable[[bytes], object] | None = None,
+    image_directories: Sequence[guests.ImageDirectory] = (),
 ) -> Guest:
     """Return a guest without graphs; the parameters are those of `add_to_linker`."""
     link = BlockingLink(client, connect or client.copy, timeout)
+
+    async def read_image(path: str) -> bytes:
+        return guests.read_image(image_directories, path)
+
     return Guest(
         guests.Guest(
             guests.Remote(link, priority),
             preloads=preloads or {},
             write_text=write_text or write_to_stdout,
+            read_image=read_image,
             contexts_max=contexts_max,
         )
     )

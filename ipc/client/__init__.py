@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...backends.errors import ErrorFields
 from ..handles import Context, Graph
+from ..media_parts import Audio, Image
 from ..messages import (
     PROTOCOL_VERSION,
     AddAdapterResult,
@@ -22,6 +23,7 @@ from ..messages import (
     RewindResult,
     SaveStateResult,
     ServerHello,
+    SessionMediaResult,
     SwapResult,
     Tensor,
     ToolCallPart,
@@ -58,6 +60,7 @@ __all__ = (
     "AsyncPull",
     "AsyncSession",
     "AsyncStream",
+    "Audio",
     "Client",
     "client_socket_path",
     "ComputeResult",
@@ -74,6 +77,7 @@ __all__ = (
     "ForkResult",
     "Graph",
     "HistoryResult",
+    "Image",
     "ImportModelResult",
     "ImportResult",
     "Message",
@@ -96,6 +100,7 @@ __all__ = (
     "ServerHello",
     "Session",
     "SessionInfo",
+    "SessionMediaResult",
     "ShownModel",
     "StateInfo",
     "Stats",

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from warnings import warn
@@ -24,8 +25,10 @@ from ...backends.errors import (
     error_from_wire,
 )
 from .. import messages as w
+from ..media_parts import has_parts
 from ..names import check_label, check_user_name
 from ..paths import client_socket_path
+from ..payloads import Payload
 from .connection.async_connection import AsyncDriver
 from .connection.core import ConnectionCore, InFlight
 from .connection.driver import Driver
@@ -249,7 +252,7 @@ class AsyncCaller:
         async def attempt() -> InFlight:
             request = InFlight(call, deadline)
             requests.append(request)
-            await connection.start_request(request, params, descriptors)
+            await send_request(connection, self._driver, request, params, descriptors)
             if on_start is not None:
                 on_start(request)
             return request
@@ -265,6 +268,22 @@ class AsyncCaller:
             return msgspec.convert(request.outcome(), result)
         except msgspec.ValidationError as exc:
             raise ProtocolError(f"the answer to {call} cannot be read: {exc}") from None
+
+
+async def send_request(
+    connection: ConnectionCore,
+    driver: Driver,
+    request: InFlight,
+    params: Any,
+    descriptors: Sequence[int] = (),
+) -> None:
+    """Send a request as `start_request` does, with the images and sounds in its messages."""
+    if not has_parts(getattr(params, "messages", None)):
+        await connection.start_request(request, params, descriptors)
+        return
+    with closing(Payload(driver.run_in_thread)) as packed:
+        params = await packed.pack_messages(params)
+        await connection.start_request(request, params, packed.descriptors)
 
 
 async def _pass_events(

@@ -13,7 +13,7 @@ from ..handles import Graph
 from ..names import Priority
 from ..payloads import Config, Prompt, json_text, open_file
 from .attachment import ClientSessionSettings, LossCallback
-from .caller import as_event
+from .caller import as_event, send_request
 from .connection.core import InFlight
 from .embeddings import AsyncEmbedding
 from .parameters import Options, Parameters
@@ -270,7 +270,7 @@ class AsyncClient(AsyncEmbedding):
             request = InFlight(stream_call(params), deadline)
             connection = await self._live_connection(deadline)
             try:
-                await connection.start_request(request, params)
+                await send_request(connection, self._driver, request, params)
             except BaseException:
                 connection.abandon_request(request)
                 raise

@@ -109,6 +109,36 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.HistoryParams(context=context, session_id=session_id)
         return await self._call("history", params, w.HistoryResult, timeout)
 
+    async def session_media(
+        self,
+        sha256: str,
+        context: int | None = None,
+        *,
+        session_id: str | None = None,
+        offset: int | None = None,
+        timeout: float | None = None,
+    ) -> w.SessionMediaResult:
+        """Return the whole `data` of an image or a sound in the messages of a session, by its hash,
+        with its `media_type`. With *offset*, return only a part of it from there on, of at most
+        512 KiB, which is empty at the end; `size` is that of the whole.
+
+        The session is named as in `history`, whose messages have the hashes.
+        """
+        params = w.SessionMediaParams(
+            context=context, session_id=session_id, sha256=sha256, offset=offset or 0
+        )
+        parts: list[bytes] = []
+        while True:
+            part = await self._call("session_media", params, w.SessionMediaResult, timeout)
+            if offset is not None:
+                return part
+            parts.append(part.data)
+            params.offset += len(part.data)
+            if not part.data or params.offset >= part.size:
+                return w.SessionMediaResult(
+                    data=b"".join(parts), size=params.offset, media_type=part.media_type
+                )
+
     async def delete_session(
         self,
         context: int | None = None,
@@ -235,24 +265,33 @@ class AsyncOperations(AsyncWasiCalls):
     async def copy_model(
         self, name: str, to: str, *, sha256: str = "", timeout: float | None = None
     ) -> w.CopyModelResult:
-        """Copy a model's file to the node *to* of a fleet, from a node that has it (for operators).
+        """Copy a model's file, and its projector, to the node *to* of a fleet, from a node that has
+        them (for operators).
 
         The file must have the hash *sha256*, if that is given. Nothing is copied to a node that has
-        the file.
+        the files.
         """
         params = w.CopyModelParams(name=name, to=to, sha256=sha256)
         return await self._call("copy_model", params, w.CopyModelResult, timeout)
 
     async def export_model(
-        self, name: str, transfer: str, *, offset: int = 0, timeout: float | None = None
+        self,
+        name: str,
+        transfer: str,
+        *,
+        offset: int = 0,
+        projector: bool = False,
+        timeout: float | None = None,
     ) -> w.ExportModelResult:
-        """Return the next part of a model's file, to be imported at another daemon (right
-        `manage`).
+        """Return the next part of a model's file, or of its *projector*, to be imported at another
+        daemon (right `manage`).
 
         The part at 0 begins the *transfer*, an id of the caller's choice; the last part has the
-        file's hash.
+        file's hash. A model without a projector has one of 0 bytes.
         """
-        params = w.ExportModelParams(name=name, transfer=transfer, offset=offset)
+        params = w.ExportModelParams(
+            name=name, transfer=transfer, offset=offset, projector=projector
+        )
         return await self._call("export_model", params, w.ExportModelResult, timeout)
 
     async def import_model(
@@ -264,14 +303,22 @@ class AsyncOperations(AsyncWasiCalls):
         *,
         offset: int = 0,
         sha256: str = "",
+        projector: bool = False,
         timeout: float | None = None,
     ) -> w.ImportModelResult:
         """Write the next part of a file that `export_model` has returned (right `manage`).
 
-        With the last part, the file must have the hash *sha256*; then the model can be loaded.
+        With the last part, the file must have the hash *sha256*; then the model can be loaded. A
+        *projector* is written before the model, in the same transfer.
         """
         params = w.ImportModelParams(
-            name=name, transfer=transfer, data=data, size=size, offset=offset, sha256=sha256
+            name=name,
+            transfer=transfer,
+            data=data,
+            size=size,
+            offset=offset,
+            sha256=sha256,
+            projector=projector,
         )
         return await self._call("import_model", params, w.ImportModelResult, timeout)
 
@@ -614,7 +661,7 @@ class AsyncOperations(AsyncWasiCalls):
         """
         params = w.TemplateParams(
             graph=graph,
-            messages=[dict(m) for m in messages],
+            messages=[dict(message) for message in messages],
             tools=[dict(t) for t in tools],
             arguments=dict(arguments or {}),
             add_generation_prompt=add_generation_prompt,

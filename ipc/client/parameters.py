@@ -14,6 +14,10 @@ class Parameters(TypedDict, total=False):
     """set_input(0) adds to the history instead of replacing it."""
     cache_prompt: bool
     """Reuse existing KV state; false: compute the whole prompt."""
+    image_tokens_max: int
+    """Maximum number of tokens of an image, to which it is scaled down before it is encoded,
+    where the message names none; 0: the projector's own.
+    """
     retention_ms: int
     """Idle time in milliseconds after which a session's prompt is computed again; -1: no limit."""
     n_predict: int
@@ -242,6 +246,7 @@ Options = TypedDict(
     {
         "append": bool,
         "cache-prompt": bool,
+        "image-tokens-max": int,
         "retention-ms": int,
         "n-predict": int,
         "stop": str | Sequence[str],

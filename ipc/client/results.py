@@ -97,10 +97,20 @@ class Metadata(TypedDict):
     constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the
     vocabulary, which are left out; `tools`, if the model's chat template does not use them or
     the input is raw text; `chat-template`, if the model has none and messages are written
-    without it.
+    without it; `media`, if the model cannot read images or sounds of the history.
     """
     ignored: list[str]
     """Unknown keys."""
+    media_tokens: NotRequired[int]
+    """Tokens of the prompt that are images or sounds. This key and the next two are absent if
+    there are none.
+    """
+    media_cached: NotRequired[int]
+    """The images and sounds of the prompt, or the parts into which they are cut, that were not
+    encoded for this turn: the tokens or their embeddings were in memory.
+    """
+    encode_s: NotRequired[float]
+    """Seconds in which the others were encoded."""
     completion_probabilities: NotRequired[list[dict[str, Any]]]
     """With `n-probs`, except for a stream, whose events have it: for each token a map as
     llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with
@@ -191,12 +201,13 @@ class ModelInfo(TypedDict):
     pinned: bool
     """Whether it stays loaded even when memory is short."""
     resident_bytes: int
-    """Memory that its worker process occupies on the host now, mapped weights included (RSS); 0:
-    no process.
+    """Memory that its worker process, and the one that encodes images and sounds, occupy on the
+    host now, mapped weights included (RSS); 0: no process.
     """
     memory: dict[str, Any] | None
-    """Nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`,
-    `process` and `total`; `options` is the part of `context` and `compute` that the engine's
+    """Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`,
+    `process`, `projector` (the process that encodes images and sounds, with the embeddings that
+    are kept) and `total`; `options` is the part of `context` and `compute` that the engine's
     options of the model add, negative if they save.
     """
     adapters: list[dict[str, Any]]
@@ -221,6 +232,19 @@ class ModelInfo(TypedDict):
     """The memory of the host, in bytes, that its next load needs with all slots and full
     contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it,
     it is known from the file's header, and only where no GPU may hold a part.
+    """
+    reads: list[str]
+    """The kinds of message parts that it reads: `text`, and with a projector `image` or `audio`,
+    or both. It is known from the projector's header before the model is loaded.
+    """
+    projector: dict[str, Any] | None
+    """Nil, or the projector with which it reads images and sounds: `file` (empty: none was
+    taken), `type` (llama.cpp's name), `kinds` (`image`, `audio`), `width` (numbers of an
+    embedding), `image_size` (pixels of a side with which it was trained; 0: no images),
+    `size_bytes`, `image_tokens_max` (tokens of a very large image) and `buffer_bytes` (memory in
+    which it computes), both nil before its first load, `pid` (of its process; 0: none), `note`
+    (files beside the model that were left out, and why) and `error` (nil, or why it does not
+    work).
     """
     node: NotRequired[str]
     """In a fleet, its node; otherwise absent."""
@@ -325,7 +349,9 @@ class TaskInfo(TypedDict):
     model: str
     """The model's name."""
     state: str
-    """`waiting`, `running` or `parked`."""
+    """`waiting`, `running` or `parked`; `encoding` while the embeddings of an image or a sound
+    of its prompt are computed.
+    """
     priority: Priority
     """The turn's priority class."""
     effective_priority: Priority | None

@@ -242,12 +242,12 @@ class AsyncSession(SessionProperties):
     ) -> AsyncStream:
         """Stream a turn that answers *prompt*, or without a prompt the present history.
 
-        The chat template adds *prompt*, the user's text or messages with role and content, to the
-        history; with *raw* it is added unchanged. *on_queue* is called with the turn's place in the
-        queue while it waits, *on_start* when it gets a slot, and *on_prompt* with its prompt's
-        progress: a map of `total`, `cache`, `processed` and `time_ms`. *traceparent* is the turn's
-        parent span (W3C Trace Context); the default is OpenTelemetry's current span, if the program
-        uses OpenTelemetry.
+        The chat template adds *prompt* to the history: the user's text, texts with images and
+        sounds in a list, or messages with role and content. With *raw* a text is added unchanged.
+        *on_queue* is called with the turn's place in the queue while it waits, *on_start* when it
+        gets a slot, and *on_prompt* with its prompt's progress: a map of `total`, `cache`,
+        `processed` and `time_ms`. *traceparent* is the turn's parent span (W3C Trace Context); the
+        default is OpenTelemetry's current span, if the program uses OpenTelemetry.
         """
         settings = self._turn_settings(keywords, on_queue, on_prompt, on_start)
         context = require_open(self._attachment.context)
@@ -506,6 +506,13 @@ class AsyncSession(SessionProperties):
         """Return the messages, with the answer so far, and the turns; see `AsyncClient.history`."""
         await self._attachment.ensure_connected()
         return await self._client.history(self.context, timeout=timeout)
+
+    async def media(self, sha256: str, *, timeout: float | None = None) -> w.SessionMediaResult:
+        """Return the data of an image or a sound in the messages; see
+        `AsyncClient.session_media`.
+        """
+        await self._attachment.ensure_connected()
+        return await self._client.session_media(sha256, self.context, timeout=timeout)
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the session and its stored data, and close it."""

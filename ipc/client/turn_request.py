@@ -10,7 +10,7 @@ import msgspec
 from ...backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
 from .. import messages as w
 from .attachment import SessionProgress, TurnsUnderWay
-from .caller import is_loss, is_node_loss
+from .caller import is_loss, is_node_loss, send_request
 from .connection.core import InFlight
 from .streams import StreamedTurn
 from .turn_settings import stream_call
@@ -91,9 +91,10 @@ class TurnRequest:
     async def _send(self, deadline: float, params: w.StreamParams | w.ResumeParams) -> InFlight:
         params.context = self._attachment.live_context
         request = InFlight(stream_call(params), deadline)
-        connection = self._turns.client._open_connection
+        client = self._turns.client
+        connection = client._open_connection
         try:
-            await connection.start_request(request, params)
+            await send_request(connection, client._driver, request, params)
             self._turns.add_request(request)
         except BaseException:
             connection.abandon_request(request)

@@ -101,7 +101,6 @@ class TurnSettings:
         )
 
     def answers_params(self, context: int, prompt: Prompt | None, n: int) -> w.AnswersParams:
-        """Return the params of `answers` for *n* answers to *prompt*."""
         params = w.AnswersParams(context=context, n=n, **self._input_fields(prompt))
         return self.add_scheduling(params)
 

@@ -86,9 +86,9 @@ class EndTransferParams(Map):
     transfer: TransferId
     """The transfer's id."""
     outcome: Literal["keep", "release", "drop"]
-    """Of a held session, on the connection that exports it: `keep` or `release`; of an arriving
-    one, or of a [copy](#copies-of-sessions): `keep` or `drop`; of the record of a departed one:
-    `drop`.
+    """Of a held session, on the connection that exports it: `keep` or `release`; of one whose parts
+    are still being imported over this connection: `drop`; of an arriving one, or of a
+    [copy](#copies-of-sessions): `keep` or `drop`; of the record of a departed one: `drop`.
     """
 
 
@@ -175,8 +175,8 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{64})?\\Z")]
 
 
 class ExportModelParams(Map):
-    """`export_model`: read the file of the model *name* from *offset* on. Offset 0 begins the
-    transfer, whose id the caller chooses.
+    """`export_model`: read the file of the model *name*, or its projector, from *offset* on. Offset
+    0 begins the transfer, whose id the caller chooses.
     """
 
     name: str
@@ -185,6 +185,8 @@ class ExportModelParams(Map):
     """The transfer's id, of 1 to 64 characters; it must be a new one for each transfer."""
     offset: Offset = 0
     """The first byte of the part; 0 begins the transfer."""
+    projector: bool = False
+    """Read the model's projector instead, which reads images or sounds."""
 
 
 class ExportModelResult(Map):
@@ -193,14 +195,14 @@ class ExportModelResult(Map):
     data: bytes
     """The part."""
     size: int
-    """The size of the file."""
+    """The size of the file; 0: the model has no projector."""
     sha256: str = ""
     """With the last part: the SHA-256 of all parts, in hexadecimal digits."""
 
 
 class ImportModelParams(Map):
     """`import_model`: write the next bytes of a file, whose length is `size`. The last part has the
-    hash `sha256` that the file must have.
+    hash `sha256` that the file must have. A projector comes before its model, in the same transfer.
     """
 
     name: str
@@ -215,6 +217,10 @@ class ImportModelParams(Map):
     """The first byte of the part; 0 begins the transfer."""
     sha256: Sha256 = ""
     """The SHA-256 that the file must have; required with the last part."""
+    projector: bool = False
+    """The file is the model's projector, and becomes `NAME-mmproj.gguf`: together with the model,
+    whose parts follow, or at once if the model is there.
+    """
 
 
 class ImportModelResult(Map):
@@ -286,9 +292,11 @@ class CopyModelResult(Map):
     size_bytes: int
     """Its size."""
     sha256: str = ""
-    """Its SHA-256; empty if nothing was copied."""
+    """Its SHA-256; empty if it was not copied."""
     up_to_date: bool = False
     """Whether nothing was copied, because the node had a file of this name and size."""
+    projector_bytes: int = 0
+    """The size of its projector, if that was copied."""
 
 
 SERVED_TOKENS_MAX = 1 << 40

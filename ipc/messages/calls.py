@@ -380,6 +380,14 @@ CALLS: dict[str, Call] = {
         route=Route.SESSION,
         merge=Merge.FIRST,
     ),
+    "session_media": Call(
+        session_operations.SessionMediaParams,
+        session_operations.SessionMediaResult,
+        right=None,
+        context=ContextUse.READ,
+        route=Route.SESSION,
+        merge=Merge.FIRST,
+    ),
     "delete_session": Call(
         session_operations.DeleteSessionParams,
         session_operations.DeleteSessionResult,

@@ -32,7 +32,9 @@ class LoadParams(Map):
     configuration allows; tpu and npu are `UnsupportedOperation`.
     """
     fd: int = -1
-    """0 or more: the model's file in a [descriptor](#descriptors)."""
+    """0 or more: the model's file in a [descriptor](#descriptors); such a model has no projector,
+    and reads only text.
+    """
     progress: bool = False
     """Send events while it loads."""
 

@@ -62,12 +62,13 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     pinned: bool
     """Whether it stays loaded even when memory is short."""
     resident_bytes: int
-    """Memory that its worker process occupies on the host now, mapped weights included (RSS); 0:
-    no process.
+    """Memory that its worker process, and the one that encodes images and sounds, occupy on the
+    host now, mapped weights included (RSS); 0: no process.
     """
     memory: dict[str, Any] | None
-    """Nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`,
-    `process` and `total`; `options` is the part of `context` and `compute` that the engine's
+    """Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`,
+    `process`, `projector` (the process that encodes images and sounds, with the embeddings that
+    are kept) and `total`; `options` is the part of `context` and `compute` that the engine's
     options of the model add, negative if they save.
     """
     adapters: list[dict[str, Any]]
@@ -92,6 +93,19 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     """The memory of the host, in bytes, that its next load needs with all slots and full
     contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it,
     it is known from the file's header, and only where no GPU may hold a part.
+    """
+    reads: list[str]
+    """The kinds of message parts that it reads: `text`, and with a projector `image` or `audio`,
+    or both. It is known from the projector's header before the model is loaded.
+    """
+    projector: dict[str, Any] | None
+    """Nil, or the projector with which it reads images and sounds: `file` (empty: none was
+    taken), `type` (llama.cpp's name), `kinds` (`image`, `audio`), `width` (numbers of an
+    embedding), `image_size` (pixels of a side with which it was trained; 0: no images),
+    `size_bytes`, `image_tokens_max` (tokens of a very large image) and `buffer_bytes` (memory in
+    which it computes), both nil before its first load, `pid` (of its process; 0: none), `note`
+    (files beside the model that were left out, and why) and `error` (nil, or why it does not
+    work).
     """
     node: str | UnsetType = UNSET
     """In a [fleet](fleet.md), its node; otherwise absent."""
@@ -197,7 +211,9 @@ class TaskInfo(msgspec.Struct, kw_only=True):
     model: str
     """The model's name."""
     state: str
-    """`waiting`, `running` or `parked`."""
+    """`waiting`, `running` or `parked`; `encoding` while the embeddings of an image or a sound of
+    its prompt are computed.
+    """
     priority: PriorityName
     """The turn's priority class."""
     effective_priority: PriorityName | None

@@ -131,6 +131,32 @@ class HistoryResult(Map):
     """
 
 
+class SessionMediaParams(Map, kw_only=True):
+    """`session_media` of a context of this connection, or of a session by its id; not both."""
+
+    context: int | None = None
+    """A context of this connection."""
+    session_id: str | None = None
+    """A session by its id."""
+    sha256: str
+    """The hash of an image or a sound in the session's messages, as [`history`](#history) has
+    it.
+    """
+    offset: int = 0
+    """The first byte to return."""
+
+
+class SessionMediaResult(Map):
+    """A part of a content, from `offset` on; all of it has `size` bytes."""
+
+    data: bytes
+    """At most `PART_BYTES` from `offset` on; empty at the end."""
+    size: int
+    """Bytes of the whole content."""
+    media_type: str = ""
+    """Its type, such as `image/png`."""
+
+
 class DeleteSessionParams(Map):
     """`delete_session` of a context of this connection, or of a session by its id; not both.
 

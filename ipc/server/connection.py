@@ -24,6 +24,7 @@ from ...backends.errors import (
 from ...backends.params import nearest, with_whole_numbers
 from ...scheduler.owner import Owner
 from ...wire.frames import REPLY_BYTES_MAX, check_shape, pack_frame, scalar_size
+from ..chat_messages import passed_data
 from ..messages import CALLS, CREDIT_MAX, Kind
 from ..peer import Peer
 from .descriptors import UnclaimedDescriptors, UserDescriptors
@@ -260,6 +261,7 @@ def _parts_with_descriptors(params: Any) -> list[Any]:
     """Return the parts of a call's params that refer to a descriptor, in the frame's order."""
     tensors = [tensor for _, tensor in getattr(params, "inputs", None) or ()]
     parts = [params, getattr(params, "tensor", None), *tensors]
+    parts += passed_data(getattr(params, "messages", None) or ())
     return [part for part in parts if getattr(part, "fd", -1) >= 0]
 
 

@@ -28,13 +28,15 @@ from weakref import WeakValueDictionary
 import anyio
 
 from ...backends.errors import Busy, InvalidArgument, ProtocolError, Timeout, TooLarge
-from ...wire.descriptors import read_with_descriptors
+from ...backends.fd_frames import read_with_descriptors
 from ...wire.frames import READ_BYTES
 from ..messages import TENSOR_BYTES_MAX
 
 _LIMIT_MAX = 1 << 20
-FILES_RESERVED = 256
-"""Files for workers (six each while they start), the journal, the log and the listeners."""
+FILES_RESERVED = 768
+"""Files for workers (six each while they start), embeddings of images (256 of a model that reads
+them), the journal, the log and the listeners.
+"""
 DESCRIPTORS_MIN = 64
 
 
@@ -410,24 +412,33 @@ class UnclaimedDescriptors:
 # These run in the thread of the user who passed the descriptor.
 
 
-def tensor_size(descriptor: int) -> int:
-    """Return the size of the tensor in a descriptor.
+def file_size(descriptor: int) -> int:
+    """Return the size of the file in a descriptor.
 
     :raises InvalidArgument: the descriptor is not that of a file, or cannot be read.
-    :raises TooLarge: the tensor exceeds the limit.
     """
     try:
         status = os.fstat(descriptor)
     except OSError as exc:
         raise _unreadable(exc) from None
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidArgument("the tensor's descriptor is not a file", hint="pass a memfd")
-    if status.st_size > TENSOR_BYTES_MAX:
-        raise TooLarge(
-            f"a tensor of {status.st_size} bytes; the limit is {TENSOR_BYTES_MAX}",
-            data={"bytes": status.st_size, "tensor_bytes_max": TENSOR_BYTES_MAX},
-        )
+        raise InvalidArgument("the descriptor is not that of a file", hint="pass a file or a memfd")
     return status.st_size
+
+
+def tensor_size(descriptor: int) -> int:
+    """Return the size of the tensor in a descriptor.
+
+    :raises InvalidArgument: the descriptor is not that of a file, or cannot be read.
+    :raises TooLarge: the tensor exceeds the limit.
+    """
+    size = file_size(descriptor)
+    if size > TENSOR_BYTES_MAX:
+        raise TooLarge(
+            f"a tensor of {size} bytes; the limit is {TENSOR_BYTES_MAX}",
+            data={"bytes": size, "tensor_bytes_max": TENSOR_BYTES_MAX},
+        )
+    return size
 
 
 def read_tensor(descriptor: int, size: int, offset: int = 0) -> bytes:
@@ -441,5 +452,39 @@ def read_tensor(descriptor: int, size: int, offset: int = 0) -> bytes:
         raise _unreadable(exc) from None
 
 
+def content_size(descriptor: int, bytes_max: int) -> int:
+    """Return the size of an image or a sound in a descriptor.
+
+    :raises InvalidArgument: the descriptor is not that of a file, or cannot be read.
+    :raises TooLarge: there are more than *bytes_max*.
+    """
+    size = file_size(descriptor)
+    if size > bytes_max:
+        raise TooLarge(
+            f"this has {size} bytes; the limit is {bytes_max}",
+            hint="send a smaller one, or raise media-bytes-max",
+            data={"bytes": size, "media_bytes_max": bytes_max},
+        )
+    return size
+
+
+def read_content(descriptor: int, size: int) -> bytes:
+    """Return the *size* bytes of a descriptor whose size was checked.
+
+    :raises InvalidArgument: the descriptor cannot be read, or has another size by now.
+    """
+    data = bytearray()
+    while len(data) <= size:
+        part = read_tensor(descriptor, size + 1 - len(data), len(data))
+        if not part:
+            break
+        data += part
+    if len(data) != size:
+        raise InvalidArgument(
+            "this has changed while it was read", hint="pass a file that nothing writes to"
+        )
+    return bytes(data)
+
+
 def _unreadable(exc: OSError) -> InvalidArgument:
-    return InvalidArgument(f"the tensor's descriptor cannot be read: {exc.strerror}")
+    return InvalidArgument(f"the descriptor cannot be read: {exc.strerror}")

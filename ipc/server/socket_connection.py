@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import InferdError, ProtocolError, VersionMismatch
-from ...wire.descriptors import read_with_descriptors
+from ...backends.fd_frames import read_with_descriptors
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
 from ..messages import PROTOCOL_VERSION, ClientHello, Kind

@@ -66,6 +66,11 @@ class CommandHandler:
                 self._submit_task(spec)
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt() | m.ComputeTensors():
                 self.tokenizing.add_request(command)
+            case m.MediaReady():
+                self._fail_tasks(*self._tasks.items.add_item(command))
+            case m.MediaFailed(digest, error, scope):
+                waiting = self._tasks.items.fail_item(scope, digest)
+                self._fail_tasks(waiting, error_from_wire(error))
             case m.DropInput(number):
                 self.tokenizing.drop_request(number)
             case m.Lookup() | m.PersistState():
@@ -214,7 +219,8 @@ def _uses(keys: Iterable[str], adapter_id: str) -> bool:
 def check_task(task: Task, model: LanguageModel) -> None:
     """Check that a task can be computed. A text to embed is checked by `check_text`, too.
 
-    :raises UnsupportedOperation: the model does not generate text, or has no logprobs of prompts.
+    :raises UnsupportedOperation: the model does not generate text, has no logprobs of prompts, or
+        reads no images and sounds.
     :raises PromptTooLong: the prompt leaves no token of the context for an answer, or an encoder
         cannot read it at once.
     :raises InvalidArgument: the prompt is empty, or one of its tokens or a stop token is not in the
@@ -239,7 +245,12 @@ def check_task(task: Task, model: LanguageModel) -> None:
     if embed is None and model.info.decoder_start_token is not None:
         _check_encoded_prompt(task, model.info)
     vocab_size, media = model.info.vocab_size, task.spec.media
-    check_tokens(task.tokens, vocab_size, media, model.info.batch_size)
+    if media and not model.info.media_width:
+        raise UnsupportedOperation(
+            "the model reads no images or sounds",
+            hint="load it with a projector (mmproj), or use a model that has one",
+        )
+    check_tokens(task.tokens, vocab_size, media)
     if media and (embed is not None or task.scores_prompt):
         raise UnsupportedOperation("images and sounds have neither embeddings nor logprobs")
     unknown = next((t for t in task.spec.stopping.stop_tokens if not 0 <= t < vocab_size), None)

@@ -163,6 +163,7 @@ class Engine:
         self.tokenizing = self._commands.tokenizing
         self.measuring = IdleMeasuring(model, self._steps.mix.counts, cores)
         self.quit = False
+        self._media_planned_at = self._media_state
         self._tasks_expected_at: float | None = None
         """The time at which an iteration first expected the task of a tokenized prompt, since the
         last step.
@@ -188,6 +189,8 @@ class Engine:
             self._tasks_expected_at = clock.now
         reporter.send(*self.kv.poll(tasks.queue, clock.now))
         tasks.expire_tasks()
+        tasks.plan_media()
+        self._media_planned_at = self._media_state
         self._answers.sample_tokens([t for t in self.slots.tasks if t.has_logits])
         self._answers.add_forced_tokens([t for t in self.slots.tasks if not t.has_logits])
         tasks.update_guarantees(self._steps.skipping)
@@ -236,7 +239,7 @@ class Engine:
         settings = self.tasks.settings
         if self._waits_for_batch(now := self.clock.read()):
             return min(settings.pull_batch_wait_s, settings.task_batch_wait_s)
-        if self.tokenizing or self._can_compute():
+        if self.tokenizing or self._can_compute() or self._may_request_media():
             return 0
         ends = self.tasks.deadlines()
         if self.kv.idle.unsaved is not None:
@@ -254,6 +257,16 @@ class Engine:
         if not self.tasks.queue or not self.slots.idle:
             return False
         return any(t.has_work or t.wants_token for t in self.assignment.eligible_tasks())
+
+    @property
+    def _media_state(self) -> tuple[int, int]:
+        """Numbers that change with the slots of tasks and what these have computed."""
+        return self.metrics.steps, self.kv.search.changes
+
+    def _may_request_media(self) -> bool:
+        """Return whether a task waits for embeddings, and others may be requested than were."""
+        changed = self._media_planned_at != self._media_state
+        return changed and any(task.awaits_media for task in self.tasks)
 
     def _waits_for_batch(self, now: float) -> bool:
         """Return whether a step waits, to fill its batch, for expected tasks or pull readers."""

@@ -50,12 +50,12 @@ class SlotAssignment:
         return [t for t in able if not t.yields(clock) and (t.has_work or t.wants_token)]
 
     def _ready_tasks(self) -> list[Task]:
-        """Return the queued tasks that wait for no file, sampler, KV space or reader."""
+        """Return the queued tasks that wait for no file, sampler, image, KV space or reader."""
         full, settings, now = bool(self._slots.tasks), self._tasks.settings, self._clock.now
         return [
             t
             for t in self._tasks.queue
-            if not (t.fetching or t.preparing)
+            if not (t.fetching or t.preparing or t.awaits_media)
             and not (t.preempted_by_kv_pressure and full)
             and not reader_lags(t, settings, now)
         ]
@@ -117,6 +117,7 @@ class SlotAssignment:
         task.state = TaskState.RUNNING
         self._plan_checkpoints(task)
         self._kv.task_states.assign_slot(task)
+        task.covered = 0  # now `computed` says what the slot has
         if task.started_at is None:
             task.started_at, task.cached = now, task.computed
             self._counts["prefix_queries"] += len(task.tokens)

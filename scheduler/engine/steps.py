@@ -218,8 +218,13 @@ class Steps:
             self.use_adapters(adapters)
         size, logits_max = self._model.info.batch_size, self._model.info.logits_max
         if trial is not None:
-            return plan_trial(trial, settings, size, self._cost, logits_max)
-        return plan_tokens(
+            seconds = None
+            if trial.media and not trial.trial_tokens:
+                others = [t for t in generating if t is not trial]
+                seconds = item_step_s(trial, others, order, settings, self._cost)
+                seconds = min(seconds, self._seconds_max)
+            return plan_trial(trial, settings, size, self._cost, logits_max, seconds)
+        batch = plan_tokens(
             tasks, order, settings, size, self._cost, adapters, logits_max, self._seconds_max
         )
 

@@ -17,11 +17,12 @@ from ..policy.cost import StepCost
 from ..policy.guarantees import NO_GUARANTEES, UserLags
 from ..policy.order import Order, ReservedQuanta
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
-from ..policy.slot_plan import awaits_reader
+from ..policy.slot_plan import awaits_reader, reader_lags
 from ..settings import EngineSettings
 from ..stopping import EMBEDDED, TIME, Ending
 from ..task import Task, TaskState
 from ..waiting import POSITION_PAUSE_S, POSITIONS_AT_ONCE, QueueView, TurnEstimator, subscribes
+from .item_store import ItemStore
 from .reporter import Reporter
 
 
@@ -103,6 +104,7 @@ class TaskTable:
         self.kv, self.slots = kv, kv.slots
         self.reporter = Reporter(model)
         self.embeddings = EmbeddingQueue(model, settings)
+        self.items = ItemStore(model.info, kv.search, settings.media_bytes_max)
         self.queue: list[Task] = []
         self.owners, self.reserved = OwnerClock(), ReservedQuanta(settings)
         self._lags = UserLags(strict=settings.priority_strict)
@@ -145,7 +147,8 @@ class TaskTable:
     def _wants_time(self, task: Task) -> bool:
         if task.spec.embed is not None:
             return True
-        able = not (task.fetching or task.preparing or task.yields(self.clock.tokens))
+        waits = task.fetching or task.preparing or task.awaits_media
+        able = not waits and not task.yields(self.clock.tokens)
         wants = task.has_work or task.wants_token
         return able and (wants or awaits_reader(task, self.settings, self.clock.now))
 
@@ -240,6 +243,7 @@ class TaskTable:
         for other in self.queue:
             other.preempted_by_kv_pressure = False
         self.leaders.forget_task(task)
+        self.items.forget_task(task)
         if task.sampler is not None:
             task.sampler.close()
             task.sampler = None
@@ -293,6 +297,37 @@ class TaskTable:
             self.clock.now,
             self.reserved.next_at - self.clock.tokens,
         )
+
+    def plan_media(self) -> None:
+        """Request the embeddings that tasks need, and free all others. Tasks that cannot compute
+        them now come last, so that nobody waits for memory that they hold. A task whose state is
+        still being read from disk may need fewer.
+        """
+        able = [t for t in self if t.media]
+        if not able and not self.items:
+            return
+        needing = []
+        for task in able:
+            task.embeddings = {}
+            if not task.fetching and (task.state is TaskState.WAITING or task.media_needed()):
+                needing.append(task)
+        key = self.order().key
+        still = {task for task in needing if self._stands_still(task)}
+        needing.sort(key=lambda task: (task in still, *key(task)))
+        running = next((t for t in needing if t.slot >= 0 and t not in still), None)
+        self.reporter.send(*self.items.plan_items(needing, running))
+
+    def _stands_still(self, task: Task) -> bool:
+        """Return whether *task* would compute nothing now if it had its embeddings."""
+        unread = task.comparing_since is not None or not (task.credit or task.spec.pull)
+        waits = task.preparing or (task.preempted_by_kv_pressure and bool(self.slots.tasks))
+        lags = reader_lags(task, self.settings, self.clock.now)
+        return unread or waits or lags or task.yields(self.clock.tokens)
+
+    def free_media(self) -> None:
+        """Free embeddings if no task has images or sounds. Otherwise `plan_media` does that."""
+        if self.items and not any(task.media for task in self):
+            self.items.plan_items(())
 
     def report_positions(self) -> None:
         """Report changed places in the queue for the tasks that subscribed to them, beside many

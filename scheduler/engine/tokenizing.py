@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from ...backends.errors import (
     Timeout,
     UnsupportedOperation,
 )
-from ...backends.media import text_tokens
+from ...backends.media import MarkedMedia, text_tokens
 from ...backends.tensors import NamedTensor
 from ...backends.texts import bytes_of, is_utf8
 from .. import messages as m
@@ -35,6 +36,7 @@ from ..messages import ChatPrompt
 from ..owner import Owner, Priority, Requester
 from ..policy.slow_sampling import ThreadShare
 from ..policy.text_order import TextOrder
+from ..prefix import common_prefix
 from ..record import ActivityKind, Recorder
 from .task_table import EngineClock
 
@@ -338,6 +340,10 @@ class TokenizeQueue:
             self.compiling, partial(self._model.compile_grammar, sampling, user), COMPILE_S
         )
 
+    def tokens_of(self, text: str) -> Generator[LaneCall, Any, list[int]]:
+        """Return the tokens of a text in the middle of others, as a part of work for a task."""
+        return self._tokenize(text.encode(), False, False, MediaMarks(()))
+
     def answer_requests(self) -> Iterator[m.Report]:
         """Answer requests until the time of one step is used up. Beside tasks of other users whose
         class is not lower, the work for a user is limited to a share of the thread.
@@ -419,8 +425,9 @@ class TokenizeQueue:
 
     def _answer(self, request: m.InputRequest, arrived_at: float) -> Parts:
         if isinstance(request, m.Tokenize):
-            fitted = self._fit_text(request.text, request.cut_behind)
-            tokens = yield from self._tokenize(fitted, request.special, request.bos)
+            marks = MediaMarks(request.media)
+            fitted = self._fit_text(request.text, request.cut_behind, marks)
+            tokens = yield from self._tokenize(fitted, request.special, request.bos, marks)
             return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
             return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
@@ -433,8 +440,9 @@ class TokenizeQueue:
             request = msgspec.structs.replace(request, history="", answer="")
         text, appended, form = yield from render_chat(request, self._render)
         new = bytes_of(text if appended is None else appended)
-        fitted = self._fit_text(new, request.cut_behind)
-        tokens = yield from self._tokenize(fitted, True, appended is None)
+        marks = MediaMarks(request.media)
+        fitted = self._fit_text(new, request.cut_behind, marks)
+        tokens = yield from self._tokenize(fitted, True, appended is None, marks)
         return text, m.pack_tokens(tokens), appended is not None, form
 
     def _computation(
@@ -469,9 +477,10 @@ class TokenizeQueue:
             pieces.append(b"".join(map(self._model.piece, tokens[begin : begin + PIECES])))
         return b"".join(pieces)
 
-    def _fit_text(self, text: bytes, cut_behind: int) -> bytes:
+    def _fit_text(self, text: bytes, cut_behind: int, marks: MediaMarks) -> bytes:
         """Return *text*, without a part in its middle if it is too long to be tokenized. The rest
         has its first *cut_behind* tokens and one more, and at its end as many as a context holds.
+        *marks* are left out whole.
 
         :raises PromptTooLong: *text* is too long, and *cut_behind* is negative.
         """
@@ -491,16 +500,77 @@ class TokenizeQueue:
             )
         head = _before_character(text, (cut_behind + 1) * info.token_bytes_max)
         tail = _before_character(text, len(text) - most)
+        for begin, end, _ in marks.places(text):
+            head = begin if begin < head < end else head
+            tail = end if begin < tail < end else tail
         return text if tail <= head else text[:head] + text[tail:]
 
     def _tokenize(
-        self, text: bytes, special: bool, bos: bool
+        self, text: bytes, special: bool, bos: bool, marks: MediaMarks
     ) -> Generator[LaneCall, Any, list[int]]:
+        tokenize = partial(marked_tokens, self._model, text, special, bos, marks)
         if not _is_long(text) or self._seconds() < self._alone_until:
-            return self._model.tokenize(text, special=special, bos=bos)
-        tokenize = partial(self._model.tokenize, text, special=special, bos=bos)
+            return tokenize()
         tokens: list[int] = yield LaneCall(self._tokenizing, tokenize)
         return tokens
+
+
+class MediaMarks:
+    """The marks of images and sounds in a text, with the tokens that replace them."""
+
+    def __init__(self, media: Sequence[MarkedMedia]):
+        self._tokens = {one.mark.encode(): one.tokens for one in media if one.mark}
+        longest_first = sorted(self._tokens, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, longest_first)))
+
+    def places(self, text: bytes) -> list[tuple[int, int, bytes]]:
+        """Return where each mark in *text* begins and ends, and its packed tokens. Marks that the
+        text lacks are ignored.
+
+        :raises InvalidArgument: the text has a mark twice.
+        """
+        if not self._tokens:
+            return []
+        found = [(*match.span(), match.group()) for match in self._pattern.finditer(text)]
+        if len({mark for _, _, mark in found}) < len(found):
+            raise InvalidArgument(
+                "the prompt has an image or a sound twice, for which there is one place",
+                hint="use a chat template that renders each message once",
+            )
+        return [(begin, end, self._tokens[mark]) for begin, end, mark in found]
+
+
+def marked_tokens(
+    model: LanguageModel, text: bytes, special: bool, bos: bool, marks: MediaMarks
+) -> list[int]:
+    """Return the tokens of *text*, with those of images and sounds in place of their *marks*. The
+    texts between them are tokenized by themselves, as llama.cpp does (`mtmd_tokenize`). Tokens that
+    the model adds around a text are added once.
+    """
+    places = marks.places(text)
+    if not places:
+        return model.tokenize(text, special=special, bos=bos)
+    head, tail = _added_tokens(model, special, bos)
+    tokens, at = [*head], 0
+    for begin, end, packed in (*places, (len(text), len(text), b"")):
+        first = not at
+        piece = model.tokenize(text[at:begin], special=special, bos=bos and first)
+        before, after = (head, tail) if first else _added_tokens(model, special, False)
+        begins = len(before) if piece[: len(before)] == before else 0
+        ends = len(after) if piece[len(piece) - len(after) :] == after else 0
+        tokens += piece[begins : len(piece) - ends]
+        tokens += m.unpack_tokens(packed)
+        at = end
+    return tokens + tail
+
+
+def _added_tokens(model: LanguageModel, special: bool, bos: bool) -> tuple[list[int], list[int]]:
+    """Return the tokens that the model adds before and after a text."""
+    around = model.tokenize(b"", special=special, bos=bos)
+    if not around:
+        return [], []
+    size = common_prefix(around, model.tokenize(b"a", special=special, bos=bos))
+    return around[:size], around[size:]
 
 
 def _before_character(text: bytes, at: int) -> int:

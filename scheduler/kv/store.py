@@ -92,8 +92,9 @@ def covered_tokens(
     size, most = len(have), len(tokens) - 1
     if more_than >= min(size, most):
         return 0
-    if kv_kind != "plain":
-        return size if size <= most and have == tokens[:size] else 0
+    if kv_kind != "plain":  # a state that ends inside an item serves only its own parked task
+        whole = size <= most and have == tokens[:size] and cut_point(tokens, size) == size
+        return size if whole else 0
     if have[more_than] != tokens[more_than]:
         return 0
     shared = cut_point(tokens, min(common_prefix(have, tokens), most))

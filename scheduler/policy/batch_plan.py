@@ -258,14 +258,19 @@ def load_of(batch: Sequence[ScheduledTokens]) -> StepLoad:
 
 
 def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
-    """Return the task that the next step computes alone, on trial or with a whole item next. Return
-    None if the next step computes the other tasks. Both kinds of steps alternate; *tried* means
-    that the last one computed a task alone.
+    """Return the task that the next step computes alone, on trial or with an item next. Return None
+    if the next step computes the other tasks. Both kinds of steps alternate; *tried* means that the
+    last one computed a task alone. Images and sounds wait for prompts of a higher class, as other
+    prompts do.
     """
     trials = [t for t in tasks if t.computes_alone and t.has_work]
     if not trials or (tried and any(t.has_work and not t.computes_alone for t in tasks)):
         return None
-    return min(trials, key=order.key)
+    items = [t for t in trials if t.media and not t.trial_tokens]
+    if items:
+        first = first_prompts([t for t in tasks if t.has_work and t.prefilling], order)
+        trials = [t for t in trials if t not in items or t in first]
+    return min(trials, key=order.key, default=None)
 
 
 def plan_trial(
@@ -276,6 +281,18 @@ def plan_trial(
     tokens_min, seconds = settings.prompt_tokens_min, settings.step_s_target
     step = StepBudget([], cost, left, tokens_min, seconds, logits_max - 1)
     return [ScheduledTokens.of_task(task, step.schedule_prompt(task))]
+
+
+def item_step_s(
+    task: Task, others: Sequence[Task], order: Order, settings: EngineSettings, cost: StepCost
+) -> float:
+    """Return the time of a step with entries of an image or a sound of *task*, for which the
+    *others* wait. If no stream waits, it is as long as that of a prompt.
+    """
+    decoding = [t for t in others if not t.prefilling]
+    own = order.effective_unreserved(task)
+    seconds = prompts_step_s(own, decoding, [task], order, settings, cost)
+    return min(seconds, settings.step_s_target) if decoding else seconds
 
 
 def first_prompts(prompts: Sequence[Task], order: Order) -> list[Task]:

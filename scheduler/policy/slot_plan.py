@@ -43,7 +43,7 @@ def plan_slots(
 
     - its own class is above the other's effective class,
     - it has a reserved quantum,
-    - the other was not read for `reader_lag_s`,
+    - the other was not read for `reader_lag_s`, or waits for the embeddings of an image,
     - the other's user would still not have fewer slots than its own, by weight, or
     - its owner has no slot, and is further behind than the other's, by `slot_lag_s`.
 
@@ -52,7 +52,8 @@ def plan_slots(
     of the given task, which then takes no slot until the prefix is computed.
     """
     staying = [s.task for s in slots if s.task is not None]
-    claims = _Claims(queue, staying, order)
+    # A user has nothing from a slot whose task waits for embeddings.
+    claims = _Claims(queue, [t for t in staying if not t.awaits_media], order)
     free = len(slots) - len(staying)
     park: list[Task] = []
     start: list[Task] = []
@@ -73,7 +74,8 @@ def plan_slots(
                 continue
             staying.remove(victim)
             park.append(victim)
-            claims.count_slot(victim, -1)
+            if not victim.awaits_media:
+                claims.count_slot(victim, -1)
         start.append(task)
         claims.count_slot(task, 1)
     return SlotPlan(tuple(park), tuple(start), tuple(follow))
@@ -207,9 +209,9 @@ def _victim(
         )
 
     owner, running = task.spec.owner, [t for t in running if not t.shift_pending]
-    unread = last(t for t in running if reader_lags(t, settings, now))
-    if unread is not None:
-        return unread
+    unable = last(t for t in running if t.awaits_media or reader_lags(t, settings, now))
+    if unable is not None:
+        return unable
     running = [t for t in running if not t.reserved_tokens]
     lower = last(t for t in running if task.reserved_tokens or order.preempts(task, t))
     if lower is not None:
@@ -234,7 +236,9 @@ def _victim(
     done = [
         t
         for t in running
-        if t.quantum >= settings.quantum_tokens and order.rank(task) <= order.rank(t)
+        if t.quantum >= settings.quantum_tokens
+        and order.rank(task) <= order.rank(t)
+        and not order.preempts(t, task)  # once parked, it would take the slot back
     ]
     last_done = max(done, key=order.key, default=None)
     if last_done is None:

@@ -76,7 +76,7 @@ def steps_as_probes(load: StepLoad) -> list[tuple[str, float]]:
     if load.tokens < 1:
         return []
     deep = min(1.0, load.depth / load.tokens / DEEP_TOKENS)
-    if load.decodes:
+    if load.decodes or load.passes:
         name, deep_name = _nearest_decoding(load.tokens)
         return [(name, 1.0 - deep), (deep_name, deep)]
     if load.tokens > SMALL_STEP_TOKENS_MAX:

@@ -11,6 +11,7 @@ from ...scheduler.messages import TurnStats
 from ...scheduler.owner import Owner, Priority, Requester
 from ...scheduler.settings import EngineSettings
 from ...scheduler.waiting import RunningRatio
+from ..media_store import NO_DIRECTORY, MediaStore
 from ..table import ACTIVE, SessionState
 from ..turn.turn import TurnListener
 from .bounds import (
@@ -36,8 +37,8 @@ include.
 
 
 class Ledger:
-    """The tickets of all waiting and running turns, the source of task ids, and the bytes that
-    sessions keep.
+    """The tickets of all waiting and running turns, the source of task ids, and the bytes and media
+    that sessions keep.
 
     Owned by the daemon's event loop.
     """
@@ -47,8 +48,11 @@ class Ledger:
         bounds: AdmissionBounds,
         seconds: Callable[[], float] = time.monotonic,
         settings: EngineSettings = EngineSettings(),  # noqa: B008 (it is frozen)
+        media: MediaStore | None = None,
     ):
         self.bounds = bounds
+        self.media = MediaStore(NO_DIRECTORY) if media is None else media
+        """The images and sounds of sessions."""
         self.seconds = seconds
         self.refused = 0
         self.accuracy = ForecastAccuracy()

@@ -324,7 +324,6 @@ class _Arguments:
         return named if named in form.json_kinds else form.json_kinds[0]
 
     def _tag_value(self, schema: object, end: str, levels: int, *, is_text: bool) -> Parts:
-        """Return a value with its *end*."""
         kind = schema.get("type") if isinstance(schema, Mapping) else None
         if is_text:
             values = schema.get("enum") if isinstance(schema, Mapping) else None

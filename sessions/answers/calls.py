@@ -34,7 +34,6 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answers(self) -> AnswerForm:
-        """The form of the answers."""
         return named_form(self.form) if isinstance(self.form, str) else self.form
 
     @property

@@ -79,6 +79,10 @@ def describe_turn(
         _add_stored(metadata, conversation)
         return metadata
     metadata.dropped_tokens += sum(discard for _, discard in turn.shifts)
+    if media := turn.spec.media:
+        metadata.media_tokens = sum(item.size for item in media)
+        metadata.media_cached = max(0, len(media) - turn.items_encoded)
+        metadata.encode_s = turn.encode_s
     if logprobs:
         _add_logprobs(metadata, turn)
     return metadata

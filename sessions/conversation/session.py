@@ -26,6 +26,7 @@ from ...backends.errors import (
     UnsupportedOperation,
     WorkerCrashed,
 )
+from ...backends.media import MediaItem, media_parts
 from ...backends.params import BY_SPELLING, Options, OverflowPolicy, nearest, read_options
 from ...scheduler import messages as m
 from ...scheduler.messages import SharedKv
@@ -47,6 +48,7 @@ from ..entries import (
     encode,
 )
 from ..history.history import NOT_RECOMPUTED, History
+from ..history.media import Prompt, mark_prompt, prompt_bytes
 from ..history.overflow import ContextLimit
 from ..history.recent import RecentChats
 from ..history.state import HistoryState, HistoryVocabulary
@@ -121,6 +123,8 @@ class Session:
     turns_begun: int = field(init=False, default=0)
     _sent: Sequence[dict[str, Any]] = field(init=False, default=())
     """The messages with which its chat began."""
+    _released: bool = field(init=False, default=False)
+    """Whether it no longer holds images and sounds, because it has ended."""
     _sent_whole: bool = field(init=False, default=False)
     """Whether its chat has no other messages, except the answer to them."""
     _lock: anyio.Lock = field(init=False, default_factory=anyio.Lock)
@@ -189,8 +193,31 @@ class Session:
         self.ledger.kept_bytes.check_growth(self.owner, more)
 
     def count_kept_bytes(self) -> None:
-        """Count the session's present size to its owner."""
+        """Count the session's present size to its owner, and hold its images and sounds."""
         self.ledger.kept_bytes.set_bytes(self, self.kept_bytes)
+        self.hold_contents()
+
+    @property
+    def contents(self) -> frozenset[bytes]:
+        """The hashes of the contents of its images and sounds, also of a dormant session."""
+        conversation, before = self.conversation, self.conversation.last.before
+        found = conversation.history_state.contents
+        return found if before is None else found | before.conversation.history_state.contents
+
+    def hold_contents(self) -> None:
+        """Let the media store keep the session's images and sounds, and those that the journal may
+        still name.
+        """
+        if not self._released:
+            media, contents = self.ledger.media, self.contents
+            if self.recording.is_stored:
+                contents |= media.held_by(self)
+            media.hold(self, self.owner.user, contents)
+
+    def release_contents(self) -> None:
+        """Let the images and sounds of an ended session go, which is not stored."""
+        self._released = True
+        self.ledger.media.release(self)
 
     # Stored values.
 
@@ -238,6 +265,7 @@ class Session:
             kept=self.settings.kept,
             undo_s=self.settings.undo_s,
             transfer=self.transfer,
+            media=tuple(sorted(conversation.history_state.contents)),
         )
 
     @property
@@ -278,6 +306,8 @@ class Session:
     async def wait_recorded(self) -> None:
         """Wait until all changes are in the journal, or writing has failed (`durable` is false)."""
         await self.recording.wait_written()
+        if self.recording.is_written and not self._released:
+            self.ledger.media.hold(self, self.owner.user, self.contents)
 
     # Settings.
 
@@ -381,7 +411,7 @@ class Session:
             history = self.conversation.current_history()
             texts = client.texts_of(self.requester)
             await self.conversation.vocabulary.retokenize(
-                self.model, texts, history, self.requester
+                *(self.model, texts, history, self.requester), refuses_unread=self._refuses_unread
             )
             conversation = self.conversation  # another one, if it was rolled back meanwhile
             conversation.history_state.replace_history(history)
@@ -389,6 +419,11 @@ class Session:
             self.recording.history_changed()
         self.conversation.vocabulary.set_model(client.info)
         return client
+
+    @property
+    def _refuses_unread(self) -> bool:
+        """Whether a history whose images and sounds the model cannot read is refused."""
+        return self.ledger.media.limits.refuses_unread
 
     async def prepare_migration(self, *, also_text: bool) -> None:
         """Wait until a call that uses the model before a swap has ended. With *also_text*, save the
@@ -453,6 +488,7 @@ class Session:
         for them and for *spare_bytes* more.
 
         :raises QuotaExceeded: its owner's sessions would become too large.
+        :raises TooLarge: it would have too many images and sounds, or too many bytes of them.
         """
         kept_bytes = self.conversation.history_state.kept_bytes
         if history.dropped_bytes:
@@ -461,6 +497,7 @@ class Session:
             except QuotaExceeded:
                 history.delete_dropped(0)
         self.check_growth(history.kept_bytes - kept_bytes)
+        self.ledger.media.check_session(self.owner.user, history.contents)
         self.accept_history(SessionCall.SET_INPUT, history)
         self.settings.parameters.unused = unused
 
@@ -510,10 +547,10 @@ class Session:
 
     # Input.
 
-    async def set_input(self, text: bytes) -> int:
+    async def set_input(self, text: Prompt) -> int:
         """Make *text* the prompt, or append it to the history; return the number of its tokens. For
         a text too long for any context, return the least number that it can have; the next turn is
-        refused.
+        refused. Images and sounds in it are in the stored form of parts of messages.
 
         :raises SessionBusy: a turn is under way.
         """
@@ -525,9 +562,9 @@ class Session:
             except PromptTooLong as exc:
                 tokens, unused = exc.data["prompt_tokens"], NO_TEMPLATE
                 history = self.conversation.current_history() if appends else History()
-                overlong = Overlong(len(text), tokens, exc.data["ctx_size"])
+                overlong = Overlong(prompt_bytes(text), tokens, exc.data["ctx_size"])
             if appends and before is not None:
-                size, tokens = before.size + len(text), before.tokens + tokens
+                size, tokens = before.size + prompt_bytes(text), before.tokens + tokens
                 overlong = before._replace(size=size, tokens=tokens)
                 history = self.conversation.current_history()
             self._accept_input(history, unused)
@@ -535,9 +572,9 @@ class Session:
         await self.wait_recorded()
         return tokens
 
-    async def add_text(self, text: bytes, options: Mapping[str, Any] = NO_OPTIONS) -> BeforeInput:
+    async def add_text(self, text: Prompt, options: Mapping[str, Any] = NO_OPTIONS) -> BeforeInput:
         """Append *text* to the history, for a turn with *options*; return the session before the
-        input.
+        input. Images and sounds in it are in the stored form of parts of messages.
 
         :raises SessionBusy: a turn is under way.
         :raises PromptTooLong: no context holds it.
@@ -597,31 +634,37 @@ class Session:
         return await self._record_input(before)
 
     async def _with_text(
-        self, text: bytes, options: Mapping[str, Any] = NO_OPTIONS, *, appends: bool
+        self, text: Prompt, options: Mapping[str, Any] = NO_OPTIONS, *, appends: bool
     ) -> tuple[History, int, Mapping[str, str], bool]:
         """Return the history with *text*, the number of the text's tokens, the unused parameters,
         and whether text is appended. Each prompt of an encoder-decoder replaces the history.
         """
         step(self.state, SessionCall.SET_INPUT)
         append = appends and bool(self.conversation.prompt)
-        tokens, encodes, unused = await self._query(
+        tokens, items, encodes, unused = await self._query(
             lambda c: self._tokenize(c, text, options, append=append), new_history=not append
         )
         history = self.conversation.current_history()
         added = append and not encodes
-        history.append_tokens(tokens) if added else history.replace_tokens(tokens)
+        history.append_tokens(tokens, items) if added else history.replace_tokens(tokens, items)
         return history, len(tokens), unused, appends and not encodes
 
     async def _tokenize(
-        self, client: WorkerClient, text: bytes, options: Mapping[str, Any], *, append: bool
-    ) -> tuple[list[int], bool, Mapping[str, str]]:
+        self, client: WorkerClient, text: Prompt, options: Mapping[str, Any], *, append: bool
+    ) -> tuple[list[int], list[MediaItem], bool, Mapping[str, str]]:
         encodes = client.info.decoder_start_token is not None
         texts = client.texts_of(self.requester)
         limit = self.settings.parameters.context_limit(options, client.info.ctx_size, chat=False)
+        prompt = await mark_prompt(texts, text)
         tokens = await texts.tokenize(
-            text, special=True, bos=encodes or not append, turn=True, cut_behind=limit.cut_behind
+            prompt.text,
+            special=True,
+            bos=encodes or not append,
+            turn=True,
+            cut_behind=limit.cut_behind,
+            media=prompt.media,
         )
-        return tokens, encodes, client.info.unused | NO_TEMPLATE
+        return tokens, prompt.items, encodes, client.info.unused | NO_TEMPLATE
 
     async def _with_messages(
         self,
@@ -634,7 +677,9 @@ class Session:
         history, texts = self.conversation.current_history(), client.texts_of(self.requester)
         continued = await self._with_recent_chat(client, messages, rendering, tool_use, limit)
         if continued is None:
-            await history.add_messages(texts, messages, rendering, tool_use, limit)
+            await history.add_messages(
+                *(texts, messages, rendering, tool_use, limit), refuses_unread=self._refuses_unread
+            )
         else:
             history = continued
         if client.info.decoder_start_token is not None:
@@ -662,8 +707,12 @@ class Session:
         texts = client.texts_of(self.requester)
         try:
             await history.add_messages(texts, messages[known:], rendering, tool_use, whole)
-        except (InvalidArgument, PromptTooLong):
+        except (InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation):
             return None  # the same is reported of the whole input
+        except InferdError as exc:
+            if isinstance(item := exc.data.get("item"), int):  # it counts in the new messages
+                exc.data["item"] = item + sum(1 for _ in media_parts(messages[:known]))
+            raise
         return None if limit.needs_drop(len(history.prompt)) else history
 
     def _check_messages(self, messages: Sequence[dict[str, Any]]) -> None:
@@ -859,6 +908,8 @@ class Session:
             self.count_kept_bytes()  # the session keeps the options, even of a refused turn
         if exceeded is not None and (reason := exceeded.kept_reason):
             self.settings.parameters.adjusted["n-keep"] = reason
+        if unread := conversation.history_state.now.unread:
+            self.settings.parameters.adjusted["media"] = unread
         self.settings.adapters = spec.adapters
         self.settings.lora = scales_by_name(client.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:
@@ -940,8 +991,13 @@ class Session:
             watch=call.watch,
             watch_prompt=call.watch_prompt,
             request=str(get_contextvars().get("request", "")),
+            media=history.items,
         )
         spec = parameters.fill(spec, client.info.vocab_size)
+        if spec.embed is not None and spec.media:
+            raise UnsupportedOperation(
+                "embeddings are made of texts only", hint="leave the images and sounds out"
+            )
         spec = msgspec.structs.replace(spec, stop=(*spec.stop, *history.tool_use.answers.stops))
         spec = parameters.constrain_calls(spec, history.tool_use, opened=history.opened)
         if not call.scores_prompt:
@@ -1093,6 +1149,7 @@ class Session:
             tokens=m.pack_tokens(turn.tokens),
             text=bytes(turn.text),
             surprisals=m.pack_floats(turn.surprisals),
+            ending_left=turn.ending_left,
             shifts=shifts,
             begin=last.begin,
             end=None if end is None else end.reason,

@@ -46,6 +46,8 @@ class CopiedSession:
         """The number of the last change in its stream."""
         self.recording = Recording()
         self.written_at = 0.0
+        self.absent = frozenset[bytes]()
+        """Images and sounds that its daemon could not send."""
         self.is_promoted = False
         """Whether it is becoming an ordinary session."""
 
@@ -141,6 +143,7 @@ class StoredCopies:
         copy.pieces = [encode(piece) for piece in stored.pieces]
         copy.written_at = self._ledger.seconds() - self._journal.age_s(stored)
         self._copies[key] = copy
+        self._hold_contents(copy)
         self._bytes += copy.kept_bytes
         self._add_recording(copy, present=True)
 
@@ -148,6 +151,20 @@ class StoredCopies:
         assert self._journal is not None, "copies are stored"
         copy.recording = CopyRecording(copy, self._journal, present=present)
         self._journal.add_recording(copy.recording)
+
+    def _hold_contents(self, copy: CopiedSession) -> None:
+        """Let the media store keep the images and sounds of a copy that are here. After a
+        promotion, others are texts in the history.
+        """
+        self._ledger.media.hold(copy, copy.owner.user, copy.facts.media)
+
+    def _lacks_media(self, user: int, copy: CopiedSession | None, change: ReceivedChange) -> bool:
+        """Return whether a change names images or sounds that it lacks, and that are not here."""
+        if change.media is not None or change.facts is None:
+            return False
+        absent = frozenset[bytes]() if copy is None else copy.absent
+        wanted = (c for c in change.facts.media if c not in absent)
+        return not all(self._ledger.media.has(user, content) for content in wanted)
 
     def check_free(self, owner: Owner, session_id: str) -> None:
         """Check that an id is not that of a copy.
@@ -183,6 +200,11 @@ class StoredCopies:
         copy = self._copies.get(key)
         if copy is not None and copy.is_promoted:
             raise SessionBusy(f"the copy of session {session_id!r} is becoming the session")
+        if self._lacks_media(owner.user, copy, change):
+            raise NotFound(
+                f"images or sounds of session {session_id!r} are not here",
+                hint="send the whole session",
+            )
         if change.past is not None and model is not None:
             copy = self._begin_copy(key, copy, change, model)
         elif copy is None or copy.transfer.id != stream.id or number > copy.number + 1:
@@ -237,6 +259,12 @@ class StoredCopies:
             copy.pieces.append(change.piece)
         self._bytes += copy.kept_bytes
         copy.number, copy.written_at = number, self._ledger.seconds()
+        self._hold_contents(copy)
+        if change.media is not None:
+            media = self._ledger.media
+            copy.absent = frozenset(
+                c for c in copy.facts.media if not media.has(copy.owner.user, c)
+            )
         self._copies.move_to_end((copy.owner, copy.session_id))
         copy.recording.note_received(change)
 
@@ -296,9 +324,12 @@ class StoredCopies:
             copy.is_promoted = False
             self._add_recording(copy)
             raise write_error(self._journal)
+        session.hold_contents()
         if self._remove(key) is copy:  # else it was deleted meanwhile
             session.used_at = self._ledger.seconds()
             self._dormant.add_session(session)
+        else:
+            session.release_contents()
 
     async def drop_copy(self, copy: CopiedSession) -> None:
         """Delete a copy.
@@ -323,6 +354,7 @@ class StoredCopies:
         copy = self._copies.pop(key, None)
         if copy is not None:
             self._bytes -= copy.kept_bytes
+            self._ledger.media.release(copy)
         return copy
 
     # Expiry.

@@ -17,7 +17,13 @@ import anyio
 import msgspec
 import structlog
 
-from ...backends.errors import BackendError, Busy, InvalidArgument, NotFound, SessionBusy
+from ...backends.errors import (
+    BackendError,
+    Busy,
+    InvalidArgument,
+    NotFound,
+    SessionBusy,
+)
 from ...scheduler.kv.file_format import KvHead
 from ...scheduler.owner import Owner
 from ..admission.ledger import Ledger
@@ -30,7 +36,7 @@ from ..lifetimes.sessions_in_memory import DormantSessions, LiveSessions
 from ..table import SessionCall
 from ..worker_client import ModelSource
 from .copies import StoredCopies
-from .documents import ExportedSession
+from .documents import ExportedSession, MediaHead
 
 HOLD_S_MAX = 60.0
 """Time without a call of its transfer after which a hold ends."""
@@ -49,12 +55,23 @@ class Hold:
     transfer: Transfer
     holder: object
     document: bytes
-    """The exported session, without its KV state."""
+    """The exported session, without its images, sounds and KV state."""
     used_at: float
+    media: tuple[MediaHead, ...] = ()
+    """Its images and sounds, which follow the document."""
     kv_file: Path | None = None
     kv_offset: int = 0
     kv_bytes: int = 0
     releasing: bool = False
+
+    @property
+    def media_bytes(self) -> int:
+        return sum(head.size for head in self.media)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the whole export."""
+        return len(self.document) + self.media_bytes + self.kv_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +121,7 @@ class MovingSessions:
             self._journal.open_recording(record, key, found=True)
         else:
             session = self._arriving[key] = Session.from_stored(stored, model, self._ledger)
+            session.hold_contents()
             session.recording = self._journal.open_recording(session, key, found=True)
 
     def check_free(self, owner: Owner, session_id: str) -> None:
@@ -127,7 +145,8 @@ class MovingSessions:
     def hold_session(
         self, owner: Owner, session_id: str, transfer: Transfer, holder: object
     ) -> Hold:
-        """Hold a dormant session for its export. An earlier hold of it ends.
+        """Hold a dormant session for its export, without images and sounds that were lost. An
+        earlier hold of it ends.
 
         :raises NotFound: there is no such session.
         :raises SessionBusy: it is open, or is being released.
@@ -149,22 +168,24 @@ class MovingSessions:
                 hint="try again when an export has ended",
                 data={"holds_max": HOLDS_MAX},
             )
-        document = ExportedSession.of_session(session).encode()
-        hold = Hold(session, transfer, holder, document, self._ledger.seconds())
+        store, user = self._ledger.media, owner.user
+        contents = [c for c in sorted(session.contents) if store.has(user, c)]
+        media = tuple(MediaHead(content, store.size_of(user, content)) for content in contents)
+        document = ExportedSession.of_session(session, media).encode()
+        hold = Hold(session, transfer, holder, document, self._ledger.seconds(), media)
         self._holds[key] = hold
         return hold
 
     @staticmethod
     def add_kv(hold: Hold, path: Path, head: KvHead, offset: int) -> None:
         """Include the KV state at *offset* of a file in the export."""
-        exported = ExportedSession.of_session(hold.session)
-        hold.document = msgspec.structs.replace(exported, kv=head).encode()
+        hold.document = ExportedSession.of_session(hold.session, hold.media, head).encode()
         hold.kv_file, hold.kv_offset, hold.kv_bytes = path, offset, head.size
 
     @staticmethod
     def remove_kv(hold: Hold) -> None:
         """Exclude the KV state from the export."""
-        hold.document = ExportedSession.of_session(hold.session).encode()
+        hold.document = ExportedSession.of_session(hold.session, hold.media).encode()
         hold.kv_file, hold.kv_bytes = None, 0
 
     def _hold_of(self, key: SessionKey) -> Hold | None:
@@ -234,6 +255,7 @@ class MovingSessions:
             self._departed[key] = record
             self._dormant.remove_session(session)
             session.end(SessionCall.CLOSE, "the session has moved to another daemon")
+            session.release_contents()
         finally:
             self._holds.pop(key, None)
         try:
@@ -270,16 +292,14 @@ class MovingSessions:
         :raises BackendError: the journal cannot be written.
         """
         key = stored.owner, stored.session_id
-        _, live = self._live.find_id(*key)
-        found = live or self._dormant.find_session(*key) or self._dormant.find_deleted(*key)
-        if found or self._deletion.under_way(*key):
-            raise SessionBusy(f"there is a session {stored.session_id!r} already")
-        session = Session.from_stored(stored, model, self._ledger)
-        self._check_bounds(session, key)
+        session = self.check_arrival(stored, model)
         self._departed.pop(key, None)
         self._copies.forget_copy(*key)
         before = self._arriving.get(key)
         self._arriving[key] = session
+        session.hold_contents()
+        if before is not None:
+            before.release_contents()
         session.settings.persist = persist
         if not persist or self._journal is None:
             return
@@ -291,7 +311,23 @@ class MovingSessions:
         if not session.recording.durable:
             self._journal.withdraw(session.recording)
             self._arriving.pop(key, None)
+            session.release_contents()
             raise write_error(self._journal)
+
+    def check_arrival(self, stored: StoredSession, model: ModelSource) -> Session:
+        """Return a session that may arrive.
+
+        :raises SessionBusy: the session is here already.
+        :raises Busy: there is no space for a dormant session.
+        """
+        key = stored.owner, stored.session_id
+        _, live = self._live.find_id(*key)
+        found = live or self._dormant.find_session(*key) or self._dormant.find_deleted(*key)
+        if found or self._deletion.under_way(*key):
+            raise SessionBusy(f"there is a session {stored.session_id!r} already")
+        session = Session.from_stored(stored, model, self._ledger)
+        self._check_bounds(session, key)
+        return session
 
     def _check_bounds(self, session: Session, key: SessionKey) -> None:
         """Check that a session can become dormant here without the deletion of another one.
@@ -394,4 +430,5 @@ class MovingSessions:
         session = self._arriving.pop(key, None)
         if session is not None:
             session.end(SessionCall.CLOSE, "the session was deleted")
+            session.release_contents()
         return session is not None

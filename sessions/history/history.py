@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument, PromptTooLong
+from ...backends.media import MarkedMedia, MediaItem, cut_point, item_size
 from ...scheduler.messages import pack_tokens, unpack_tokens
 from ...scheduler.prefix import common_prefix
 from ..answers.calls import NO_TOOLS, ToolUse
@@ -31,13 +32,16 @@ from ..entries import (
     decode_history,
     encode,
 )
+from ..known_items import ITEM_BYTES, NO_ITEMS, KnownItems
 from ..memory import TOKEN_BYTES, memory_bytes
 from ..worker_client import ChatTokens, TextClient
+from .media import Readings, contents_of, is_text, mark_messages, new_nonce, read_media
 from .overflow import (
     DROPPED_BYTES_MAX,
     UNLIMITED,
     ContextLimit,
     KeptMessages,
+    TokenCut,
     TurnDrops,
     as_dropped,
     as_read,
@@ -55,6 +59,7 @@ EXCERPT_CHARACTERS = 24
 NOTHING_KEPT = 0
 """The number of tokens that have to stay in front of the part that a long text loses."""
 _DROPPED_CAUSE = "old turns were dropped, because the context was full"
+_MEDIA_CAUSE = "the model reads the images or sounds of the history in another way now"
 
 
 class TurnOutput(Protocol):
@@ -116,6 +121,9 @@ class History:
 
     `messages` is the whole chat. The model reads `read_messages`, which lacks the turns that were
     dropped because the context was full. Dropped messages use at most `DROPPED_BYTES_MAX`.
+
+    Images and sounds are parts of messages. In the rendered text a mark stands for each, and among
+    the token ids the entries of its items (`backends/media.py`).
     """
 
     def __init__(self, system: str | None = None) -> None:
@@ -136,6 +144,14 @@ class History:
         """The part of the history that was dropped for the last input."""
         self.dropped_bytes = 0
         """The memory of dropped messages, which are among `messages`."""
+        self.unread = ""
+        """Why the model cannot read images or sounds of the last rendered text, or empty."""
+        self._message_contents = frozenset[bytes]()
+        """The contents of the images and sounds in `messages`."""
+        self._known_items = NO_ITEMS
+        """The items in `prompt`."""
+        self._nonce = ""
+        """The part of its marks that no text contains; empty until there are marks."""
         self._rendering_bytes = 0
         self._rendered: str | None = None
         self._loose = False
@@ -165,12 +181,25 @@ class History:
             tool_use=self.tool_use,
             dropped=self.dropped,
             resumable=resumable,
+            nonce=self._nonce,
+            items=self._known_items.with_items((), self.prompt).all,
         )
 
     @property
     def kept_bytes(self) -> int:
         texts = self.messages_bytes + memory_bytes(self._rendered) + self._rendering_bytes
-        return texts + TOKEN_BYTES * len(self.prompt) + MARK_BYTES * len(self.marks)
+        lists = TOKEN_BYTES * len(self.prompt) + MARK_BYTES * len(self.marks)
+        return texts + lists + ITEM_BYTES * len(self._known_items)
+
+    @property
+    def items(self) -> tuple[MediaItem, ...]:
+        """The items of the images and sounds in the prompt, in their order."""
+        return self._known_items.items_in(self.prompt)
+
+    @property
+    def contents(self) -> frozenset[bytes]:
+        """The hashes of the contents of its images and sounds, which the media store must keep."""
+        return self._message_contents | self._known_items.contents
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> History:
@@ -181,6 +210,7 @@ class History:
         new._rendered, new._loose, new._open = entry.rendered, entry.loose, entry.open
         new.shifted, new.tool_use, new.dropped = entry.shifted, entry.tool_use, entry.dropped
         new._set_rendering(entry.rendering)
+        new._nonce, new._known_items = entry.nonce, KnownItems(entry.items)
         return new
 
     def after(self, turn: TurnOutput | None) -> History:
@@ -221,10 +251,12 @@ class History:
     def _append_messages(self, messages: Sequence[dict[str, Any]]) -> None:
         self.messages = [*self.messages, *messages]
         self.messages_bytes += memory_bytes(*messages)
+        self._message_contents |= contents_of(messages)
 
     def _replace_messages(self, messages: list[dict[str, Any]]) -> None:
         self.messages, self.messages_bytes = messages, memory_bytes(*messages)
         self.dropped_bytes = dropped_bytes(messages)
+        self._message_contents = contents_of(messages)
 
     def _set_rendering(self, rendering: Rendering) -> None:
         self.rendering = rendering
@@ -232,15 +264,17 @@ class History:
 
     # Input.
 
-    def replace_tokens(self, tokens: list[int]) -> None:
-        """Replace the history by raw text."""
+    def replace_tokens(self, tokens: list[int], items: Sequence[MediaItem] = ()) -> None:
+        """Replace the history by raw text with these *items*."""
         self.marks, self.prompt, self._open = [Mark(0, 0)], tokens, True
+        self._know_items(items)
         self._end_chat()
 
-    def append_tokens(self, tokens: list[int]) -> None:
-        """Append raw text, which ends a chat before it."""
+    def append_tokens(self, tokens: list[int], items: Sequence[MediaItem] = ()) -> None:
+        """Append raw text with these *items*, which ends a chat before it."""
         self._begin_turn()
         self.prompt = self.prompt + tokens
+        self._know_items(items)
         self.marks = [Mark(mark.tokens, 0, mark.exact) for mark in self.marks]
         self._end_chat()
 
@@ -251,18 +285,28 @@ class History:
         rendering: Rendering = PLAIN_RENDERING,
         tool_use: ToolUse = NO_TOOLS,
         limit: ContextLimit = UNLIMITED,
+        *,
+        refuses_unread: bool = False,
     ) -> None:
         """Add messages by the model's template; after raw text, begin a new history. The answer may
-        have tool calls as *tool_use* says. Drop the oldest turns as *limit* says.
+        have tool calls as *tool_use* says. Drop the oldest turns as *limit* says. Images and sounds
+        of earlier messages that the model cannot read are texts, unless *refuses_unread*.
 
         If the template's text begins with the present text, only the rest is tokenized.
 
         :raises PromptTooLong: no context holds the text, and *limit* does not shorten it.
+        :raises InferdError: an image or sound cannot be read; see `read_media`.
         """
         added = [as_read(without_raw_answer(message)) for message in messages]
-        was_chat, previous = bool(self.messages), await self._rendered_text(client)
-        drops = TurnDrops(self.read_messages, added, limit)
-        fitting = await self._fitting_text(client, drops, rendering, previous, limit)
+        readings = await read_media(
+            client, self.read_messages, added, refuses_unread=refuses_unread
+        )
+        # Another projector reads the same image in another way: its old entries are obsolete.
+        reads_anew = not set(self.items) <= set(readings.items)
+        was_chat = bool(self.messages)
+        previous = "" if reads_anew else await self._rendered_text(client, readings)
+        drops = TurnDrops(self.read_messages, added, limit, readings.size_of)
+        fitting = await self._fitting_text(client, drops, rendering, previous, limit, readings)
         prompt, end = fitting.prompt, fitting.end
         self._begin_turn()
         if prompt.appended:
@@ -273,10 +317,15 @@ class History:
             if obsolete := len(self.prompt) - shared:
                 other = rendering != self.rendering
                 cause = _recompute_cause(
-                    previous, prompt.text, was_chat=was_chat, other_arguments=other
+                    *(previous, prompt.text),
+                    was_chat=was_chat,
+                    other_arguments=other,
+                    reads_anew=reads_anew,
                 )
                 self.recomputed = Recomputed(obsolete, _DROPPED_CAUSE if end else cause)
             self.prompt = prompt.tokens
+        self._know_items(readings.items)
+        self.unread = readings.unread
         forms = drops.kept(end).forms
         if len(forms) > 1:
             self._replace_messages([*self.messages[:-1], forms[prompt.form]])
@@ -297,6 +346,7 @@ class History:
         rendering: Rendering,
         previous: str,
         limit: ContextLimit,
+        readings: Readings,
     ) -> FittingText:
         """Return the text of a chat without the oldest turns that *limit* drops.
 
@@ -305,7 +355,9 @@ class History:
         whole = refusal = None
         extended = list[int]()
         try:
-            whole = await self._render_input(client, drops.kept(0), rendering, previous, limit)
+            whole = await self._render_input(
+                client, drops.kept(0), rendering, readings, previous, limit
+            )
             extended = self.prompt + whole.tokens if whole.appended else []
             tokens = len(extended or whole.tokens)
         except PromptTooLong as exc:
@@ -317,7 +369,7 @@ class History:
         while end is not None:
             left = tokens
             try:
-                prompt = await self._render_input(client, drops.kept(end), rendering)
+                prompt = await self._render_input(client, drops.kept(end), rendering, readings)
                 found, left = (prompt, end), len(prompt.tokens)
                 if limit.enough_dropped(tokens, left):
                     break
@@ -334,14 +386,16 @@ class History:
         client: TextClient,
         kept: KeptMessages,
         rendering: Rendering,
+        readings: Readings,
         previous: str | None = None,
         limit: ContextLimit = UNLIMITED,
     ) -> ChatTokens:
         """Return the template's text of a chat with new messages. With *previous*, the present
         text, it may only have the part that extends this.
         """
+        messages, media = self._marked([*kept.before, *kept.forms[:1], *kept.added], readings)
         return await client.chat_prompt(
-            list(map(without_raw_answer, [*kept.before, *kept.forms[:1], *kept.added])),
+            messages,
             previous or "",
             self._split_answer()[1] if previous else "",
             rendering,
@@ -349,7 +403,21 @@ class History:
             answer_at=len(kept.before),
             forms=list(map(without_raw_answer, kept.forms[1:])),
             cut_behind=limit.cut_behind,
+            media=media,
         )
+
+    def _marked(
+        self, messages: Sequence[dict[str, Any]], readings: Readings
+    ) -> tuple[list[dict[str, Any]], list[MarkedMedia]]:
+        """Return messages as a template has them, and the images and sounds for their marks."""
+        if readings and not self._nonce:
+            self._nonce = new_nonce()
+        return mark_messages(list(map(without_raw_answer, messages)), self._nonce, readings)
+
+    def _know_items(self, items: Sequence[MediaItem]) -> None:
+        """Know the items in the prompt, which are these or known ones."""
+        if items or self._known_items:
+            self._known_items = self._known_items.with_items(items, self.prompt)
 
     def _marks_in(self, tokens: list[int], shared: int, extended: list[int]) -> list[Mark]:
         """Return the marks in the *tokens* of a chat that was rendered anew behind its first
@@ -425,30 +493,42 @@ class History:
         answer, return all read messages and an empty text.
         """
         messages = self.read_messages
-        if messages and messages[-1]["role"] == "assistant":
+        if messages and messages[-1]["role"] == "assistant" and is_text(messages[-1]):
             return messages[:-1], raw_answer(messages[-1])
         return messages, ""
 
-    async def retokenize(self, client: TextClient, text: bytes) -> None:
+    async def retokenize(
+        self, client: TextClient, text: bytes, *, refuses_unread: bool = False
+    ) -> None:
         """Retokenize the history for another vocabulary: the messages by its template, or else
         *text*. Earlier turns can no longer be rewound by their tokens. A text that is too long for
         any context loses its middle, but stays too long: the next turn shortens or refuses it.
+        Images and sounds are read by the model; those that it cannot read are texts, unless
+        *refuses_unread*.
+
+        :raises UnsupportedOperation: the model cannot read one, and *refuses_unread*.
         """
         before, answer = self._split_answer()
         if before:
-            prompt = await self._render(client, before)
+            readings = await read_media(client, before, refuses_unread=refuses_unread)
+            prompt = await self._render(client, before, readings)
             rest = await client.tokenize(
                 answer.encode(), special=True, bos=False, cut_behind=NOTHING_KEPT
             )
             self.prompt = prompt.tokens + rest
+            self._know_items(readings.items)
+            self.unread = readings.unread
             self._rendered, self._loose = prompt.text + answer, False
             self.marks = [Mark(0, mark.messages, exact=False) for mark in self.marks]
         else:
             tokens = await client.tokenize(text, special=True, bos=True, cut_behind=NOTHING_KEPT)
             self.prompt, self.marks = tokens, []
+            if self._known_items:
+                self.unread = "those of raw text are texts for another model"
+            self._known_items = NO_ITEMS
         self.shifted = False
 
-    async def _rendered_text(self, client: TextClient) -> str:
+    async def _rendered_text(self, client: TextClient, readings: Readings) -> str:
         """Return the template's text of the history, or an empty text if all of the history must
         be tokenized again.
         """
@@ -457,12 +537,16 @@ class History:
         before, answer = self._split_answer()
         if not before:
             return ""
-        return (await self._render(client, before)).text + answer
+        return (await self._render(client, before, readings)).text + answer
 
-    async def _render(self, client: TextClient, messages: list[dict[str, Any]]) -> ChatTokens:
+    async def _render(
+        self, client: TextClient, messages: list[dict[str, Any]], readings: Readings
+    ) -> ChatTokens:
         """Return the template's text, whose middle has no tokens if no context holds it."""
-        shown = list(map(without_raw_answer, messages))
-        return await client.chat_prompt(shown, rendering=self.rendering, cut_behind=NOTHING_KEPT)
+        shown, media = self._marked(messages, readings)
+        return await client.chat_prompt(
+            shown, rendering=self.rendering, cut_behind=NOTHING_KEPT, media=media
+        )
 
     def _begin_turn(self) -> None:
         if not self._open:
@@ -493,10 +577,11 @@ class History:
         del self.marks[-turns:]
         if self.messages and is_dropped(self.messages[-1]):  # the model reads dropped turns again
             self._replace_messages(list(map(as_read, self.messages)))
-            self.prompt, self._loose = [], False
+            self.prompt, self._loose, self._known_items = [], False, NO_ITEMS
 
     def rewind_tokens(self, tokens: int) -> None:
-        """Keep the first *tokens* tokens, and the messages of the complete turns.
+        """Keep the first *tokens* tokens, and the messages of the complete turns. An image or sound
+        of which not all would be kept is removed.
 
         :raises InvalidArgument: the history has fewer.
         """
@@ -504,6 +589,7 @@ class History:
             raise InvalidArgument(
                 f"{tokens} tokens to keep of {len(self.prompt)}", data={"tokens": len(self.prompt)}
             )
+        tokens = cut_point(self.prompt, tokens)
         if tokens < len(self.prompt):
             whole = [mark.messages for mark in self.marks if mark.tokens <= tokens]
             self._cut(tokens, whole[-1] if whole else 0)
@@ -511,6 +597,7 @@ class History:
 
     def _cut(self, tokens: int, messages: int) -> None:
         self.prompt = self.prompt[:tokens]
+        self._know_items(())
         self._replace_messages(self.messages[:messages])
         self._open = False
         self._loosen()
@@ -523,11 +610,13 @@ class History:
             return self
         starts = [mark.tokens for mark in self.marks if mark.exact]
         cut = limit.cut(len(self.prompt), starts)
+        cut = None if cut is None else _cut_of_whole_items(self.prompt, cut)
         if cut is None:
             return self
         new = self.copy()
         new.recomputed = self.recomputed
         new.prompt = self.prompt[: cut.keep] + self.prompt[cut.keep + cut.discard :]
+        new._know_items(())
         turns = new._drop_marks(cut.keep, cut.discard)
         new.dropped = DroppedPart(self.dropped.tokens + cut.discard, self.dropped.turns + turns)
         new._rendered = self._rendered  # its end shows the form of the answer
@@ -565,13 +654,29 @@ class History:
         self._rendered, self._loose = None, bool(self.prompt and self.messages)
 
 
-def _recompute_cause(previous: str, text: str, *, was_chat: bool, other_arguments: bool) -> str:
+def _cut_of_whole_items(prompt: Sequence[int], cut: TokenCut) -> TokenCut | None:
+    """Return the next cut of a prompt that begins and ends at no place within an item, or None if
+    there is none. The last token or item stays.
+    """
+    keep, end = cut_point(prompt, cut.keep), cut.keep + cut.discard
+    begin = cut_point(prompt, end)
+    if begin < end:
+        after = begin + item_size(prompt, begin)
+        end = after if after < len(prompt) else begin
+    return TokenCut(keep, end - keep) if end > keep else None
+
+
+def _recompute_cause(
+    previous: str, text: str, *, was_chat: bool, other_arguments: bool, reads_anew: bool
+) -> str:
     """Return why the template's *text* does not begin with the *previous* text, which is empty if
     ids and text disagree. With *was_chat* the history was a chat, with *other_arguments* it was
-    rendered with other tools or arguments.
+    rendered with other tools or arguments, and with *reads_anew* its images have other items.
     """
     if not was_chat:
         return "a chat after raw text begins a new history"
+    if reads_anew:
+        return _MEDIA_CAUSE
     if not previous:
         return "the last answer was cut at a stop text: its tokens contain more than its text"
     if other_arguments:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -183,13 +183,18 @@ class TurnDrops:
     """The oldest turns of a chat that may be dropped, and a choice among them by estimates.
 
     The chat consists of the messages that were *read* and of those *added* by a turn. Messages are
-    compared by the lengths of their texts, since their tokens are not known.
+    compared by the lengths of their texts, since their tokens are not known; *size_of* returns that
+    of a message's content.
     """
 
     def __init__(
-        self, read: list[dict[str, Any]], added: list[dict[str, Any]], limit: ContextLimit
+        self,
+        read: list[dict[str, Any]],
+        added: list[dict[str, Any]],
+        limit: ContextLimit,
+        size_of: Callable[[object], int] = lambda content: len(str(content)),
     ):
-        self._read, self._limit = read, limit
+        self._read, self._limit, self._size_of = read, limit, size_of
         self._chat = [*read, *added]
         self.first = system_messages(self._chat)
         """The number of system messages at the start, which stay."""
@@ -202,7 +207,7 @@ class TurnDrops:
     def _sizes_before(self) -> list[int]:
         """The size of the messages before each place."""
         texts = ((x.get("content"), x.get("tool_calls", "")) for x in self._chat)
-        sizes = (len(str(text)) + len(str(calls)) + _MESSAGE_BYTES for text, calls in texts)
+        sizes = (self._size_of(x) + len(str(calls)) + _MESSAGE_BYTES for x, calls in texts)
         return list(accumulate(sizes, initial=0))
 
     def next_end(self, after: int, whole: int, left: int) -> int | None:

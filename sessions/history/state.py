@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ...backends import ModelInfo
-from ...backends.errors import InvalidArgument, WorkerCrashed
+from ...backends.errors import InvalidArgument, UnsupportedOperation, WorkerCrashed
+from ...backends.media import items_of
 from ...scheduler.messages import unpack_tokens
 from ...scheduler.owner import Requester
 from ..entries import Replay, StoredSession, TurnPiece, decode_history, encode, resumable_of
 from ..worker_client import ModelSource, TextClient, retry_query
 from .history import History, TurnOutput, packed_history
+from .media import note_on
 
 
 class HistoryState:
@@ -23,6 +25,8 @@ class HistoryState:
         self._packed: bytes | None = None
         self._tokens = 0
         self._interrupted = False
+        self._contents = frozenset[bytes]()
+        """The contents of the images and sounds of a packed history."""
 
     @classmethod
     def from_stored(cls, stored: StoredSession) -> HistoryState:
@@ -33,6 +37,7 @@ class HistoryState:
         new._tokens = stored.facts.tokens + output - dropped
         last = stored.pieces[-1] if stored.pieces else resumable_of(stored.past)
         new._interrupted = last is not None and last.end is None
+        new._contents = frozenset(stored.facts.media)
         return new
 
     def replace_history(self, history: History) -> None:
@@ -59,6 +64,14 @@ class HistoryState:
         return self._packed or encode(self.now.entry())
 
     @property
+    def contents(self) -> frozenset[bytes]:
+        """The hashes of the contents of its images and sounds, also of a dormant session."""
+        if self._packed is not None:
+            return self._contents
+        found = self.now.contents
+        return found if self.before is self.now else found | self.before.contents
+
+    @property
     def kept_bytes(self) -> int:
         total = len(self._packed or b"") + self.now.kept_bytes
         if self.before is not self.now:
@@ -67,6 +80,7 @@ class HistoryState:
 
     def pack(self, turn: TurnOutput | None, resumable: TurnPiece | None) -> None:
         """Pack the history with *turn*; *resumable* is its whole output, if it can be resumed."""
+        self._contents = self.contents
         if resumable is not None:
             self._interrupted = resumable.end is None
             self._packed = encode(self.now.entry(resumable))
@@ -151,11 +165,19 @@ class HistoryVocabulary:
             self.saved_text = await self._text(model, history, requester)
 
     async def retokenize(
-        self, model: ModelSource, client: TextClient, history: History, requester: Requester
+        self,
+        model: ModelSource,
+        client: TextClient,
+        history: History,
+        requester: Requester,
+        *,
+        refuses_unread: bool = False,
     ) -> None:
-        """Retokenize *history* for the model that has the name now.
+        """Retokenize *history* for the model that has the name now. Images and sounds that it
+        cannot read are texts, unless *refuses_unread*.
 
         :raises InvalidArgument: its text is lost.
+        :raises UnsupportedOperation: the model cannot read an image or sound, and *refuses_unread*.
         """
         text = await self._text(model, history, requester)
         if text is None and not history.messages:
@@ -163,7 +185,12 @@ class HistoryVocabulary:
                 f"the history has tokens of another vocabulary than model {model.name!r} has",
                 hint="reset the context, or give it a new input without `append`",
             )
-        await history.retokenize(client, text or b"")
+        if refuses_unread and history.items and not history.messages:
+            raise UnsupportedOperation(
+                "the history is raw text with images or sounds, which another model does not read",
+                hint="reset the session, or let `media-on-swap` be `note`",
+            )
+        await history.retokenize(client, text or b"", refuses_unread=refuses_unread)
         self.hash = client.info.vocab_hash
 
     async def _text(
@@ -175,7 +202,7 @@ class HistoryVocabulary:
         try:
             text = await retry_query(
                 predecessor.ready,
-                lambda client: self._detokenize(client.texts_of(requester), history.prompt),
+                lambda client: self._detokenize(client.texts_of(requester), history),
             )
         except WorkerCrashed:
             if model.predecessor(self.hash) is predecessor:
@@ -184,10 +211,17 @@ class HistoryVocabulary:
         # The predecessor may have been unloaded meanwhile; the text was saved before that.
         return self.saved_text if text is None else text
 
-    async def _detokenize(self, client: TextClient, prompt: list[int]) -> bytes | None:
-        """Return the text of a prompt, without its BOS token."""
+    async def _detokenize(self, client: TextClient, history: History) -> bytes | None:
+        """Return the text of a prompt, without its BOS token, and with notes on its images and
+        sounds.
+        """
         if client.info.vocab_hash != self.hash:
             return None  # its worker has died, and its file was exchanged meanwhile
         first = await client.tokenize(b"", special=True, bos=True)
-        begins = prompt[: len(first)] == first
-        return await client.detokenize(prompt[len(first) if begins else 0 :])
+        prompt, text = history.prompt, b""
+        at = len(first) if prompt[: len(first)] == first else 0
+        for item, (begin, size) in zip(history.items, items_of(prompt), strict=True):
+            text += await client.detokenize(prompt[at:begin])
+            text += b"" if item.index else note_on(item.content.kind).encode()
+            at = begin + size
+        return text + await client.detokenize(prompt[at:])

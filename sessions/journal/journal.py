@@ -191,6 +191,11 @@ class Recording:
             self._note_shifts(self._turn, len(self._turn.tokens))
             self._note_change(urgent=True)
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the journal has all noted changes, or there is none."""
+        return self._journal is None or self._journal.is_written(self)
+
     async def wait_written(self) -> None:
         """Wait until all noted changes are written, or writing them has failed."""
         if self._journal is not None:
@@ -234,15 +239,19 @@ class Recording:
     def model(self) -> str:
         return "" if self._session is None else self._session.facts.model
 
-    def take_copy(self, *, whole: bool = False) -> CopyChange:
-        """Return the changes since the last call, or the *whole* session; from now on they count as
-        sent to the copier.
+    def take_copy(
+        self, *, whole: bool = False, media: tuple[bytes, ...] | None = None
+    ) -> CopyChange:
+        """Return the changes since the last call, or the *whole* session, with the contents of its
+        images and sounds; from now on they count as sent to the copier.
         """
         progress = _Progress(past=True) if whole or self._copied is None else self._copied
         if self._copied is not None:
             self._copied = progress
         facts, past, piece = self._take(progress)
-        return CopyChange(facts=facts, past=past, piece=None if piece is None else piece[1])
+        return CopyChange(
+            facts=facts, past=past, piece=None if piece is None else piece[1], media=media
+        )
 
     # Called by the journal as it writes.
 
@@ -296,6 +305,7 @@ class Recording:
             end=None if end is None else end.reason,
             metadata=b"" if end is None else end.metadata,
             error=None if end is None else end.error,
+            ending_left=turn.ending_left,
         )
         done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self.shifts)
         done.surprisals = len(turn.surprisals)
@@ -500,6 +510,10 @@ class Journal:
         self._tokens += tokens
         if urgent or self._tokens >= GROUP_TOKENS:
             self._urgent.set()
+
+    def is_written(self, recording: Recording) -> bool:
+        """Return whether the file has all noted changes of a session."""
+        return self.cause is None and recording not in self._changed
 
     async def wait_written(self, recording: Recording) -> None:
         """Wait until a session's noted changes are written, or writing them has failed."""

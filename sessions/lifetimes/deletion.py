@@ -1,5 +1,6 @@
-"""Deletion of ended sessions: their rows in the journal, their KV states in memory and on disk; and
-the notes on sessions that the daemon has deleted by itself, which their owners can read.
+"""Deletion of ended sessions: their rows in the journal, their KV states in memory and on disk, and
+their images and sounds; the notes on sessions that the daemon has deleted by itself, which their
+owners can read.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class SessionDeletion:
         """
         self.delete_later(session)
         await self.delete_states(session)
+        session.release_contents()
+        await session.ledger.media.delete_unused(session.owner.user)
         self.pending.pop(session, None)
 
     async def delete_states(self, session: Session) -> None:
@@ -96,6 +99,7 @@ class SessionDeletion:
                 await self.delete_now(session)
             except BackendError as error:
                 log.warning("session.not_deleted", session=session.name, cause=str(error))
+                session.release_contents()
                 self.pending.pop(session, None)
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ...backends.errors import Busy, InvalidArgument, QuotaExceeded, SessionExpired
+from ...backends.recent_dict import RecentDict
 from ...scheduler.owner import Owner
 from ..admission.bounds import Bound, KeptBytes, OwnerCounts, exceeds_share
 from ..admission.ledger import Ledger
@@ -34,7 +35,7 @@ class LiveSessions:
         self.places = OwnerCounts()
         """Sessions with a place, which count in the bounds."""
         self._yielded: set[Session] = set()
-        self._expired: OrderedDict[int, tuple[object, str, str]] = OrderedDict()
+        self._expired = RecentDict[int, tuple[object, str, str]](EXPIRED_REMEMBERED_MAX)
         """The connections of expired handles, with reason and hint for their clients."""
 
     def __len__(self) -> int:
@@ -118,13 +119,11 @@ class LiveSessions:
             hint = "" if session.state is SessionState.DORMANT else EXPIRED_HINT
             reason = reason or f"was idle for {self.idle_timeout_s:g} s"
             self._expired[session.handle] = holder, reason, hint
-            while len(self._expired) > EXPIRED_REMEMBERED_MAX:
-                self._expired.popitem(last=False)
 
     def forget_connection(self, connection: object) -> None:
         """Forget the expired handles of a connection that was closed."""
-        kept = ((h, e) for h, e in self._expired.items() if e[0] is not connection)
-        self._expired = OrderedDict(kept)
+        for handle in [h for h, entry in self._expired.items() if entry[0] is connection]:
+            del self._expired[handle]
 
     # Places.
 

@@ -26,6 +26,7 @@ from ...scheduler.messages import SentenceCompared, SentenceEnded, TaskSpec
 from ...scheduler.stopping import CONTEXT_FULL, cuts_text
 from ...wire.frames import CREDIT_MAX
 from ..entries import Replay
+from ..known_items import KnownItems
 from ..memory import TOKEN_BYTES
 from ..table import SessionCall
 from ..worker_client import Comparison, ModelSource, Similarity, TaskClient
@@ -182,11 +183,14 @@ class Turn:
         self.forced_tokens = 0
         """Those of `tokens` that the grammar forced."""
         self.surprisals: list[float] = []
-        """The surprisal of each token, where it is needed and known."""
+        """The surprisal of each token, where it is needed; NaN of a forced one."""
         self.tail = b""
         """The text that was withheld until the end."""
         self.end_piece = b""
         self.embedding: m.Embedded | None = None
+        self.items_encoded = 0
+        """The images and sounds, or parts of them, that were encoded for it."""
+        self.encode_s = 0.0
         self.stats: m.TurnStats | None = None
         self.error: InferdError | None = None
         self.ended = anyio.Event()
@@ -225,6 +229,7 @@ class Turn:
         self.tokens += before.tokens
         self.text += before.text
         self.surprisals += before.surprisals
+        self.ending_left = before.ending_left
         self.shifts += before.shifts
         self._shifted = before.history() if self.shifts else None
         if self.tokens:  # they came after the logprobs of the prompt
@@ -241,6 +246,8 @@ class Turn:
             text_bytes=len(self.text),
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
             surprisals=m.pack_floats(self.surprisals),
+            ending_left=self.ending_left,
+            end_requested=self.end_requested,
             tokens_requested=self._pulled.requested,
             prompt_logprobs=self._prompt_scored,
             dropped=sum(discard for _, discard in self.shifts),
@@ -251,9 +258,12 @@ class Turn:
             started_s=self._since_queued(self.started_at),
             first_token_s=self._since_queued(self.first_token_at),
         )
+        history = self.history()
+        media = KnownItems(self.spec.media).items_in(history) if self.shifts else self.spec.media
         return msgspec.structs.replace(
             self.spec,
-            tokens=m.pack_tokens(self.history()),
+            tokens=m.pack_tokens(history),
+            media=media,
             credit=self._credit,
             resume_point=progressed,
         )
@@ -336,6 +346,12 @@ class Turn:
             self.client.send_command(
                 m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
             )
+
+    def media_encoded(self, items: int, seconds: float) -> None:
+        """Count encodings; see `TaskReader.media_encoded`."""
+        if self.ended_at is None:
+            self.items_encoded += items
+            self.encode_s += seconds
 
     def report(self, report: m.Report) -> None:
         """Handle one report of the engine; ignore reports after the end."""
@@ -552,6 +568,12 @@ class Turn:
                 f"the context of {detail} tokens is full", data={"ctx_size": int(detail)}
             )
         return EndOfSequence(f"the turn has ended: {reason}", data={"stop_reason": reason})
+
+
+def _surprisals_of(report: m.Tokens) -> list[float]:
+    """Return the surprisal of each token; that of a forced one is not known, and NaN."""
+    forced = [math.nan] * report.forced
+    return forced if report.surprisal is None else [report.surprisal, *forced]
 
 
 class TurnListener(Protocol):

@@ -14,8 +14,9 @@ import pytest
 from inferd.backends.errors import InferdError
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.backends.params.chat_options import DEPTH_MAX
+from inferd.backends.params.parameter_table import EFFORTS
+from inferd.backends.sealed_memory import sealed_memory
 from inferd.ipc import messages as w
-from inferd.ipc.payloads import _write_memfd
 from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX
 from tests.attacks.loop_meter import MeteredDaemon
 from tests.daemon.other_users import ADA, client_of
@@ -286,7 +287,7 @@ def send_options(
 
 def send_data(client: RawClient, call: str, data: bytes, **params: Any) -> None:
     """Send *data* as a tensor in a file descriptor."""
-    fd = _write_memfd(data)
+    fd = sealed_memory([data])
     try:
         refuse(client, call, [fd], tensor={"fd": 0}, **params)
     finally:

@@ -25,7 +25,7 @@ from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
 
-PLACES = 48
+PLACES, OTHERS = 24, 5
 KEYS_PLACES = 4
 OTHER_CALLS = 3
 SOME, SOME_KEPT = 16, 14
@@ -95,7 +95,7 @@ def test_unread_turns_of_one_user_do_not_shut_out_others(
     with client_of(shared, ADA) as ada, ExitStack() as stack:
         hold_all_places(ada, PLACES, priority="low")
         assert ada.call("stats")["stats"]["sessions"] == PLACES
-        for number in range(10):
+        for number in range(OTHERS):
             bob = stack.enter_context(client_of(shared, BOB + number))
             context = retried(bob, **wait)
             answer = bob.call("chat", context=context, prompt="hello", raw=True, timeout_s=20.0)
@@ -257,7 +257,7 @@ def test_calls_that_wait_for_a_load_do_not_shut_out_others() -> None:
 
 def unread_request(running: RunningGateway, key: str, stack: ExitStack) -> socket.socket:
     """Begin a streamed request whose response nobody reads."""
-    fields = {"model": "echo", "prompt": "x" * 4000, "max_tokens": 4000, "logprobs": 5}
+    fields = {"model": "echo", "prompt": "x" * 2000, "max_tokens": 2000, "logprobs": 5}
     body = json.dumps(fields | {"stream": True})
     sock = stack.enter_context(socket.socket())
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

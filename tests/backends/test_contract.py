@@ -6,11 +6,25 @@ same tokens are therefore decoded in the same batches.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from inferd.backends import Chunk, InferdError, LanguageModel, SamplingParams
+from inferd.backends import Chunk, InferdError, LanguageModel, ModelSpec, SamplingParams
+from inferd.backends.batch import MediaInput
 from inferd.backends.errors import BackendError, InvalidArgument
-from tests.backends.driving import GREEDY, SAMPLED, generate, prefill, sample_tokens
+from inferd.backends.media import MediaContent, MediaItem
+from tests.backends.driving import (
+    GREEDY,
+    SAMPLED,
+    generate,
+    load_language_model,
+    prefill,
+    sample_tokens,
+)
+from tests.tiny_gguf import write_tiny
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
 OTHER = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
@@ -511,3 +525,70 @@ def test_the_greedy_token_has_the_least_surprisal(model: LanguageModel, prompt: 
     assert 0 <= surprisal(token) == min(others) == pytest.approx(held(token))
     assert not sampler.complete, "there is no grammar"
     sampler.close()
+
+
+@pytest.fixture(params=["echo", "llama"])
+def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LanguageModel]:
+    """Return each backend in turn, with a model that reads embeddings."""
+    spec = ModelSpec(name="reader", slots=2, ctx_size=256, batch_size=32, threads=1)
+    if request.param == "echo":
+        spec = msgspec.structs.replace(spec, backend="echo", options={"media": True})
+    else:
+        path = str(write_tiny("llama", tmp_path))
+        spec = msgspec.structs.replace(spec, path=path, mmproj="projector.gguf")
+    found = load_language_model(spec)
+    yield found
+    found.close()
+
+
+def item_of(
+    model: LanguageModel, size: int, *, causal: bool = True
+) -> tuple[list[int], MediaInput]:
+    """Return the entries and the embeddings of an item."""
+    item = MediaItem.of_content(MediaContent(b"1" * 32), "p", "b", index=0, size=size)
+    data = memoryview(bytes(model.info.media_format.bytes_of(size)))
+    return item.entries(), MediaInput(data, size, size, causal=causal)
+
+
+def test_a_model_that_reads_no_embeddings_refuses_an_item(model: LanguageModel) -> None:
+    assert model.info.media_width == 0
+    entries, media = item_of(model, 5)
+    for chunk in (Chunk(0, entries, 0, 0, media), Chunk(0, entries, 0, 0)):
+        with pytest.raises(REFUSED):
+            model.step([chunk])
+    assert model.length(0) == 0
+
+
+def test_the_entries_of_an_item_count_as_tokens(reader: LanguageModel) -> None:
+    assert reader.info.media_width > 0 and reader.info.media_size_max == 32
+    entries, media = item_of(reader, 40)
+    tokens = reader.tokenize(b"see", special=False, bos=False)
+    position = prefill(reader, 0, tokens)
+    for begin in (0, 15, 30):
+        part = entries[begin : begin + 15]
+        reader.step([Chunk(0, part, position + begin, 0, media, begin)])
+    prefill(reader, 0, tokens, position + 40)
+    length = 2 * position + 40
+    assert reader.length(0) == length
+    assert reader.restore(1, reader.save(0)) and reader.length(1) == length
+    assert reader.trim(0, position + 40) == position + 40
+    prefill(reader, 0, tokens, position + 40)
+    assert reader.trim(1, position) == reader.length(1) == position
+    reader.step([Chunk(1, entries[:20], position, 0, media, 0)])
+
+
+def test_entries_that_see_each_other_are_one_step_alone(reader: LanguageModel) -> None:
+    entries, media = item_of(reader, 20, causal=False)
+    wrong = [
+        [Chunk(0, entries[:10], 0, 0, media)],
+        [Chunk(0, entries, 0, 0, media), Chunk(1, [5], 0, 0)],
+        [Chunk(0, [*entries, 5], 0, 0, media)],
+    ]
+    for chunks in wrong:
+        with pytest.raises(REFUSED):
+            reader.step(chunks)
+    large, more = item_of(reader, 33, causal=False)
+    with pytest.raises(REFUSED):
+        reader.step([Chunk(0, large, 0, 0, more)])
+    reader.step([Chunk(0, entries, 0, 1, media)])
+    reader.sample(0, reader.sampler(GREEDY, []), 0)

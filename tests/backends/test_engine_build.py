@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import cuda_toolkit
+from tools import build_engine, cuda_toolkit
 from tools.build_engine import Variant, options_against_amx, wheel_dir
 from tools.cuda_toolkit import Driver, Toolkit
 
@@ -51,7 +51,8 @@ def test_make_and_the_pages_build_with_the_definitions_of_one_file() -> None:
     values = dict(re.findall(r"^set\((\S+) (\S+) CACHE", file.read_text(), re.M))
     assert values == {
         "GGML_OPENMP": "OFF",
-        "LLAVA_BUILD": "OFF",
+        "LLAVA_BUILD": "ON",
+        "MTMD_VIDEO": "OFF",
         "CMAKE_PROJECT_llama.cpp_INCLUDE": '"${CMAKE_CURRENT_LIST_DIR}/llama_only.cmake"',
     }
     assert file.with_name("llama_only.cmake").exists()
@@ -70,6 +71,23 @@ def test_the_wheel_depends_on_toolkit_driver_and_architectures_not_on_the_enviro
     assert wheel_dir("1.0", Variant(False, FROM_PYPI)) == kept
     monkeypatch.setenv("CUDAARCHS", "86")
     assert wheel_dir("1.0", Variant(False, FROM_PYPI)) != kept
+
+
+def test_a_light_wheel_depends_on_the_definitions_of_its_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def dirs() -> list[Path]:
+        return [wheel_dir("1.0", Variant(full, None)) for full in (False, True)]
+
+    light, full = dirs()
+    changed = tmp_path / "engine.cmake"
+    changed.write_text(build_engine.LIGHT.read_text() + "set(GGML_LTO ON)\n")
+    monkeypatch.setattr(build_engine, "LIGHT_FILES", (changed, *build_engine.LIGHT_FILES[1:]))
+    assert dirs()[0] != light and dirs()[1] == full
+
+
+def test_an_engine_without_libmtmd_is_built_again() -> None:
+    assert "llama_cpp.mtmd_cpp" in build_engine.LOAD_CHECK
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class Bare:
         self.context = lib.llama_init_from_model(self.model, params)
         self.memory = lib.llama_get_memory(self.context)
         vocab = lib.llama_model_get_vocab(self.model)
-        self._vocab_size = int(lib.llama_vocab_n_tokens(vocab))
+        self.vocab_size = int(lib.llama_vocab_n_tokens(vocab))
 
     def decode(self, slot: int, tokens: Sequence[int], position: int = 0) -> NDArray[np.float32]:
         """Decode *tokens* from *position* on; return the logits after the last. At position 0 the
@@ -126,7 +126,7 @@ class Bare:
             assert lib.llama_decode(self.context, batch) == 0
             lib.llama_batch_free(batch)
         pointer = lib.llama_get_logits_ith(self.context, -1)
-        return np.array(pointer[: self._vocab_size], np.float32)
+        return np.array(pointer[: self.vocab_size], np.float32)
 
     def clear(self, slot: int) -> None:
         lib.llama_memory_seq_rm(self.memory, slot, -1, -1)

@@ -19,6 +19,8 @@ from bench.scenarios import (
     gateway_first,
     gateway_many,
     long_prompt,
+    media,
+    media_sessions,
     sampling,
     schema,
     sessions,
@@ -110,6 +112,31 @@ def test_the_models_of_a_swap_are_a_configuration(tmp_path: Path, side: str) -> 
     models = load_config({"config": file}, {}).models
     assert all(models[name].file is not None for name in ("first", "second"))
     assert models["first"] != models["second"]
+
+
+def test_the_figures_of_an_image_are_those_of_its_arrival() -> None:
+    alone, again = a_turn(media.ALONE, 0.0, 4.0), a_turn(media.AGAIN, 5.0, 5.2)
+    elsewhere, beside = a_turn(media.ELSEWHERE, 6.0, 6.5), a_turn(media.BESIDE, 12.0, 16.0)
+    steady = (10.0, *(10.5 + 0.1 * n for n in range(16)))
+    streams = [
+        a_turn("a", 9.0, *steady, *(12.5 + 0.5 * n for n in range(9))),
+        a_turn("b", 9.0, *steady, *(12.5 + 0.5 * n for n in range(9))),
+    ]
+    figures = media.measure([alone, again, elsewhere, beside, *streams])
+    assert figures["alone_ttft_s"] == 4.0 == figures["beside_ttft_s"]
+    assert figures["again_part"] == pytest.approx(0.05)
+    assert figures["gap_worst_s"] == pytest.approx(0.5) and figures["gap_beyond_step_s"] == 0.0
+    assert figures["pace"] == pytest.approx(0.2, abs=0.02)
+    with pytest.raises(AssertionError, match="early"):
+        media.measure([alone, again, elsewhere, beside, a_turn("early", 9.0, 10.0, 15.0)])
+
+
+def test_images_are_new_in_each_run_and_shared_by_the_sessions_of_one() -> None:
+    one, other = (media_sessions.requests_of(Work(0, 1, serial)) for serial in (7, 8))
+    assert len({request.image for request in one}) == 1 and one[0].image != other[0].image
+    assert len({request.text for request in one}) == 16
+    alone = media.alone_requests(Work(1, 1, 7), one[0].image or b"")
+    assert alone[0].text == alone[1].text != alone[2].text
 
 
 def test_every_setting_of_the_curve_is_one_of_the_daemon(tmp_path: Path) -> None:

@@ -237,7 +237,9 @@ def test_a_real_model_answers_in_the_service(service: BootedService) -> None:
     shutil.copyfile(short_smollm2(), model)
     service.machine.run("chown", "inferd:inferd", "/var/lib/inferd/models/smollm2.gguf")
     model.chmod(0o640)
-    answer = service.inferd("run", "smollm2", "Say hello.", "--n-predict", "8").stdout
+    answer = service.inferd(
+        "run", "smollm2", "Say hello.", "--n-predict", "8", "--temp", "0"
+    ).stdout
     assert answer.strip() and service.show("StatusText")["StatusText"] == "serving"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from inferd.cli.monitoring.status_commands import LOADED_MODELS
+from inferd.cli.monitoring.status_commands import LOADED_MODELS, media_text
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.models import smollm2
@@ -48,6 +48,24 @@ def test_the_memory_of_devices_is_added_to_that_of_the_host() -> None:
     assert cell("MEMORY", resident_bytes=500_000_000, memory=None) == "500 MB"
     assert cell("MEMORY", resident_bytes=500_000_000, **devices) == "500 MB + 4 GB GPU"
     assert cell("MEMORY", memory=None) is None, "an older daemon does not report it"
+
+
+def test_a_model_that_reads_images_is_marked() -> None:
+    assert media_text({"reads": ["text"]}) is None
+    assert media_text({}) is None, "an older daemon does not report it"
+    assert media_text({"reads": ["text", "image", "audio"]}) == "images, sounds"
+    config = '[models.eyes]\nbackend = "echo"\n[models.eyes.echo]\nmedia = true\n'
+    with running_daemon(config) as daemon:
+        for command in ("models", "ps"):
+            assert inferd("load", "echo", socket=daemon.socket).exit_code == 0
+            heads, *rows = inferd(command, socket=daemon.socket).stdout.splitlines()
+            if command == "ps":
+                assert "READS" not in heads, "no loaded model reads more than text"
+                assert inferd("load", "eyes", socket=daemon.socket).exit_code == 0
+                heads, *rows = inferd(command, socket=daemon.socket).stdout.splitlines()
+            assert "READS" in heads
+            [row] = [row for row in rows if row.startswith("eyes")]
+            assert "images, sounds" in row
 
 
 @pytest.mark.model

@@ -15,6 +15,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.tiny_gguf import CHAT_TEMPLATE, write_tiny
 from tests.tiny_lora import lora
+from tests.tiny_projector import write_pair, write_projector
 
 CONFIG = """
 [models.tiny-llama]
@@ -115,6 +116,28 @@ def test_the_form_of_answers_is_shown_as_derived_or_as_set(daemon: RunningDaemon
 def test_a_damaged_file_is_a_problem_of_its_model(daemon: RunningDaemon) -> None:
     kind = sections(daemon, "broken")["broken"]
     assert "broken.gguf cannot be read: version " in kind["problem"]
+
+
+def test_a_projector_is_shown_or_the_reason_why_there_is_none(tmp_path: Path) -> None:
+    write_pair("mlp", tmp_path)
+    with running_daemon(models_dir=tmp_path) as daemon:
+        found = sections(daemon, "tiny-llama")
+        assert found["tiny-llama"]["reads"] == "text, images"
+        projector = found["Projector"]
+        assert projector["type"] == "mlp" and projector["embedding length"] == "64"
+        assert projector["file"].startswith(f"{tmp_path}/mmproj-tiny-mlp.gguf, ")
+        assert "32 × 32 pixels" in projector["images"]
+        assert "images and sounds" in found["Memory for its next load, estimated"]
+        write_projector("mlp", tmp_path, width=32)
+        found = sections(daemon, "tiny-llama")
+        assert "reads" not in found["tiny-llama"]
+        assert "embeddings of 32 numbers" in found["Projector"]["left out"]
+        failed = inferd("load", "tiny-llama", "--mmproj", "x.gguf", socket=daemon.socket)
+        assert failed.exit_code != 0 and "has no projector" in failed.output
+        write_projector("mlp", tmp_path)
+        loaded = inferd("load", "tiny-llama", "--mmproj", "none", socket=daemon.socket)
+        assert loaded.exit_code == 0 and "not applied" not in loaded.output
+        assert "reads" not in sections(daemon, "tiny-llama")["tiny-llama"]
 
 
 def test_the_echo_model_has_neither_a_file_nor_memory(daemon: RunningDaemon) -> None:

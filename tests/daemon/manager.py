@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inferd.testing import RunningDaemon
+from tests.fork_server import ForkedProcess
 
 __all__ = ("Manager", "manager_of", "serving")
 
@@ -67,7 +68,7 @@ def serving(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the stopped daemon in another *environment*."""
     with (daemon.directory / "log").open("ab") as log:
-        process = subprocess.Popen(daemon._command(), env={**os.environ, **environment}, stderr=log)
+        process = ForkedProcess(daemon._command(), env={**os.environ, **environment}, stderr=log)
     try:
         while "daemon.ready" not in daemon.log.rsplit("daemon.stopped", 1)[1]:
             assert process.poll() is None, daemon.log

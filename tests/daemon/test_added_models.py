@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd import Client
+from inferd import Client, Image
 from inferd.backends.errors import (
     BackendError,
     Busy,
@@ -20,14 +20,16 @@ from inferd.backends.errors import (
     PermissionDenied,
 )
 from inferd.daemon.models import transfers
-from inferd.daemon.models.transfers import ModelImport
+from inferd.daemon.models.transfers import ArrivingFile
 from inferd.daemon.pull.part import BLOCK
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
 from tests.daemon.other_users import ADA, as_user, daemon_for_all
 from tests.daemon.pull.web_server import file as web_file
 from tests.daemon.pull.web_server import serving
+from tests.pictures import png
 from tests.tiny_gguf import write_tiny
+from tests.tiny_projector import write_pair
 from tests.waiting import wait_until
 
 HEADER = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
@@ -210,12 +212,24 @@ def test_a_client_that_vanishes_and_a_daemon_that_is_killed_leave_nothing(
     assert names(daemon) == [], "it is removed at the start"
 
 
+def test_a_projector_that_is_added_with_its_model_reads_images(
+    daemon: RunningDaemon, client: Client, tmp_path: Path
+) -> None:
+    model, projector = write_pair("mlp", tmp_path)
+    client.add_model("eyes-mmproj", projector)
+    client.add_model("eyes", model)
+    assert client.show("eyes")["reads"] == ["text", "image"]
+    with client.session("eyes", options={"n-predict": 1}) as session:
+        reply = session.chat(["What?", Image(png(32, 32))])
+        assert reply.metadata["media_tokens"] == 16
+
+
 def test_a_copy_leaves_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "FREE_BYTES_MIN", 1 << 60)
     source = tmp_path / "source.gguf"
     source.write_bytes(content_of())
     models = tmp_path / "models"
-    found = ModelImport("m", models, source.stat().st_size, None)
+    found = ArrivingFile("m", models, source.stat().st_size)
     with source.open("rb") as file, pytest.raises(BackendError, match=r"needs \d+ bytes"):
         found.copy_block(file.fileno())
     found.discard()
@@ -225,7 +239,7 @@ def test_a_copy_leaves_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_file_that_becomes_shorter_or_longer_is_refused(tmp_path: Path, source: Path) -> None:
     size = source.stat().st_size
     for announced in (size + 1, size - 1):
-        found = ModelImport("m", tmp_path / "models", announced, None)
+        found = ArrivingFile("m", tmp_path / "models", announced)
         with source.open("rb") as file:
             if announced > size:
                 with pytest.raises(BackendError, match="became shorter"):
@@ -240,14 +254,15 @@ def test_a_file_that_becomes_shorter_or_longer_is_refused(tmp_path: Path, source
 
 
 def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path, source: Path) -> None:
-    found = ModelImport("m", tmp_path / "models", source.stat().st_size, None)
+    found = ArrivingFile("m", tmp_path / "models", source.stat().st_size)
     with source.open("rb") as file:
         while not found.copy_block(file.fileno()):
             pass
     other = tmp_path / "models" / "m.gguf"
     other.write_text("another user's")
+    found.finish("", {})
     with pytest.raises(BackendError, match="exists already"):
-        found.publish("", {})
+        found.publish()
     found.discard()
     assert other.read_text() == "another user's"
     assert list((tmp_path / "models").iterdir()) == [other]

@@ -199,9 +199,11 @@ def is_ended(pid: int) -> bool:
         return True
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
-    """Yield a daemon, and assert that it leaves neither processes nor files when it stops."""
+    """Yield a daemon, and assert that it leaves neither processes nor files when it stops. Each
+    test ends with `chat`, which deletes the session.
+    """
     running = running_daemon(CONFIG)
     running.start()
     try:

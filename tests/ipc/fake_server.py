@@ -332,6 +332,7 @@ ANSWERS: dict[str, Answer] = {
     "fork_session": _fork,
     "rewind": _fixed(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
     "history": _fixed(messages=[{"role": "user"}], turns=[0], session={"context": 12}),
+    "session_media": _fixed(data=b"image", size=5, media_type="image/png"),
     "delete_session": _fixed(deleted=True),
     "update_session": _fixed(session={"context": 12}),
     "restore_session": _fixed(session={"context": 12}),

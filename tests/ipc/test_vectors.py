@@ -18,13 +18,19 @@ import anyio.abc
 import msgspec
 import pytest
 
-from inferd import AsyncClient
-from inferd.backends.errors import EndOfSequence, InferdError
+from inferd import AsyncClient, Image
+from inferd.backends.errors import (
+    EndOfSequence,
+    InferdError,
+    InvalidArgument,
+    UnsupportedOperation,
+)
 from inferd.ipc import messages as w
 from inferd.ipc.client.connection.core import InFlight
 from inferd.ipc.client.streams import AsyncStream, StreamedTurn
 from inferd.ipc.payloads import pack_message
 from inferd.testing import running_daemon
+from tools.vectors.exchanges import PNG
 from tools.vectors.file import PATH, text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,6 +283,17 @@ async def tool_call(client: AsyncClient) -> None:
     assert len(reply.tool_calls[0].id) == 9 and reply == ""
 
 
+async def refused_images(client: AsyncClient) -> None:
+    context = await client.init_execution_context(await client.load_by_name("echo"))
+    for image, kind in (
+        (Image(b"a text", alt="a dot"), InvalidArgument),
+        (Image(PNG, detail="low"), UnsupportedOperation),
+    ):
+        with pytest.raises(kind) as raised:
+            await client.chat(context, ["What is this?", image])
+        assert raised.value.data["item"] == 0
+
+
 CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "compute": compute,
     "stream": stream,
@@ -289,6 +306,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "a named state": named_state,
     "a turn that is resumed": resumed_turn,
     "a place in the queue": watched,
+    "images that are refused": refused_images,
 }
 
 

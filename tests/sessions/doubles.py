@@ -10,6 +10,8 @@ import anyio
 
 from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
+from inferd.backends.errors import UnsupportedOperation
+from inferd.backends.media import MarkedMedia, MediaContent, MediaItem, MediaTokens
 from inferd.backends.tensors import NamedTensor
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import appended_text
@@ -24,6 +26,28 @@ from inferd.sessions.worker_client import (
     TaskReader,
 )
 from tests.scheduler.doubles import Bench
+
+IMAGE_SIZE = 6
+"""The entries of each item that `InProcessClient` reads."""
+
+
+def media_tokens(content: MediaContent, projector: str = "projector") -> MediaTokens:
+    """Return a content as `InProcessClient` reads it: an item between < and >."""
+    item = MediaItem.of_content(content, projector, "build", index=0, size=IMAGE_SIZE)
+    return MediaTokens([ord("<"), *item.entries(), ord(">")], (item,))
+
+
+def spliced(
+    text: str, media: Sequence[MarkedMedia], tokenize: Callable[[str], list[int]]
+) -> list[int]:
+    """Return the tokens of a text, with those of *media* in place of their marks."""
+    found: list[int] = []
+    for one in media:
+        before, mark, after = text.partition(one.mark)
+        if mark:
+            found += tokenize(before) + m.unpack_tokens(one.tokens)
+            text = after
+    return found + tokenize(text)
 
 
 class InProcessClient:
@@ -45,6 +69,10 @@ class InProcessClient:
         self.readers: dict[int, TaskReader] = {}
         self.aside: dict[int, TaskReader] = {}
         """Turns whose sessions have no place."""
+        self.reads: tuple[str, ...] = ("image", "audio")
+        """The kinds of media that the model reads."""
+        self.projector = "projector"
+        self.contents_read: list[MediaContent] = []
 
     @property
     def info(self) -> ModelInfo:
@@ -84,10 +112,33 @@ class InProcessClient:
     def texts_of(self, requester: Requester) -> InProcessClient:
         return self
 
+    async def read_media(self, contents: Sequence[MediaContent]) -> list[MediaTokens]:
+        await anyio.lowlevel.checkpoint()
+        for number, content in enumerate(contents):
+            if content.kind not in self.reads:
+                raise UnsupportedOperation(f"no {content.kind} here", data={"item": number})
+        self.contents_read += contents
+        return [media_tokens(content, self.projector) for content in contents]
+
     async def tokenize(
-        self, text: bytes, *, special: bool, bos: bool, turn: bool = False, cut_behind: int = -1
+        self,
+        text: bytes,
+        *,
+        special: bool,
+        bos: bool,
+        turn: bool = False,
+        cut_behind: int = -1,
+        media: Sequence[MarkedMedia] = (),
     ) -> list[int]:
-        return self.bench.model.tokenize(text, special=special, bos=bos)
+        model = self.bench.model
+        if not media:
+            return model.tokenize(text, special=special, bos=bos)
+        begin_and_end = model.tokenize(b"", special=special, bos=bos)
+        half = len(begin_and_end) // 2
+        tokens = spliced(
+            text.decode(), media, lambda s: model.tokenize(s.encode(), special=False, bos=False)
+        )
+        return [*begin_and_end[:half], *tokens, *begin_and_end[half:]]
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         return b"".join(map(self.bench.model.piece, tokens))
@@ -103,13 +154,15 @@ class InProcessClient:
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
         cut_behind: int = -1,
+        media: Sequence[MarkedMedia] = (),
     ) -> ChatTokens:
         model = self.bench.model
         text = model.render(list(messages), rendering)
         rest = appended_text(text, said, answer)
-        if rest is not None:
-            return ChatTokens(text, model.tokenize(rest.encode(), special=True, bos=False), True)
-        return ChatTokens(text, model.tokenize(text.encode(), special=True, bos=True), False)
+        tokens = await self.tokenize(
+            (text if rest is None else rest).encode(), special=True, bos=rest is None, media=media
+        )
+        return ChatTokens(text, tokens, rest is not None)
 
     async def compute_tensors(
         self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0

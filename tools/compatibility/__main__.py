@@ -22,7 +22,12 @@ from tools.compatibility.environments import PROGRAMS, ROOT, Program
 PAGE = ROOT / "docs" / "compatibility.md"
 MODEL_FILE = ROOT / ".cache" / "models" / "smollm2-135m-instruct.gguf"
 MODEL = "smollm2"
-CONFIG = f"[models.{MODEL}]\nslots = 4\nctx-size = 2048\n"
+IMAGE_MODEL = "eyes"
+"""A test model, which reads images and repeats texts: SmolLM2 reads none."""
+CONFIG = (
+    f"[models.{MODEL}]\nslots = 4\nctx-size = 2048\n"
+    f'[models.{IMAGE_MODEL}]\nbackend = "echo"\n[models.{IMAGE_MODEL}.echo]\nmedia = true\n'
+)
 SERVING = "serving HTTP on "
 PROGRAM_S_MAX = 400
 SHOWN_MAX = 100
@@ -30,7 +35,8 @@ HEAD = """# Programs on the HTTP gateway
 
 `make compat` writes this page. It installs the latest version of each program from PyPI or npm
 into an environment of its own, and runs it against `inferd gateway` with SmolLM2 135M Instruct.
-The answers are those of a very small model. The scripts are in `tools/compatibility/programs/`.
+The answers are those of a very small model; images are read by the test model `echo`, which repeats
+the text beside them. The scripts are in `tools/compatibility/programs/`.
 The Python clients of OpenAI, Anthropic and Ollama, and pydantic-ai, are part of the tests instead.
 Last run: {date}.
 
@@ -61,7 +67,12 @@ def running_gateway() -> Iterator[str]:
 
 def run_checks(program: Program, url: str) -> list[Line]:
     """Return the lines that a program's script prints; if it ends early, one with its error."""
-    environment = {**os.environ, "GATEWAY_URL": url, "GATEWAY_MODEL": MODEL}
+    environment = {
+        **os.environ,
+        "GATEWAY_URL": url,
+        "GATEWAY_MODEL": MODEL,
+        "GATEWAY_IMAGE_MODEL": IMAGE_MODEL,
+    }
     try:
         done = subprocess.run(
             program.command, env=environment, capture_output=True, text=True, timeout=PROGRAM_S_MAX

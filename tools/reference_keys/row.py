@@ -23,6 +23,8 @@ class Row:
     beside: dict[str, Any] = field(default_factory=dict)
     is_adjusted: bool = False
     """Whether `adjusted` reports that another value is used."""
+    number: int = 6
+    """The number of the error of a refused key."""
     deviation: str = NONE
 
 

@@ -184,7 +184,14 @@ TOPICS: dict[str, dict[str, Row]] = {
         **ignored(0.5, "slot-prompt-similarity"),
     },
     "Images, speech and draft models": {
-        **refused("x.gguf", "image mmproj"),
+        **refused("x.gguf", "image"),
+        "mmproj": Row(
+            value="x.gguf",
+            effect="refused",
+            number=1,
+            deviation="with 1 if the model has no projector; otherwise it names the file, "
+            + _AT_LOAD,
+        ),
         **refused(True, "tts"),
         **refused("x", "model-vocoder tts-output-file tts-speaker-file"),
         **refused("x", "hf-repo-vocoder hf-file-vocoder model-url-vocoder"),

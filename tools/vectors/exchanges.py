@@ -6,7 +6,12 @@ from array import array
 from typing import Any
 
 from inferd.backends.echo.model import EMBEDDING_SIZE, echo_vectors
-from inferd.backends.errors import EndOfSequence
+from inferd.backends.errors import (
+    EndOfSequence,
+    InferdError,
+    InvalidArgument,
+    UnsupportedOperation,
+)
 from inferd.ipc import messages as w
 from inferd.scheduler.messages import Embedded, pack_tokens
 from inferd.sessions.answers.calls import call_id
@@ -310,6 +315,37 @@ def passed() -> dict[str, Any]:
     return x.done()
 
 
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c49444154789c63f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
+)
+"""An image of one pixel."""
+
+
+def pictured() -> dict[str, Any]:
+    """Images in messages: one is a text, the other one is for a model that reads images."""
+    x = Exchange("images that are refused")
+    _, context = x.open()
+    place = {"item": 0, "param": "messages.0.content.1"}
+    text = {"type": "text", "text": "What is this?"}
+    refusals: list[tuple[dict[str, Any], InferdError]] = [
+        (
+            {"data": b"a text", "alt": "a dot"},
+            InvalidArgument("this is not an image: it is a text", data={"media_type": ""} | place),
+        ),
+        (
+            {"data": PNG, "detail": "low"},
+            UnsupportedOperation(
+                "echo reads no images", data={"model": "echo", "kind": "image"} | place
+            ),
+        ),
+    ]
+    for fields, error in refusals:
+        message = {"role": "user", "content": [text, {"type": "image"} | fields]}
+        x.refused("chat", w.StreamParams(context=context, messages=[message]), error)
+    return x.done()
+
+
 def embedded() -> dict[str, Any]:
     """Embeddings of texts, and a context that computes one."""
     x = Exchange("embeddings")
@@ -342,5 +378,5 @@ def embedded() -> dict[str, Any]:
 
 EXCHANGES = (
     computed, streamed, single, named, natural, called, embedded, branched, frozen, resumed,
-    watched, passed,
+    watched, passed, pictured,
 )  # fmt: skip

@@ -10,20 +10,27 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from ...base import KvKind
-from ...batch import Chunk, Move, check_chunks, length_moved
+from ...batch import Chunk, MediaFormat, MediaInput, Move, check_chunks, length_moved
 from ...errors import BackendError, KvFull, UnsupportedOperation
 from ..loading.opening import positions_max
 from ..threads import ComputeThreads
+from .positions import SlotPositions, Span
 
 _STATE = struct.Struct("<4s16sii")
 _STATE_MAGIC = b"ifkv"
+_MROPE_MAGIC = b"ifkm"
+"""The same for a model with M-RoPE. The positions of its items are behind the header."""
+_MROPE = (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
+_SECTIONS = 4
+"""The numbers of a place in M-RoPE (`GGML_MROPE_SECTIONS`)."""
 _WHOLE = 0
 """The flags of a whole state, in its header; those of a checkpoint are llama.cpp's."""
 _NO_CELLS = 1
@@ -101,12 +108,54 @@ class Batch:
         self.struct.n_tokens = total
         return logits
 
+    def of_embeddings(
+        self, rows: NDArray[np.float32], positions: NDArray[np.int32], slot: int, *, logits: bool
+    ) -> Any:
+        """Return a batch of embeddings, one a row, for *slot*. The *positions* have a row for each
+        section. *logits* are those of the last one. The caller keeps the arrays alive.
+        """
+        total = len(rows)
+        self.slot[:total] = (slot,) * total
+        ctypes.memset(self.logits, 0, total)
+        self.logits[total - 1] = int(logits)
+        return lib.llama_batch(
+            n_tokens=total,
+            token=None,
+            embd=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            pos=positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            n_seq_id=self._ones,
+            seq_id=self._lists,
+            logits=self.logits,
+        )
+
+
+class _Header(NamedTuple):
+    """The beginning of a saved state: the *length* of the slot, the header's *size*, and the
+    positions of the slot's items.
+    """
+
+    length: int
+    size: int
+    places: SlotPositions
+
 
 class LlamaContext:
-    """The slots of one context. Owned by one thread; the model must outlive it."""
+    """The slots of one context. Owned by one thread; the model must outlive it. With *reads_media*
+    it computes the embeddings of images and sounds.
+    """
+
+    media: MediaFormat | None = None
+    """The embeddings that it reads."""
 
     def __init__(
-        self, pointer: Any, model: Any, *, vocab_size: int, fingerprint: str, logits_max: int
+        self,
+        pointer: Any,
+        model: Any,
+        *,
+        vocab_size: int,
+        fingerprint: str,
+        logits_max: int,
+        reads_media: bool = False,
     ):
         self.pointer, self.logits_max = pointer, logits_max
         self.memory = lib.llama_get_memory(pointer)
@@ -121,6 +170,14 @@ class LlamaContext:
         self._whole_only = self._hybrid or bool(lib.llama_model_is_recurrent(model))
         # A hybrid reports that it can shift, but would move only the cells of its attention.
         self.can_shift = bool(lib.llama_memory_can_shift(self.memory)) and not self._whole_only
+        mrope = lib.llama_model_rope_type(model) in _MROPE
+        if reads_media:
+            size_max = min(self.batch_size, int(lib.llama_n_ubatch(pointer)))
+            self.media = MediaFormat(int(lib.llama_model_n_embd_inp(model)), mrope, size_max)
+        self._places = dict[int, SlotPositions]()
+        """By slot, the positions of its items, if the model has M-RoPE."""
+        if mrope:
+            self._places = {slot: SlotPositions() for slot in range(self.slots)}
         self._lengths = dict.fromkeys(range(self.slots), 0)
         self._shifted: set[int] = set()
         self._batch = Batch(self.batch_size)
@@ -155,14 +212,22 @@ class LlamaContext:
             self.ctx_size,
             self._vocab_size,
             self.logits_max,
+            self.media,
         )
+        for chunk in chunks:
+            places = self._places.get(chunk.slot)
+            if places is not None and places.next_offset(chunk.position) != chunk.offset:
+                raise BackendError(f"slot {chunk.slot} holds a part of a media item")
 
     def decode(self, chunks: Sequence[Chunk]) -> dict[int, range]:
         """Decode a checked batch; return by slot the indices of its logits until the next decode.
         The last index is that of the chunk's last token.
         """
-        logits = self._batch.fill(chunks)
-        result = self._threads.decode(self._batch.struct)
+        if chunks[0].media is not None:
+            logits, result = self._decode_item(chunks[0], chunks[0].media)
+        else:
+            logits = self._batch.fill(self._placed(chunks))
+            result = self._threads.decode(self._batch.struct)
         if result in (0, _NO_CELLS):
             self._shifted.clear()
         if result != 0:
@@ -170,6 +235,63 @@ class LlamaContext:
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.position + len(chunk.tokens)
         return logits
+
+    def _placed(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+        """Return the chunks with the positions that llama.cpp uses."""
+        if not self._places:
+            return chunks
+        return [
+            msgspec.structs.replace(c, position=self._places[c.slot].after(c.position))
+            for c in chunks
+        ]
+
+    def _decode_item(self, chunk: Chunk, media: MediaInput) -> tuple[dict[int, range], int]:
+        """Decode entries of an item; return what `decode` does, and llama.cpp's result.
+
+        :raises BackendError: the embeddings or the places are not possible; nothing was computed.
+        """
+        assert self.media is not None, "the batch was checked"
+        count, slot = len(chunk.tokens), chunk.slot
+        part = slice(chunk.offset, chunk.offset + count)
+        rows = np.frombuffer(media.embeddings, np.float32).reshape(media.size, self.media.width)
+        rows = np.ascontiguousarray(rows[part])
+        if not np.isfinite(rows).all():
+            raise BackendError("the embeddings of a media item are not numbers")
+        positions, span = self._positions_of(chunk, media, part)
+        batch = self._batch.of_embeddings(rows, positions, slot, logits=chunk.logits > 0)
+        # The setting holds for the whole context, so it must not outlive the step.
+        try:
+            if not media.causal:
+                lib.llama_set_causal_attn(self.pointer, False)
+            result = self._threads.decode(batch)
+        finally:
+            if not media.causal:
+                lib.llama_set_causal_attn(self.pointer, True)
+        if result == 0 and span is not None:
+            self._places[slot].add(span)
+        return ({slot: range(count - 1, count)} if chunk.logits else {}), result
+
+    def _positions_of(
+        self, chunk: Chunk, media: MediaInput, part: slice
+    ) -> tuple[NDArray[np.int32], Span | None]:
+        """Return the positions of the chunk's entries, a row for each section, and with M-RoPE the
+        entries of the item that the slot then has.
+        """
+        count = len(chunk.tokens)
+        if media.places is None:
+            first = chunk.position
+            return np.arange(first, first + count, dtype=np.int32).reshape(1, count), None
+        places = np.frombuffer(media.places, np.int32).reshape(media.size, _SECTIONS)
+        times = places[:, 0]
+        possible = places.min() >= 0 and places.max() < media.positions
+        if not possible or times[0] != 0 or (np.diff(times) < 0).any():
+            raise BackendError("the places of a media item are not possible")
+        begin = chunk.position - chunk.offset
+        positions = places[part].T + np.int32(self._places[chunk.slot].after(begin))
+        if not places[:, 3].any():  # an image's last section is 0 in the whole context
+            positions[3] = 0
+        span = Span(begin, part.stop, media.size, media.positions, int(times[part.stop - 1]))
+        return np.ascontiguousarray(positions, np.int32), span
 
     def _failure(self, result: int, slots: Sequence[int]) -> BackendError:
         """Measure the lengths of a failed batch's slots, and return the error."""
@@ -179,6 +301,8 @@ class LlamaContext:
         if result == _NO_CELLS and all(self._is_complete(s, self._lengths[s]) for s in slots):
             return KvFull(message)
         for slot in slots:
+            if self._places:  # entries cannot be told from positions
+                self.clear(slot)
             self._lengths[slot] = self._positions(slot)[1] + 1
         return BackendError(message)
 
@@ -202,18 +326,28 @@ class LlamaContext:
     def clear(self, slot: int) -> None:
         """Clear one slot; clearing all slots at once would break recurrent memory."""
         lib.llama_memory_seq_rm(self.memory, self._checked(slot), -1, -1)
-        self._lengths[slot] = 0
+        self._set_length(slot, 0)
         self._shifted.discard(slot)
+
+    def _set_length(self, slot: int, length: int) -> None:
+        self._lengths[slot] = length
+        if self._places:
+            self._places[slot].cut(length)
+
+    def _position_after(self, slot: int, length: int) -> int:
+        """Return the position of the token after the first *length*."""
+        return self._places[slot].after(length) if self._places else length
 
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens; see `LanguageModel.trim`."""
         length = self.length(slot)
         if 0 < length <= keep:
             return length
-        if keep > 0 and not self._whole_only:
-            lib.llama_memory_seq_rm(self.memory, slot, keep, -1)
+        inside = self._places and not self._places[slot].is_border(keep)
+        if keep > 0 and not self._whole_only and not inside:
+            lib.llama_memory_seq_rm(self.memory, slot, self._position_after(slot, keep), -1)
             if self._is_complete(slot, keep):
-                self._lengths[slot] = keep
+                self._set_length(slot, keep)
                 return keep
         self.clear(slot)
         return 0
@@ -224,7 +358,10 @@ class LlamaContext:
         if self._whole_only:
             return length
         first = self._positions(slot)[0] if self._window else 0
-        return min(length, first + self._window if first > 0 else 1)
+        if first <= 0:
+            return min(length, 1)
+        least = first + self._window
+        return min(length, self._places[slot].least_length(least) if self._places else least)
 
     def _is_complete(self, slot: int, length: int) -> bool:
         """Return whether the slot has all cells that the token after *length* attends to.
@@ -233,8 +370,9 @@ class LlamaContext:
         and the last.
         """
         first, last = self._positions(slot)
-        needed = max(0, length - self._window) if self._window else 0
-        if last != length - 1:
+        after = self._position_after(slot, length)
+        needed = max(0, after - self._window) if self._window else 0
+        if last != (self._places[slot].last_cell(length) if self._places else length - 1):
             return False
         return self._whole_only or not length or 0 <= first <= needed
 
@@ -295,28 +433,38 @@ class LlamaContext:
         if slot in self._shifted:
             raise BackendError(f"slot {slot} was shifted and not decoded into since")
         size = lib.llama_state_seq_get_size_ext(self.pointer, slot, flags) if length else 0
+        header = _STATE.pack(self._magic, self._key, length, flags)
+        if self._places:
+            header += self._places[slot].pack()
         # The only way to let llama.cpp write into `bytes`, without a copy of 20 kB per token.
-        state: bytes = _new_bytes(None, _STATE.size + size)
-        header = _STATE.pack(_STATE_MAGIC, self._key, length, flags)
+        state: bytes = _new_bytes(None, len(header) + size)
         ctypes.memmove(_at(state, 0), header, len(header))
         if size:
             written = lib.llama_state_seq_get_data_ext(
-                self.pointer, _at(state, _STATE.size), size, slot, flags
+                self.pointer, _at(state, len(header)), size, slot, flags
             )
             if written != size:
                 raise BackendError(f"slot {slot} could not be saved: {written} of {size} bytes")
         return state
 
+    @property
+    def _magic(self) -> bytes:
+        return _MROPE_MAGIC if self._places else _STATE_MAGIC
+
     def restore(self, slot: int, state: bytes) -> bool:
         """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
         self.clear(slot)
-        length = self._saved_length(state, _WHOLE)
-        if length is None or not length:
-            return length == 0 and len(state) == _STATE.size
-        if not self._read(slot, state, _WHOLE) or not self._is_complete(slot, length):
+        header = self._read_header(state, _WHOLE)
+        if header is None or not header.length:
+            return header is not None and len(state) == header.size
+        if self._places:
+            self._places[slot] = header.places
+        if not self._read(slot, state, header.size, _WHOLE) or not self._is_complete(
+            slot, header.length
+        ):
             self.clear(slot)
             return False
-        self._lengths[slot] = length
+        self._lengths[slot] = header.length
         return True
 
     def restore_checkpoint(self, slot: int, checkpoint: bytes) -> bool:
@@ -328,31 +476,36 @@ class LlamaContext:
         flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         length = self._saved_length(checkpoint, flags) if self._hybrid else None
         fits = (
-            length is not None
-            and 0 < length <= self.length(slot)
-            and self._read(slot, checkpoint, flags)
-            and lib.llama_memory_seq_rm(self.memory, slot, length, -1)
-            and self._is_complete(slot, length)
+            header is not None
+            and 0 < header.length <= self.length(slot)
+            and self._read(slot, checkpoint, header.size, flags)
+            and lib.llama_memory_seq_rm(
+                self.memory, slot, self._position_after(slot, header.length), -1
+            )
+            and self._is_complete(slot, header.length)
         )
-        if not fits or length is None:
+        if not fits or header is None:
             self.clear(slot)
             return False
-        self._lengths[slot] = length
+        self._set_length(slot, header.length)
         return True
 
-    def _saved_length(self, state: bytes, flags: int) -> int | None:
-        """Return the length in the header of a state of this model; None if it is of another."""
+    def _read_header(self, state: bytes, flags: int) -> _Header | None:
+        """Return the header of a state of this model; None if it is of another."""
         if len(state) < _STATE.size:
             return None
         magic, key, length, saved_flags = _STATE.unpack_from(state)
-        own = (magic, key, saved_flags) == (_STATE_MAGIC, self._key, flags)
-        return int(length) if own and 0 <= length <= self.ctx_size else None
+        own = (magic, key, saved_flags) == (self._magic, self._key, flags)
+        if not own or not 0 <= length <= self.ctx_size:
+            return None
+        if not self._places:
+            return _Header(length, _STATE.size, SlotPositions())
+        found = SlotPositions.unpack(state, _STATE.size, length)
+        return None if found is None else _Header(length, found[1], found[0])
 
-    def _read(self, slot: int, state: bytes, flags: int) -> bool:
-        size = len(state) - _STATE.size
-        read = lib.llama_state_seq_set_data_ext(
-            self.pointer, _at(state, _STATE.size), size, slot, flags
-        )
+    def _read(self, slot: int, state: bytes, offset: int, flags: int) -> bool:
+        size = len(state) - offset
+        read = lib.llama_state_seq_set_data_ext(self.pointer, _at(state, offset), size, slot, flags)
         return bool(read == size)
 
     def swap(self, a: int, b: int) -> None:
@@ -381,3 +534,32 @@ class LlamaContext:
         if not 0 <= slot < self.slots:
             raise BackendError(f"slot {slot} is not one of {self.slots}")
         return slot
+
+
+class EncoderContext(LlamaContext):
+    """Stands in for the context of an encoder, which has no KV state and only makes embeddings: its
+    slots stay empty.
+    """
+
+    def __init__(self, slots: int, ctx_size: int, batch_size: int, fingerprint: str):
+        self.pointer, self.logits_max = None, 0
+        self.slots, self.ctx_size, self.batch_size = slots, ctx_size, batch_size
+        self.can_shift = False
+        self._key = bytes.fromhex(fingerprint)[:16]
+        self._window, self._hybrid, self._whole_only = 0, False, False
+        self._lengths = dict.fromkeys(range(slots), 0)
+        self._places = {}
+        self._shifted: set[int] = set()
+
+    def check(self, chunks: Sequence[Chunk]) -> None:
+        """Refuse every batch."""
+        raise UnsupportedOperation(
+            "the model only makes embeddings", hint="use embed, or another model"
+        )
+
+    def clear(self, slot: int) -> None:
+        """Do nothing: every slot is empty."""
+        self._checked(slot)
+
+    def set_threads(self, threads: int) -> None:
+        """Do nothing: this context computes nothing."""

@@ -90,6 +90,7 @@ class EncoderDecoderContext(LlamaContext):
     ):
         self.pointer, self.logits_max, self.slots = None, logits_max, slots
         self.can_shift = self._hybrid = self._whole_only = False
+        self._places = {}
         self._start_token, self._vocab_size = start_token, vocab_size
         self._opened: list[SlotContext] = []
         try:
@@ -164,7 +165,6 @@ class EncoderDecoderContext(LlamaContext):
         return context.sample(chain, index)
 
     def clear(self, slot: int) -> None:
-        """Clear one slot."""
         self._slots[self._checked(slot)].set_prompt(())
 
     def trim(self, slot: int, keep: int) -> int:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from llama_cpp import llama_cpp as lib
@@ -22,7 +22,7 @@ from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
 from ...tool_formats import configured_form
 from ...tuning_choice import ModelTuning
-from ..kv.context import LlamaContext
+from ..kv.context import EncoderContext, LlamaContext
 from ..kv.embedding_context import (
     LlamaEmbedder,
     embed_info,
@@ -30,7 +30,6 @@ from ..kv.embedding_context import (
     open_embedding_context,
 )
 from ..kv.encoder_decoder import EncoderDecoderContext, SlotContext
-from ..kv.encoder_only import EncoderContext
 from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel
@@ -64,6 +63,7 @@ _NO_HISTORY = dict.fromkeys(
     ("append", "ctx-shift", "cache-reuse"),
     "the model is an encoder-decoder, which encodes each prompt by itself",
 )
+_ATTENDS_BY_STEPS = ("qwen4exp",)
 TOOLS_TEMPLATE = b"tool_use"
 """The name of a second template, for chats with tools, as in transformers."""
 _SAMPLING_KEYS: dict[int, str] = {
@@ -105,68 +105,112 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         params = context_params(spec, options, model)
         pointer = open_context(spec, params, model, log)
         start_token = decoder_start_token(model)
-        embedding = embed_info(spec, model, pointer, file.values)
-        vocab = Vocab(lib.llama_model_get_vocab(model), start_token)
-        fingerprint = _fingerprint(
-            spec, options, file, int(params.flash_attn_type), ctx_size_of(spec, model)
+        opened = _OpenedModel(
+            *(spec, options, log, model, file),
+            vocab=Vocab(lib.llama_model_get_vocab(model), start_token),
+            start_token=start_token,
+            fingerprint=_fingerprint(
+                spec, options, file, int(params.flash_attn_type), ctx_size_of(spec, model)
+            ),
+            embedding=embed_info(spec, model, pointer, file.values),
+            embedding_refusal=embedding_refusal(file.values, start_token),
         )
         tuning = _tuning(spec, options, model, file)
-        context: LlamaContext
-        if start_token is not None:
-            lib.llama_free(pointer)
-            context = EncoderDecoderContext(
-                lambda: SlotContext(
-                    open_context(spec, params, model, log),
-                    model,
-                    vocab_size=vocab.size,
-                    fingerprint=fingerprint,
-                ),
-                spec.slots,
-                start_token=start_token,
-                vocab_size=vocab.size,
-                logits_max=int(params.n_outputs_max),
-            )
-        elif lib.llama_get_memory(pointer):
-            context = LlamaContext(
-                pointer,
-                model,
-                vocab_size=vocab.size,
-                fingerprint=fingerprint,
-                logits_max=int(params.n_outputs_max),
-            )
-        else:
-            lib.llama_free(pointer)
-            context = EncoderContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
+        context = _context_of(opened, params, pointer)
         undo.callback(context.close)
-
-        refusal = embedding_refusal(file.values, start_token)
-
-        def embedder() -> LlamaEmbedder:
-            if refusal:
-                raise UnsupportedOperation(
-                    f"the model makes no embeddings: {refusal}", hint="use an embedding model"
-                )
-            pointer = open_embedding_context(spec, options, model, embedding, file.values, log)
-            return LlamaEmbedder(pointer, model, embedding)
-
         generates = not isinstance(context, EncoderContext)
         template, notes = _template(
-            *(model, vocab, renderer), generates=generates, start_token=start_token, prepare=renders
+            *(model, opened.vocab, renderer),
+            generates=generates,
+            start_token=start_token,
+            prepare=renders,
         )
-        info = _model_info(
-            *(spec, model, vocab, context, file, None if refusal else embedding),
-            *(start_token, fingerprint, template, notes),
-        )
-        adapters = LlamaAdapters(model, context.pointer, file)
-        probe_runner = partial(LlamaProbeRunner, model, spec, options, log)
         if not generates or context.kv_kind in ("recurrent", "hybrid"):
             tuning = None  # its steps have little or no attention, or llama.cpp allows one setting
         loaded = LlamaModel(
-            *(model, context, vocab, template, info, embedder, probe_runner, adapters, matching),
+            model,
+            context,
+            opened.vocab,
+            template,
+            _model_info(opened, context, template, notes),
+            partial(_open_embedder, opened),
+            partial(LlamaProbeRunner, model, spec, options, log),
+            LlamaAdapters(model, context.pointer, file),
+            matching,
             tuning,
         )
         undo.pop_all()
     return loaded
+
+
+class _OpenedModel(NamedTuple):
+    """A model that llama.cpp has opened, with all that its contexts and its description need."""
+
+    spec: ModelSpec
+    options: EngineOptions
+    log: LogRing
+    pointer: Any
+    file: GgufFile
+    vocab: Vocab
+    start_token: int | None
+    """The token with which a decoder begins; None except for encoder-decoders."""
+    fingerprint: str
+    embedding: EmbedInfo
+    embedding_refusal: str
+    """Why the model makes no embeddings; empty if it does."""
+
+
+def _context_of(opened: _OpenedModel, params: Any, pointer: Any) -> LlamaContext:
+    """Return the context that computes: *pointer*, which is freed if the architecture needs one for
+    each slot or none.
+    """
+    spec, fingerprint, vocab_size = opened.spec, opened.fingerprint, opened.vocab.size
+    logits_max = int(params.n_outputs_max)
+    if opened.start_token is not None:
+        lib.llama_free(pointer)
+        return EncoderDecoderContext(
+            lambda: SlotContext(
+                open_context(spec, params, opened.pointer, opened.log),
+                opened.pointer,
+                vocab_size=vocab_size,
+                fingerprint=fingerprint,
+            ),
+            spec.slots,
+            start_token=opened.start_token,
+            vocab_size=vocab_size,
+            logits_max=logits_max,
+        )
+    if lib.llama_get_memory(pointer):
+        return LlamaContext(
+            pointer,
+            opened.pointer,
+            vocab_size=vocab_size,
+            fingerprint=fingerprint,
+            logits_max=logits_max,
+            reads_media=bool(spec.mmproj) and _reads_media(opened.file),
+        )
+    lib.llama_free(pointer)
+    return EncoderContext(spec.slots, opened.embedding.tokens_max, spec.batch_size, fingerprint)
+
+
+def _open_embedder(opened: _OpenedModel) -> LlamaEmbedder:
+    if opened.embedding_refusal:
+        raise UnsupportedOperation(
+            f"the model makes no embeddings: {opened.embedding_refusal}",
+            hint="use an embedding model",
+        )
+    pointer = open_embedding_context(
+        *(opened.spec, opened.options, opened.pointer, opened.embedding),
+        *(opened.file.values, opened.log),
+    )
+    return LlamaEmbedder(pointer, opened.pointer, opened.embedding)
+
+
+def _reads_media(file: GgufFile) -> bool:
+    """Return whether images have the same effect in one step as in several. The sparse attention of
+    Qwen 4 groups the entries of each step, and all of an image have one position.
+    """
+    return file.values.get("general.architecture") not in _ATTENDS_BY_STEPS
 
 
 def _load_model(
@@ -247,21 +291,17 @@ def _tuning(
 
 
 def _model_info(
-    spec: ModelSpec,
-    model: Any,
-    vocab: Vocab,
+    opened: _OpenedModel,
     context: LlamaContext,
-    file: GgufFile,
-    embedding: EmbedInfo | None,
-    start_token: int | None,
-    fingerprint: str,
     template: ChatTemplate | None,
     notes: dict[str, str],
 ) -> ModelInfo:
+    spec, model, vocab, file = opened.spec, opened.pointer, opened.vocab, opened.file
     form = _answer_form(spec, vocab, template)
+    media = context.media or MediaFormat(0, False, 0)
     return ModelInfo(
         description=_description(model),
-        fingerprint=fingerprint,
+        fingerprint=opened.fingerprint,
         vocab_size=vocab.size,
         vocab_hash=file.vocab_hash,
         ctx_size=context.ctx_size,
@@ -276,15 +316,18 @@ def _model_info(
         has_chat_template=template is not None and "chat-template" not in notes,
         tool_format=form.shown_name,
         answer_form=form,
-        unused=_unused(template, start_token),
+        unused=_unused(template, opened.start_token, context.kv_kind),
         chat_notes=notes,
         kv_kind=context.kv_kind,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),
         sampling=_recommended_sampling(model),
-        embedding=embedding,
+        embedding=None if opened.embedding_refusal else opened.embedding,
         generates=not isinstance(context, EncoderContext),
-        decoder_start_token=start_token,
+        decoder_start_token=opened.start_token,
+        media_width=media.width,
+        media_mrope=media.mrope,
+        media_size_max=media.size_max,
     )
 
 
@@ -304,7 +347,7 @@ def _ends_generation(vocab: Vocab, text: str) -> bool:
     return bool(tokens) and blank and vocab.is_eog(tokens[-1])
 
 
-def _unused(template: ChatTemplate | None, start_token: int | None) -> dict[str, str]:
+def _unused(template: ChatTemplate | None, start_token: int | None, kind: KvKind) -> dict[str, str]:
     found = {} if template is None or template.uses_tools else {"tools": _NO_TOOLS}
     return found if start_token is None else found | _NO_HISTORY
 

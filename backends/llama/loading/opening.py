@@ -26,6 +26,8 @@ from ...engine_options import (
 )
 from ...errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
 from ...gguf import parts_of
+from ...gguf.header import DamagedHeader
+from ...gguf.projector import read_projector
 from ...library import LLAMA_COMMIT
 from ...memory import check_devices
 from ...model_spec import ModelSpec
@@ -107,6 +109,8 @@ GGML_TYPE_BF16 = 30
 _CACHE_TYPES = {
     name: getattr(lib, f"GGML_TYPE_{name.upper()}", GGML_TYPE_BF16) for name in CACHE_TYPES
 }
+_WHOLE_IMAGES = ("gemma3", "gemma4v", "gemma4uv", "deepseek4v")
+"""The projectors whose images have no causal attention (`mtmd_decode_use_non_causal`)."""
 _NUMA = {
     "distribute": lib.GGML_NUMA_STRATEGY_DISTRIBUTE,
     "isolate": lib.GGML_NUMA_STRATEGY_ISOLATE,
@@ -265,8 +269,8 @@ def _check_content(file: GgufFile, name: str, slots: int) -> None:
     kind, architecture = (file.values.get(f"general.{k}") for k in ("type", "architecture"))
     if kind == "mmproj" or architecture == "clip":
         raise UnsupportedOperation(
-            f"{name!r} is a projector for images or sound: inferd does not run such models",
-            hint="load the language model that it belongs to; it takes only text",
+            f"{name!r} is a projector for images or sound, not a language model",
+            hint="load the language model that it belongs to, with this file beside it (`mmproj`)",
         )
     if str(architecture) in _NOT_RUN:
         raise UnsupportedOperation(
@@ -474,6 +478,16 @@ def _set_attention(
         params.n_ubatch = min(spec.batch_size, WEIGHTS_UBATCH_SIZE_MAX)
 
 
+def _computes_images_whole(mmproj: str) -> bool:
+    """Return whether the entries of an image may see each other. Then one micro-batch has all of
+    them, or llama.cpp ends the process.
+    """
+    try:
+        return read_projector(Path(mmproj)).kind in _WHOLE_IMAGES
+    except (OSError, DamagedHeader):  # the encoder reports it
+        return True
+
+
 def logits_max_of(slots: int, batch_size: int, model: Any, logits_per_slot: int = 1) -> int:
     """Return the most tokens of a step that have logits. llama.cpp aborts the process for more.
 
@@ -507,6 +521,8 @@ def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
     params.n_outputs_max = logits_max_of(spec.slots, spec.batch_size, model, spec.logits_per_slot)
     chosen = chosen_setting(spec, options, model)
     _set_attention(spec, options, chosen, params)
+    if spec.mmproj and _computes_images_whole(spec.mmproj):
+        params.n_ubatch = params.n_batch
     measured = Setting(False) if chosen is None or _keeps_threads(spec) else chosen.setting
     params.n_threads = measured.threads or spec.threads or len(os.sched_getaffinity(0))
     params.n_threads_batch = options.threads_batch or measured.threads_batch or params.n_threads

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from ...batch import Chunk
 from ...engine_options import CACHE_TYPES, EngineOptions, head_sizes
 from ...errors import InferdError, OutOfMemory, UnsupportedOperation
+from ...fd_frames import receive_frame, send_frame
 from ...model_spec import ModelSpec
-from ...sandbox import receive_frame, send_frame
 from ..kv.context import LlamaContext
 from ..llama_log import LogRing, capture
 from ..loading.devices import layers_of

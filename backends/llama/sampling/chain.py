@@ -15,7 +15,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ...base import TokenProbs
+from ...base import CompiledGrammar, TokenProbs
 from ...errors import BackendError, InvalidArgument
 from ...grammars.compiler import GrammarState
 from ...params import SamplingParams
@@ -447,6 +447,33 @@ class LlamaSampler:
         self.accept(token)
         self.grammar.accept(token)
         return token
+
+    def allows(self, tokens: Sequence[int]) -> bool:
+        """Return whether the grammar allows *tokens* to come next; see `Sampler.allows`."""
+        if self.grammar is None or not tokens:
+            return True
+        if len(tokens) == 1:
+            return self.grammar.allows(tokens[0])
+        state = self.grammar.copy()
+        try:
+            state.replay(tokens)
+        except InvalidArgument:
+            return False
+        return True
+
+    def force(self, token: int) -> None:
+        """Continue after *token*; see `Sampler.force`."""
+        self._check_open()
+        self.accept(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
+        elif self.awaits_trigger:
+            self.try_trigger(token)
+
+    def start_grammar(self, grammar: CompiledGrammar) -> None:
+        """Follow *grammar* from the next token on; see `Sampler.start_grammar`."""
+        assert isinstance(grammar, GrammarState)
+        self.grammar = grammar
 
     def chain(self, index: int) -> Any:
         """Return the chain, ready to sample token number *index*."""

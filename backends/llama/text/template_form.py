@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -238,7 +238,8 @@ def form_values(
     names: dict[str, Any] = {}
     if form.names_functions:
         names["functions"] = _json(declared) if declared else ""
-        names["datetime"] = datetime.now().strftime("%b %d %Y %H:%M:%S GMT")
+        # With minutes, each request would change the beginning of the prompt.
+        names["datetime"] = datetime.now(UTC).strftime("%b %d %Y %H:00:00 GMT")
     return written, declared or ([] if form.lists_no_tools else None), names
 
 

@@ -276,17 +276,23 @@ class Vocab:
             raise InvalidArgument(f"token {token} is not one of the model's {self.size}")
         return token
 
-    def spelled(self, data: bytes) -> list[int]:
+    def spelled(self, data: bytes, special: bool = False) -> list[int]:
         """Return tokens whose pieces make up *data*, which may be any bytes; none if that fails.
 
-        They are the tokens of the text if tokenizing adds nothing to it, else one for each byte.
+        They are the tokens of the text if tokenizing adds nothing to it, or those that it has
+        behind another text, else one for each byte. If *special*, names of special tokens become
+        these tokens.
         """
+
+        def tokens_of(text: bytes) -> list[int]:
+            return self.tokenize(text, special=special, bos=False)
+
         try:
-            tokens = self.tokenize(data, special=False, bos=False)
+            for tokens in (tokens_of(data), _without_space(data, tokens_of(_BREAK), tokens_of)):
+                if b"".join(map(self.piece, tokens)) == data:
+                    return tokens
         except InvalidArgument:
-            tokens = []
-        if b"".join(map(self.piece, tokens)) == data:
-            return tokens
+            pass
         if self._bytes is None:
             pieces = ((self._piece(token), token) for token in range(self.size))
             self._bytes = {piece: token for piece, token in pieces if len(piece) == 1}

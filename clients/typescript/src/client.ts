@@ -12,7 +12,8 @@ import type { CallName, Calls, ServerHello } from "./generated/protocol.js";
 import type { Request } from "./request.js";
 import type { SessionOptions, TurnOptions } from "./session.js";
 import type { Reply } from "./stream.js";
-import type { Fields, Graph, Message } from "./types.js";
+import type { Prompt } from "./parts.js";
+import type { Fields, Graph } from "./types.js";
 
 const RETRY_MS_MAX = 30_000;
 
@@ -117,7 +118,7 @@ export class Client implements AsyncDisposable {
   }
 
   /** Return a model's answer to one prompt, in a session of its own. */
-  async chat(model: string, prompt: string | Message[], options: TurnOptions = {}): Promise<Reply> {
+  async chat(model: string, prompt: Prompt, options: TurnOptions = {}): Promise<Reply> {
     await using session = await this.session(model, { signal: options.signal });
     return await session.chat(prompt, options);
   }

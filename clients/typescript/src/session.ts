@@ -91,8 +91,11 @@ export class Session implements AsyncDisposable {
     return this.#attachment.attached;
   }
 
-  /** Stream a turn that answers `prompt`, a text or messages; without it the present history. */
-  stream(prompt?: string | Message[], options: TurnOptions = {}): Stream {
+  /**
+   * Stream a turn that answers `prompt`: a text, texts and images such as
+   * `["What is this?", image("a.png")]`, or messages. Without it the turn answers the present history.
+   */
+  stream(prompt?: Prompt, options: TurnOptions = {}): Stream {
     const { raw, priority } = this.#attachment.settings;
     const settings = { ...options, raw: options.raw ?? raw, priority: options.priority ?? priority };
     const queue_events = options.onQueue ? true : undefined;
@@ -183,6 +186,22 @@ export class Session implements AsyncDisposable {
   /** Return the messages, with the answer so far, and the turns that `rewind` can remove. */
   async history(options: CallOptions = {}): Promise<HistoryResult> {
     return await this.#attachment.call("history", { context: this.context }, options);
+  }
+
+  /** Return the bytes of an image or a sound in the messages, by its hash in the history. */
+  async media(sha256: string, options: CallOptions = {}): Promise<Uint8Array> {
+    const parts: Uint8Array[] = [];
+    for (let offset = 0, size = 1; offset < size;) {
+      const part = await this.#attachment.call(
+        "session_media",
+        { context: this.context, sha256, offset },
+        options,
+      );
+      parts.push(part.data);
+      offset += part.data.length;
+      size = part.data.length > 0 ? part.size : 0;
+    }
+    return Buffer.concat(parts);
   }
 
   /** Return `n` sessions that branch off from the present state. They are closed with this one, or by themselves. */

@@ -2,13 +2,15 @@
 
 import * as errors from "./errors.js";
 import { isLoss } from "./errors.js";
+import { messagesOf, withContents } from "./parts.js";
 import type { Attachment, Progress } from "./attachment.js";
 import type { Bounds } from "./bounds.js";
 import type { CallOptions } from "./client.js";
 import type { ModelParameters } from "./generated/parameters.js";
 import type { QueueEvent, ResumeParams } from "./generated/protocol.js";
+import type { Prompt } from "./parts.js";
 import type { Request } from "./request.js";
-import type { Fields, Message, Priority } from "./types.js";
+import type { Fields, Priority } from "./types.js";
 
 /** A turn fails after this many losses of its connection in a row without a new token. */
 const LOSSES_MAX = 8;
@@ -70,8 +72,8 @@ export function scheduling(options: TurnOptions, timeoutMs: number): Fields {
 }
 
 /** Return the fields of a turn's input. */
-export function turnInput(prompt: string | Message[] | undefined, options: TurnOptions): Fields {
-  const input = typeof prompt === "string" ? { prompt } : { messages: prompt };
+export function turnInput(prompt: Prompt | undefined, options: TurnOptions): Fields {
+  const input = typeof prompt === "string" ? { prompt } : { messages: prompt && messagesOf(prompt) };
   return { ...input, raw: options.raw, options: options.options };
 }
 
@@ -121,9 +123,10 @@ export class Turn {
   }
 
   async #send(bounds: Bounds, call: "stream" | "resume", params: Fields): Promise<Request> {
+    const contents = await withContents(params);
     const { client, liveContext } = this.#attachment;
     const connection = this.#attachment.connection ?? (await client.live(bounds));
-    this.request = connection.request(call, { ...params, context: liveContext }, bounds.signal);
+    this.request = connection.request(call, { ...contents, context: liveContext }, bounds.signal);
     this.#attachment.hasHistory = true;
     this.#onRequest(this.request);
     return this.request;

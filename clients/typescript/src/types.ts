@@ -20,10 +20,29 @@ export interface TextPart {
   text: string;
 }
 
+/** The content of an image or a sound: the bytes of its file, or the file's path. */
+export type MediaSource = Uint8Array | string | URL;
+
+export interface ImagePart {
+  type: "image";
+  data: MediaSource;
+  detail?: "auto" | "low" | "high" | undefined;
+  tokens_max?: number | undefined;
+  alt?: string | undefined;
+}
+
+export interface AudioPart {
+  type: "audio";
+  data: MediaSource;
+  alt?: string | undefined;
+}
+
+export type Part = TextPart | ImagePart | AudioPart;
+
 /** A message of a chat; the chat template gets further keys. */
 export interface Message {
   role: "system" | "developer" | "user" | "assistant" | "tool" | "function";
-  content?: string | TextPart[] | undefined;
+  content?: string | Part[] | undefined;
   [key: string]: unknown;
 }
 

@@ -34,7 +34,7 @@ export const VECTORS = JSON.parse(readFileSync(join(ROOT, "docs/protocol-vectors
 };
 
 /** Return the configuration of an echo model. */
-export function echoModel(name: string, options: Record<string, number | string> = {}, slots = 4): string {
+export function echoModel(name: string, options: Record<string, number | string | boolean> = {}, slots = 4): string {
   const lines = Object.entries(options).map(([key, value]) => `${key} = ${JSON.stringify(value)}`);
   return [
     `[models.${name}]`,

@@ -1,6 +1,6 @@
 /** Types of the client, which `tsc` checks; it is not run. */
 
-import { Client } from "../src/index.js";
+import { audio, Client, image } from "../src/index.js";
 import type { Context, Graph, Metadata, ModelInfo, ShownModel } from "../src/index.js";
 
 export async function checkTypes(client: Client): Promise<void> {
@@ -24,6 +24,12 @@ export async function checkTypes(client: Client): Promise<void> {
   await client.call("load", {}, { onEvent: ({ progress }) => progress.toFixed() });
   const seed: number | undefined = metadata.seed;
 
+  await client.chat("echo", ["What is this?", image("a.png", { detail: "low" }), audio(new Uint8Array())]);
+  await client.chat("echo", [{ role: "user", content: [{ type: "image", data: new URL("file:///a.png") }] }]);
+  // @ts-expect-error: another level of detail
+  image("a.png", { detail: "most" });
+  // @ts-expect-error: a number is no content
+  audio(5);
   // @ts-expect-error: a graph is not a context
   await client.call("get_output", { context: graph });
   // @ts-expect-error: a number is not a handle

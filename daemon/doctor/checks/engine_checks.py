@@ -10,19 +10,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ....backends.library import install_command
 from ....backends.memory import Device
+from ...models.projectors import ProjectorChoice
 from ...printable import size_text
 from ..finding import Finding, fail, ok, warn
 
 ENGINE_S_MAX = 20.0
 """Long, because the driver of a GPU takes seconds to start."""
 PACKAGE = "llama-cpp-python"
+MODELS_NAMED = 20
 CHILD = (sys.executable, "-P", "-m", "inferd.daemon.doctor.checks.engine_child")
 """With -P, no file of the current folder is imported: root may run this in any user's folder."""
 SYSTEM_INFO_FLAGS = {
@@ -82,6 +84,8 @@ class EngineReport(msgspec.Struct, frozen=True):
     """Whether it was built with GPU support."""
     broken_amx: bool = False
     """Whether it was built with AMX by a compiler that breaks it; then its AMX code is not used."""
+    media_failure: str = ""
+    """The reason why libmtmd, which reads images and sounds, cannot be loaded."""
     devices: list[Device] = []
     files: list[ModelFile] = []
 
@@ -184,6 +188,29 @@ def check_engine(engine: EngineReport) -> Iterator[Finding]:
         )
     else:
         yield ok("llama.cpp loads")
+
+
+def check_media(
+    engine: EngineReport, projectors: Mapping[str, ProjectorChoice]
+) -> Iterator[Finding]:
+    """Check that libmtmd loads, and that the models' projectors fit."""
+    if not engine.system_info:
+        return
+    for name, choice in projectors.items():
+        if choice.refusal is not None:
+            yield fail(choice.refusal.message, choice.refusal.hint)
+        elif choice.note:
+            yield warn(f"{name}: {choice.note}", "choose the projector, or remove these files")
+    chosen = [f"{n} by {Path(c.file).name}" for n, c in projectors.items() if c.file]
+    if engine.media_failure:
+        affected = f", {len(chosen)} with a projector" if chosen else ""
+        yield warn(
+            f"libmtmd cannot be loaded: {engine.media_failure}; models read only text{affected}",
+            _rebuild_remedy(),
+        )
+    else:
+        models = "; ".join(chosen[:MODELS_NAMED]) or "no model has a projector"
+        yield ok(f"libmtmd loads; images and sounds: {models}")
 
 
 def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:

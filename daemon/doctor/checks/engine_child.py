@@ -8,6 +8,7 @@ It writes JSON objects to standard output, one per line: first the engine's, the
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import msgspec
 
 from ....backends.errors import LoadFailed
+
+FAILURE_CHARACTERS_MAX = 300
 
 
 def main() -> None:
@@ -36,7 +39,19 @@ def _engine() -> dict[str, Any]:
         "gpu": bool(lib.llama_supports_gpu_offload()),
         "devices": devices(),
         "broken_amx": has_broken_amx(),
+        "media_failure": _media_failure(),
     }
+
+
+def _media_failure() -> str:
+    """Return the reason why libmtmd, which reads images and sounds, cannot be loaded, or an empty
+    text.
+    """
+    try:
+        importlib.import_module("llama_cpp.mtmd_cpp")
+    except Exception as exc:  # the binding raises what its loader does, and errors of its own
+        return " ".join(str(exc).split())[:FAILURE_CHARACTERS_MAX] or type(exc).__name__
+    return ""
 
 
 def _file(path: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import msgspec
 
 from ....backends.gguf import parts_of
 from ....backends.gguf.facts import other_content
+from ...config.model_settings import ModelConfig
 from ...config.settings import Config
 from ...config.sources import ConfigError, load_config
 from ...models.model_files import (
@@ -24,6 +25,7 @@ from ...models.model_files import (
     missing_files,
     size_bytes,
 )
+from ...models.projectors import ProjectorChoice, ProjectorFinder, wish_of
 from ...printable import size_text
 from ..finding import Finding, fail, ok, warn
 from .accounts import READ, SEARCH, WRITE, Account, find_denial
@@ -54,6 +56,8 @@ class Models(msgspec.Struct, frozen=True):
     not_offered: list[FileNotOffered] = []
     unreadable: dict[str, str] = {}
     """The place that denies the daemon access, by file."""
+    projectors: dict[str, ProjectorChoice] = {}
+    """By model, the choice of the projector of each model that has one, or files for it."""
     pull: str = "inferd pull smollm2"
     """The command by which the caller gets a model into the folder."""
 
@@ -90,8 +94,20 @@ def inspect_models(config: Config, account: Account) -> Models:
         missing_parts=list(_missing_parts(files)),
         not_offered=others,
         unreadable={part: place for part, place in denials.items() if place},
+        projectors=_find_projectors(config, files) if not denied_at else {},
         pull=pull_command(account.uid, os.geteuid(), folder, _own_folder()),
     )
+
+
+def _find_projectors(config: Config, files: Mapping[str, Path]) -> dict[str, ProjectorChoice]:
+    finder, found = ProjectorFinder(), {}
+    for name, file in files.items():
+        model = config.models.get(name, ModelConfig())
+        options = config.defaults | model.options
+        choice = finder.find(wish_of(name, file, model.backend, options, config.models_dir))
+        if choice.file or choice.note or choice.refusal is not None:
+            found[name] = choice
+    return found
 
 
 def _denial_of_folder(account: Account, folder: Path) -> tuple[str, bool]:

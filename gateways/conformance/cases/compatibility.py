@@ -105,5 +105,5 @@ def keys_may_be_spelt_with_underscores(server: Server) -> None:
 def parameters_for_images_are_refused(server: Server) -> None:
     """Keys for images, speech and reranking are refused with UnsupportedOperation."""
     connection, context = server.connected()
-    params = {"context": context, "index": 1, "tensor": {"data": b'{"mmproj": "x.gguf"}'}}
+    params = {"context": context, "index": 1, "tensor": {"data": b'{"image": "x.png"}'}}
     expect(connection.refusal("set_input", **params), "UnsupportedOperation")

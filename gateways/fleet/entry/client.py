@@ -27,6 +27,7 @@ from ....backends.errors import (
     ShuttingDown,
     error_from_wire,
 )
+from ....backends.fd_frames import frame_of
 from ....ipc.messages import CREDIT_MAX, PROTOCOL_VERSION, Call, ClientHello, CopiedChange, Kind
 from ....ipc.peer import Peer
 from ....ipc.server.connection_places import Places
@@ -41,7 +42,6 @@ from ..copies.repair import Repair
 from ..frames import (
     Fields,
     OpenFrame,
-    frame_of,
     integer_in,
     is_part_of_answer,
     request_frame,

@@ -7,7 +7,7 @@ So a handle names its node, is never reused, and needs no table.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from ....backends.errors import InvalidArgument, SessionExpired
+from ....backends.recent_dict import RecentDict
 from ..certificates import write_private
 from ..frames import Fields, integer_in, raw_of
 from ..nodes.nodes import Nodes
@@ -193,7 +194,7 @@ class ClientContexts:
     def __init__(self, nodes: Nodes, incarnations: Incarnations):
         self._nodes, self._incarnations = nodes, incarnations
         self._open: dict[int, OpenContext] = {}
-        self._expired: OrderedDict[int, str] = OrderedDict()
+        self._expired = RecentDict[int, str](EXPIRED_MAX)
         """By the handle of a context that was lost with its node, the node."""
         self.suspended: dict[int, SuspendedContext] = {}
         """Contexts that move, or whose sessions were closed by a move."""
@@ -331,6 +332,4 @@ class ClientContexts:
         for handle in lost:
             self.drop(handle)
             self._expired[handle] = node
-        while len(self._expired) > EXPIRED_MAX:
-            self._expired.popitem(last=False)
         return len(lost)

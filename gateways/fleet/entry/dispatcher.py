@@ -30,6 +30,7 @@ from ..frames import (
     is_given,
     model_refused,
     open_message,
+    part_refused,
     raw_of,
     request_of,
 )
@@ -130,7 +131,7 @@ class Dispatcher:
             descriptors = passed.claim(needed)
             if descriptors and row.route not in (Route.CONTEXT, Route.LOAD):
                 passed.close_claimed(descriptors)
-                raise model_refused()
+                raise part_refused() if row.route is Route.GRAPH else model_refused()
             request = requests[number] = ClientRequest(number, call, row)
             if descriptors and row.route is Route.LOAD:
                 work = partial(load_passed, passed, descriptors)

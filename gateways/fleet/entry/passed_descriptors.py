@@ -8,8 +8,8 @@ from ....backends.errors import Busy, TooLarge
 from ....ipc.server.descriptors import (
     UnclaimedDescriptors,
     UserDescriptors,
+    file_size,
     read_tensor,
-    tensor_size,
 )
 from ....ipc.server.fairness import SharedLimit
 from ....wire.frames import pack_frame
@@ -44,11 +44,11 @@ class PassedDescriptors(UnclaimedDescriptors):
         :raises Timeout: a descriptor takes too long.
         """
         self._user.check_call()
-        sizes = [await self._user.run(tensor_size, descriptor) for descriptor in descriptors]
+        sizes = [await self._user.run(file_size, descriptor) for descriptor in descriptors]
         total = sum(sizes)
         if total > CONTENTS_BYTES_MAX:
             raise TooLarge(
-                f"tensors of {total} bytes; the limit of a request to a fleet is"
+                f"tensors, images or sounds of {total} bytes; the limit of a request to a fleet is"
                 f" {CONTENTS_BYTES_MAX}",
                 data={"bytes": total, "bytes_max": CONTENTS_BYTES_MAX},
             )

@@ -24,6 +24,10 @@ from .upstream import NodeConnections
 
 MOVE_S_MAX = 120.0
 """Time of one move, after which it is given up."""
+END_S_MAX = 5.0
+"""Time for the target of a failed move to drop what it has, which it does at the latest when the
+connection ends.
+"""
 WAIT_S_MAX = 30.0
 """Time that a request waits for the move of its session."""
 FIRST_S_MAX = 10.0
@@ -77,6 +81,8 @@ class Moves:
         self._under_way: dict[SessionKey, anyio.Event] = {}
         self._interrupted: set[SessionKey] = set()
         """Sessions whose node is not known, until `_resolve` has found it out."""
+        self._undropped: list[tuple[str, str]] = []
+        """Targets that did not answer in the time of a move, and the transfers to drop there."""
         self._is_incomplete = False
         """Whether a move is left that `_resolve` may be able to end later."""
         self._wanted, self._resolved = anyio.Event(), anyio.Event()
@@ -143,6 +149,13 @@ class Moves:
             self._wanted, resolved = anyio.Event(), self._resolved
             await self._resolve(on_listed)
             resolved.set()
+            while self._undropped:
+                await self._drop(*self._undropped.pop())
+
+    async def _drop(self, target: str, transfer: str) -> None:
+        """Let the target of a failed move drop what has arrived."""
+        with anyio.move_on_after(END_S_MAX), suppress(InferdError):
+            await end_transfer(self._operator, target, transfer, "drop")
 
     @property
     def under_way(self) -> int:
@@ -213,10 +226,16 @@ class Moves:
         try:
             with anyio.fail_after(copy_s_max):
                 await self._copy(source, target, transfer, session)
-        except BaseException:  # the session stays, and a copy that has arrived is dropped
+        except BaseException as exc:  # the session stays, and a copy that has arrived is dropped
+            has_answered = isinstance(exc, InferdError | NodeRefused)
+            if not has_answered:  # the session's request does not wait for a target that hangs
+                self._undropped.append((target, transfer))
             self._wanted.set()
-            with anyio.CancelScope(shield=True), suppress(InferdError):
-                await end_transfer(self._operator, source, transfer, "keep")
+            with anyio.CancelScope(shield=True):
+                with suppress(InferdError):
+                    await end_transfer(self._operator, source, transfer, "keep")
+                if has_answered:
+                    await self._drop(target, transfer)
             raise
         self._interrupted.add(key)
         self._homes.drop(key)  # else it would be opened anew on the node that it has left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +23,7 @@ from ....backends.errors import (
     ProtocolError,
     error_from_wire,
 )
+from ....backends.recent_dict import RecentDict
 from ....ipc.messages import (
     CREDIT_DEFAULT,
     CREDIT_MAX,
@@ -280,7 +281,7 @@ class Nodes:
         self._group: anyio.abc.TaskGroup | None = None
         """The tasks of the links, while they run."""
         self._scopes: dict[str, anyio.CancelScope] = {}
-        self._starts_at_once: OrderedDict[tuple[str, int], tuple[float, bool]] = OrderedDict()
+        self._starts_at_once = RecentDict[tuple[str, int], tuple[float, bool]](CHECKS_MAX)
         """By model and class, when it was checked whether a turn starts at once, and the result."""
         self.links: dict[str, NodeLink] = {}
         for node, address in config.addresses.items():
@@ -453,8 +454,6 @@ class Nodes:
         if now >= checked_at + CHECK_S:
             found = any(self.starts_at_once(node, model, priority) for node in self.links)
             self._starts_at_once[key] = now, found
-            while len(self._starts_at_once) > CHECKS_MAX:
-                self._starts_at_once.popitem(last=False)
         return found
 
     @contextmanager

@@ -22,12 +22,11 @@ import anyio.abc
 import msgspec
 
 from ....backends.errors import BackendError, InferdError, InvalidArgument, ProtocolError
+from ....backends.fd_frames import frame_of, read_with_descriptors
 from ....ipc.messages import Kind
 from ....ipc.server.descriptors import BlockingThread
 from ....ipc.server.listener import UnixListener
-from ....wire.descriptors import read_with_descriptors
 from ....wire.frames import FRAME_BYTES_MAX, FrameReader, pack_frame
-from ..frames import frame_of
 from ..link import (
     BUFFER_BYTES,
     CONTENTS_BYTES_MAX,

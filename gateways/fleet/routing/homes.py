@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from ....backends.errors import InferdError
+from ....backends.recent_dict import RecentDict
 from ....ipc.messages import METADATA_INDEX, Call, SetInputParams, Tensor
 from ..frames import UNREADABLE, Fields, integer_in, is_given, text_in
 
@@ -51,8 +52,7 @@ class NodeTable(Generic[K]):
     """Nodes by key, of which the least recently used are forgotten. Owned by the entry's loop."""
 
     def __init__(self, size_max: int):
-        self._size_max = size_max
-        self._nodes: OrderedDict[K, str] = OrderedDict()
+        self._nodes = RecentDict[K, str](size_max)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -65,9 +65,6 @@ class NodeTable(Generic[K]):
 
     def put(self, key: K, node: str) -> None:
         self._nodes[key] = node
-        self._nodes.move_to_end(key)
-        if len(self._nodes) > self._size_max:
-            self._nodes.popitem(last=False)
 
     def drop(self, key: K) -> None:
         self._nodes.pop(key, None)

@@ -39,9 +39,11 @@ async def answer_messages(exchange: Exchange) -> None:
     """Answer with a message, whole or streamed."""
     fields, options = exchange.read_fields(MESSAGES)
     try:
+        media = RequestMedia()
         request = TurnRequest(
             model=fields.model,
-            prompt=read_prompt(fields),
+            prompt=read_prompt(fields, media),
+            media=media,
             options={
                 **options,
                 **_options_of(fields),
@@ -64,8 +66,13 @@ async def answer_messages(exchange: Exchange) -> None:
 async def answer_count_tokens(exchange: Exchange) -> None:
     """Answer with the number of tokens of a prompt, as the model's template writes it."""
     fields, _ = exchange.read_fields(COUNT_TOKENS)
-    prompt, options = read_prompt(fields), _options_of(fields)
-    tokens = await exchange.turns.count_tokens(exchange.caller, fields.model, prompt, options)
+    media = RequestMedia()
+    prompt, options = read_prompt(fields, media), _options_of(fields)
+    await media.decode(exchange.run_in_thread)
+    try:
+        tokens = await exchange.turns.count_tokens(exchange.caller, fields.model, prompt, options)
+    except InferdError as exc:
+        raise media.name_item(exc, prompt) from None
     await exchange.send_json({"input_tokens": tokens})
 
 

@@ -24,6 +24,7 @@ from ..fields import (
     parameter,
     refused,
 )
+from ..media import RequestMedia
 from ..openai.chat_fields import THINKING, Think, Thinking
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -97,7 +98,7 @@ _PROMPT: tuple[Field, ...] = (
     honoured(
         "output_config",
         "`format` is a JSON schema, as OpenAI's with `strict`; `effort` is passed to the chat"
-        " template",
+        " template, and its number bounds a thought",
     ),
     honoured("output_format", "the beta's `output_config.format`"),
     *THINKING,
@@ -110,6 +111,7 @@ _PROMPT: tuple[Field, ...] = (
     refused("mcp_servers", "the gateway calls no servers", []),
     refused("compaction", "histories are not compacted"),
 )
+_MEDIA = ("messages.*.content.*.source.data", "messages.*.content.*.content.*.source.data")
 MESSAGES = FieldTable(
     "/v1/messages",
     [
@@ -134,8 +136,9 @@ MESSAGES = FieldTable(
     kind=MessageFields,
     parameters=True,
     others=OTHER_SERVERS,
+    media=_MEDIA,
 )
-COUNT_TOKENS = FieldTable("/v1/messages/count_tokens", _PROMPT, kind=PromptFields)
+COUNT_TOKENS = FieldTable("/v1/messages/count_tokens", _PROMPT, kind=PromptFields, media=_MEDIA)
 TABLES = (MESSAGES, COUNT_TOKENS)
 
 
@@ -145,23 +148,26 @@ _LEVELS = 2
 """A message and its blocks."""
 
 
-def read_prompt(fields: PromptFields) -> list[dict[str, Any]]:
-    """Return the messages for the daemon, with the system prompt as the first one.
+def read_prompt(fields: PromptFields, media: RequestMedia) -> list[dict[str, Any]]:
+    """Return the messages for the daemon, with the system prompt as the first one, and add their
+    images to *media*. The messages of *fields* are then gone, so that their base64 is freed.
 
     :raises InvalidArgument: a message has another form.
-    :raises UnsupportedOperation: a block is not text; its type is named.
+    :raises UnsupportedOperation: a block is not supported; its type is named.
+    :raises TooLarge: there are too many images.
     """
     names: dict[str, str] = {}
     found = []
     if fields.system:
         found.append({"role": "system", "content": _text("system", fields.system)})
-    for number, message in enumerate(without_nulls(fields.messages, _LEVELS)):
-        found += _read_message(f"messages.{number}", message, names)
+    messages, fields.messages = without_nulls(fields.messages, _LEVELS), []
+    for number, message in enumerate(messages):
+        found += _read_message(f"messages.{number}", message, names, media)
     return found
 
 
 def _read_message(
-    place: str, message: dict[str, Any], names: dict[str, str]
+    place: str, message: dict[str, Any], names: dict[str, str], media: RequestMedia
 ) -> Iterator[dict[str, Any]]:
     """Yield the messages for one of Anthropic's; each tool result in it is a message of its own.
 
@@ -178,6 +184,8 @@ def _read_message(
         match block["type"]:
             case "text":
                 read["content"].append(_text_of(at, block))
+            case "image":
+                read["content"].append(_read_image(at, block, media))
             case "thinking":
                 read["reasoning_content"] = str(block.get("thinking", ""))
             case "redacted_thinking":
@@ -187,11 +195,43 @@ def _read_message(
                     raise field_error(at, f"{at}: only the assistant calls tools")
                 read.setdefault("tool_calls", []).append(_read_call(at, block, names))
             case "tool_result":
-                yield _read_result(at, block, names)
+                yield _read_result(at, block, names, media)
             case kind:
-                raise _not_text(at, kind)
+                raise _not_supported(at, kind)
     if read["content"] or len(read) > 2:
-        yield {**read, "content": "".join(read["content"])}
+        yield {**read, "content": _joined(read["content"])}
+
+
+def _joined(parts: list[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return texts as one text, or texts and images as parts, with one text between two images."""
+    if not any(isinstance(part, dict) for part in parts):
+        return "".join(map(str, parts))
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, dict):
+            found.append(part)
+        elif found and found[-1]["type"] == "text":
+            found[-1]["text"] += part
+        else:
+            found.append({"type": "text", "text": part})
+    return found
+
+
+def _read_image(place: str, block: Block, media: RequestMedia) -> dict[str, Any]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise field_error(f"{place}.source", f"{place}: the source of the image is missing")
+    if source.get("type") != "base64":
+        raise UnsupportedOperation(
+            f"{place}: a source of the type {str(source.get('type'))[:40]!r}: the gateway fetches"
+            " nothing",
+            hint="send the image itself, as a source of the type base64 with media_type and data",
+            data={"param": place},
+        )
+    media_type = source.get("media_type")
+    if not isinstance(media_type, str) or not media_type:
+        raise field_error(f"{place}.source.media_type", f"{place}: media_type is missing")
+    return media.add_image(place, source.get("data"), media_type)
 
 
 def _blocks(place: str, content: Any) -> Iterator[tuple[str, Block]]:
@@ -212,9 +252,29 @@ def _text(place: str, content: Any) -> str:
     texts = []
     for at, block in _blocks(place, content):
         if block["type"] != "text":
-            raise _not_text(at, block["type"])
+            raise UnsupportedOperation(
+                f"{at}: a block of the type {block['type'][:40]!r}",
+                hint="a system prompt is text: send images in a message",
+                data={"param": at},
+            )
         texts.append(_text_of(at, block))
     return "".join(texts)
+
+
+def _result_of(place: str, content: Any, media: RequestMedia) -> str | list[dict[str, Any]]:
+    """Return the content of a tool's result: a text, or texts and images as parts."""
+    if isinstance(content, str):
+        return content
+    found: list[str | dict[str, Any]] = []
+    for at, block in _blocks(place, content):
+        match block["type"]:
+            case "text":
+                found.append(_text_of(at, block))
+            case "image":
+                found.append(_read_image(at, block, media))
+            case kind:
+                raise _not_supported(at, kind)
+    return _joined(found)
 
 
 def _text_of(place: str, block: Block) -> str:
@@ -224,10 +284,10 @@ def _text_of(place: str, block: Block) -> str:
     return text
 
 
-def _not_text(place: str, kind: str) -> UnsupportedOperation:
+def _not_supported(place: str, kind: str) -> UnsupportedOperation:
     return UnsupportedOperation(
         f"{place}: a block of the type {kind[:40]!r}",
-        hint="the models read only text",
+        hint="send texts and images",
         data={"param": place},
     )
 
@@ -241,14 +301,17 @@ def _read_call(place: str, block: Block, names: dict[str, str]) -> dict[str, Any
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _read_result(place: str, block: Block, names: dict[str, str]) -> dict[str, Any]:
+def _read_result(
+    place: str, block: Block, names: dict[str, str], media: RequestMedia
+) -> dict[str, Any]:
     call = block.get("tool_use_id")
     if not isinstance(call, str):
         raise field_error(f"{place}.tool_use_id", f"{place}: tool_use_id is missing")
     read = {"role": "tool", "tool_call_id": call}
     if call in names:
         read["name"] = names[call]
-    return {**read, "content": _text(f"{place}.content", block.get("content") or "")}
+    content = _result_of(f"{place}.content", block.get("content") or "", media)
+    return {**read, "content": content}
 
 
 def read_tools(tools: list[Tool]) -> list[dict[str, Any]]:

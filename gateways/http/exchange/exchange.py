@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import anyio
+import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
@@ -21,9 +22,11 @@ from ....backends import errors as e
 from ....backends.errors import Cancelled, InferdError, ModelNotFound, Outcome, TooLarge
 from ....ipc.client import ModelInfo
 from ....ipc.model_names import offered_models
+from ..bodies import BodyMemory
 from ..callers import LOCAL, Caller, RequestKind
 from ..fields import FieldTable
-from ..limits import Limits, UnknownFields
+from ..limits import BODY_BYTES_MAX, VALUES_MAX, Limits, UnknownFields
+from ..long_strings import LongBody
 from .waiting import WaitingStreams
 
 if TYPE_CHECKING:
@@ -92,6 +95,7 @@ def retry_after_s(error: InferdError, status: int) -> int | None:
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Struct)
+R = TypeVar("R")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -103,6 +107,7 @@ ADJUSTED_HEADER = b"inferd-adjusted"
 as the constraints of a schema that were left out, with the reasons.
 """
 _ADJUSTED_CHARACTERS_MAX = 1000
+_BEFORE_VALUES = (b",", b"[", b"{")
 _SAFE = " !#$&'()*+,/:;=?@[]"
 """Characters that are not escaped in that header."""
 _IGNORED_MAX, _IGNORED_CHARACTERS_MAX = 32, 64
@@ -156,7 +161,7 @@ class Exchange:
     """
 
     caller: Caller = LOCAL
-    body: bytes = b""
+    body: bytes | LongBody = b""
     started = ended = False
 
     def __init__(
@@ -169,6 +174,7 @@ class Exchange:
         turns: TurnRunner,
         limits: Limits,
         waiting: WaitingStreams,
+        memory: BodyMemory,
         unknown_fields: UnknownFields = UnknownFields.IGNORE,
         test_models: bool = False,
     ):
@@ -201,28 +207,71 @@ class Exchange:
         """The scope of the request's work, which is cancelled when the client disconnects."""
         self._receive, self._send = receive, send
         self.link: ClientLink = scope["extensions"][LINK]
+        self._memory = memory
+        self._taken = self._taken_more = 0
+        """The bytes that were taken of the memory for long bodies: for the body, and for more."""
 
     async def read_body(self) -> None:
-        """Read the whole body.
+        """Read the whole body. A long one waits for memory before it is read.
 
-        :raises TooLarge: the body is longer than allowed.
+        :raises TooLarge: the body is longer than allowed, or has too many values.
+        :raises Busy: there was no memory for it in time.
         :raises HttpRefusal: the body does not arrive in time, or the client disconnects.
         """
-        length = self.headers.get("content-length", "0")
-        self._check_size(int(length) if length.isdecimal() and len(length) < 20 else 0)
-        body, more = bytearray(), True
+        text = self.headers.get("content-length", "0")
+        length = int(text) if text.isdecimal() and len(text) < 20 else 0
+        self._check_size(length)
+        await self._take_memory(length)
+        has_media = self.limits.allows_media(self.path)
+        body, more, values = bytearray(), True, 0
         with anyio.move_on_after(self.limits.receive_s_max) as scope:
             while more:
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
                     raise HttpRefusal(400, "the client disconnected before the end of its request")
-                body += message.get("body", b"")
+                part = message.get("body", b"")
+                body += part
                 more = message.get("more_body", False)
                 self._check_size(len(body))
+                if has_media:  # base64 has none of them, and is passed over faster than counted
+                    values += sum(part.count(each) for each in _BEFORE_VALUES if each in part)
+                if values > VALUES_MAX and len(body) > BODY_BYTES_MAX:
+                    raise _too_many_values()
+                if len(body) > max(BODY_BYTES_MAX, self._taken):  # its length was not announced
+                    scope.deadline = math.inf
+                    await self._take_memory(self.limits.body_bytes_max_of(self.path))
+                    scope.deadline = anyio.current_time() + self.limits.receive_s_max
         if scope.cancelled_caught:
             seconds = self.limits.receive_s_max
             raise HttpRefusal(408, f"the request did not arrive within {seconds:g} s")
-        self.body = bytes(body)
+        if self._taken > len(body):  # its length was not announced
+            self._memory.shrink(self.caller.name, self._taken, len(body))
+            self._taken = len(body)
+        is_long = has_media and len(body) > BODY_BYTES_MAX
+        self.body = await self.run_in_thread(LongBody, body) if is_long else bytes(body)
+
+    async def take_memory(self, size: int) -> None:
+        """Take memory for *size* bytes besides the body, unless they are few, for the rest of the
+        request. This is possible once. A request with a long body does not wait: two such could
+        wait for each other.
+
+        :raises Busy: there was no memory in time.
+        """
+        assert not self._taken_more, "the memory is given back at the end"
+        if size > BODY_BYTES_MAX:
+            wait_s = 0.0 if self._taken else self.limits.queue_s_max
+            await self._memory.take(self.caller.name, size, wait_s)
+            self._taken_more = size
+
+    async def run_in_thread(self, function: Callable[..., R], *args: Any) -> R:
+        """Run a function that takes long because of a long body, after those of other requests."""
+        return await anyio.to_thread.run_sync(function, *args, limiter=self._memory.thread)
+
+    async def _take_memory(self, size: int) -> None:
+        """Take memory for a body of *size* bytes, unless it is short."""
+        if size > BODY_BYTES_MAX:
+            await self._memory.take(self.caller.name, size, self.limits.queue_s_max)
+            self._taken = size
 
     def read_fields(
         self, table: FieldTable[S], value: dict[str, Any] | None = None, place: str = ""
@@ -234,6 +283,8 @@ class Exchange:
         """
         body = self.body if value is None else value
         own, options, ignored = table.read(body, self._unknown_fields, place)
+        if value is None and self._taken:
+            self.body = b""  # else a long body stays in memory twice
         if ignored:
             shown = [quote(n[:_IGNORED_CHARACTERS_MAX], "") for n in ignored[:_IGNORED_MAX]]
             self.ignored = [*self.ignored, *shown][:_IGNORED_MAX]
@@ -264,8 +315,12 @@ class Exchange:
             self.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Stop watching the connection."""
+        """Stop watching the connection, and give the memory that was taken back."""
         self.link.unwatch(self._end_work)
+        for size in (self._taken, self._taken_more):
+            if size:
+                self._memory.give_back(self.caller.name, size)
+        self._taken = self._taken_more = 0
 
     async def start(
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
@@ -303,8 +358,19 @@ class Exchange:
             self.link.linger()
         await self.write(data, more=False)
 
+    async def send_parts(
+        self, parts: AsyncIterable[bytes], content_type: bytes, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        """Send a response in parts, each of which the client has to read before the next one is
+        made. If that fails, the response is cut, which clients notice.
+        """
+        await self.start(200, content_type, headers)
+        if self.method != "HEAD":
+            async for part in parts:
+                await self.write(part)
+        await self.write(b"", more=False)
+
     async def send_json(self, value: Any, *, status: int = 200) -> None:
-        """Send a value as JSON."""
         await self.send_whole(msgspec.json.encode(value), status=status)
 
     async def send_error(self, error: InferdError) -> None:
@@ -322,6 +388,15 @@ class Exchange:
             headers.append((b"allow", error.allow.encode()))
         body = msgspec.json.encode(self.api.error_body(error, status))
         await self.send_whole(body, status=status, headers=headers)
+
+
+def _too_many_values() -> TooLarge:
+    return TooLarge(
+        f"the request has more than {BODY_BYTES_MAX} bytes, and more than {VALUES_MAX} commas and"
+        " brackets",
+        hint="send less besides images and sounds",
+        data={"values_max": VALUES_MAX},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,8 @@ async def stream_turn(
     :raises InferdError: a turn failed before the response began.
     """
     requests = [request] if isinstance(request, TurnRequest) else request
+    for each in requests:
+        await each.media.decode(exchange.run_in_thread)
     writer = _StreamWriter(exchange, form, requests)
     if form.shows_waiting:
         exchange.waiting.add(writer.show_waiting, exchange.limits.hold_s)
@@ -94,7 +96,7 @@ async def _stream_one(
     try:
         await exchange.turns.stream(exchange.caller, request, writer, first)
     except InferdError as exc:
-        writer.note_error(exc)
+        writer.note_error(request.name_item(exc))
 
 
 class _StreamWriter:
@@ -168,7 +170,7 @@ class _StreamWriter:
                     await exchange.turns.precheck.check(exchange.caller, request)
                 except InferdError as exc:
                     if self.waits and first not in self._opened:
-                        self.note_error(exc)
+                        self.note_error(request.name_item(exc))
                         return
                 else:
                     for answer in range(first, first + request.answers):
@@ -201,7 +203,6 @@ class _StreamWriter:
             self._added += data
 
     def add_piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> None:
-        """Add a piece."""
         self.note_accepted(answer)
         self._begin()
         self._added += self._form.piece(answer, piece, probabilities)
@@ -243,12 +244,15 @@ class _StreamWriter:
     async def write_end(self, answer: int, end: Answer) -> None:
         """Write the end of an answer. The first error is kept for the end of the stream."""
         if end.error is not None:
-            self.note_error(end.error)
+            self.note_error(self._request_of(answer).name_item(end.error))
             return
         self.note_accepted(answer)
         self._begin()
         self._added += self._form.end(answer, end)
         await self.write_added()
+
+    def _request_of(self, answer: int) -> TurnRequest:
+        return next(request for first, request in reversed(self.turns) if first <= answer)
 
     def note_error(self, error: InferdError) -> None:
         """Note an error; the first one ends the stream, and all turns if nothing was sent."""
@@ -275,7 +279,11 @@ async def collect_answers(exchange: Exchange, request: TurnRequest) -> list[Answ
 
     :raises InferdError: the turn failed.
     """
-    answers = await exchange.turns.collect(exchange.caller, request)
+    await request.media.decode(exchange.run_in_thread)
+    try:
+        answers = await exchange.turns.collect(exchange.caller, request)
+    except InferdError as exc:
+        raise request.name_item(exc) from None
     for answer in answers:
         exchange.adjusted |= answer.adjusted.get("adjusted", {})
     return answers

@@ -26,6 +26,7 @@ from .models import answer_models, load_model, swap_model, unload_model
 from .monitoring import answer_caller, answer_events, answer_queue, answer_statistics
 from .sessions import (
     answer_deletions,
+    answer_media,
     answer_session,
     answer_sessions,
     cancel_session,
@@ -73,6 +74,7 @@ class InferdApi:
         _read(method="POST", path=f"{_SESSION}/restore", answer=restore_session),
         _read(method="POST", path=f"{_SESSION}/cancel", answer=cancel_session),
         Endpoint(method="GET", path=f"{_SESSION}/events", answer=answer_turn_events),
+        _read(method="GET", path=f"{_SESSION}/media/{{sha256}}", answer=answer_media),
         _read(method="GET", path=_SESSION, answer=answer_session),
         _read(method="DELETE", path=_SESSION, answer=delete_session),
         _read(method="PATCH", path=_SESSION, answer=update_session),

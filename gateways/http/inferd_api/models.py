@@ -62,6 +62,7 @@ def _status(model: ModelInfo) -> dict[str, Any]:
         "ctx_size": info.get("ctx_size"),
         "slots": info.get("slots"),
         "generates": info.get("generates"),
+        "reads": model.get("reads") or ["text"],
         "tasks": model["tasks"],
         "pinned": model["pinned"],
         "expires_s": model["expires_s"],

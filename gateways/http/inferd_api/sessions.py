@@ -4,6 +4,7 @@ turn.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,11 +14,13 @@ from typing import Any, cast
 import anyio
 
 from ....backends.errors import InferdError, NotFound, SessionBusy
+from ....backends.media_types import media_type_of
 from ....ipc.client import AsyncClient, AsyncSession, DeletionInfo, HistoryResult, SessionInfo
 from ..callers import Caller
 from ..exchange import Exchange
 from ..fields import field_error
 from ..limits import CLOSE_S_MAX
+from ..media import rest_of_content
 from .fields import (
     CANCEL,
     CREATE,
@@ -179,6 +182,45 @@ async def answer_session(exchange: Exchange) -> None:
     await exchange.send_json({**shown, **more})
 
 
+_MEDIA_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; sandbox"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+"""Headers of bytes that a user has sent: no browser runs them as a page."""
+_BYTES = b"application/octet-stream"
+
+
+async def answer_media(exchange: Exchange) -> None:
+    """Answer with an image or a sound of a session's messages, in parts, so that clients that read
+    slowly take little memory.
+
+    :raises NotFound: the caller has no such session, or this has no such image or sound.
+    """
+    session_id, sha256 = exchange.params["session"], exchange.params["sha256"]
+    if re.fullmatch("[0-9a-f]{64}", sha256) is None:
+        raise _no_media(session_id)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        await find_session(client, exchange.caller, session_id)
+        try:
+            first = await client.session_media(sha256, session_id=session_id, offset=0)
+        except NotFound:
+            raise _no_media(session_id) from None
+        headers = [(b"content-length", str(first.size).encode()), *_MEDIA_HEADERS]
+        parts = rest_of_content(client, session_id, sha256, first)
+        kind = media_type_of(first.data).encode() or _BYTES
+        await exchange.send_parts(parts, kind, headers)
+
+
+def _no_media(session_id: str) -> NotFound:
+    return NotFound(
+        f"no message of the session {session_id[:128]!r} has this image or sound",
+        hint="the parts of the session's messages have the hashes",
+        data={"param": "sha256"},
+    )
+
+
 async def delete_session(exchange: Exchange) -> None:
     """Delete a session, which ends its turn."""
     session_id, undo_s = exchange.params["session"], DELETE.read_query(exchange.query).undo
@@ -322,7 +364,7 @@ async def fork_session(exchange: Exchange) -> None:
     reserve = exchange.turns.reservations.reserve
     with reserve(exchange.caller, exchange.params["session"]), reserve(exchange.caller, branch_id):
         async with exchange.turns.pool.lease(exchange.caller) as client:
-            async with _opened(exchange, client) as session:
+            async with opened_session(exchange, client) as (session, _):
                 await _branch(client, session, branch_id, fields.messages)
             shown = await show_session(client, exchange.caller, branch_id)
     await exchange.send_json(shown)
@@ -351,7 +393,7 @@ async def rewind_session(exchange: Exchange) -> None:
     session_id = exchange.params["session"]
     with exchange.turns.reservations.reserve(exchange.caller, session_id):
         async with exchange.turns.pool.lease(exchange.caller) as client:
-            async with _opened(exchange, client) as session:
+            async with opened_session(exchange, client) as (session, _):
                 turns = fields.turns or 0
                 if fields.messages is not None:
                     turns = turns_after(await session.history(), fields.messages)
@@ -370,8 +412,10 @@ async def _rewind(session: AsyncSession, turns: int) -> None:
 
 
 @asynccontextmanager
-async def _opened(exchange: Exchange, client: AsyncClient) -> AsyncIterator[AsyncSession]:
-    """Open the session of a request.
+async def opened_session(
+    exchange: Exchange, client: AsyncClient
+) -> AsyncIterator[tuple[AsyncSession, SessionInfo]]:
+    """Open the session of a request; yield it with its entry in the daemon's list.
 
     :raises NotFound: the caller has no such session.
     """

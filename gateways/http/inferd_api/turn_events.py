@@ -33,7 +33,7 @@ from ..turns import (
     turn_cancelled,
 )
 from .fields import TURN_EVENTS
-from .sessions import find_session, no_session
+from .sessions import find_session, opened_session
 
 _INTERRUPTED = "detached"
 
@@ -102,7 +102,6 @@ class _Reader:
         return form.begin()
 
     async def write_end(self, live: LiveTurn, end: Answer) -> None:
-        """Write the end of the answer."""
         form, data = self._begin(live), self._beginning(live)
         assert self.after is not None, "it is set before a part is read"
         form.continue_after(self.after)
@@ -224,29 +223,21 @@ async def _feed(exchange: Exchange, live: LiveTurn, reservation: Reservation) ->
 
 
 async def _resume(exchange: Exchange, live: LiveTurn) -> None:
-    caller, session_id = exchange.caller, exchange.params["session"]
-    async with exchange.turns.pool.lease(caller) as client:
-        entry = await find_session(client, caller, session_id)
-        async with client.session(
-            entry["model"],
-            session_id=session_id,
-            priority=entry["priority"],
+    async with (
+        exchange.turns.pool.lease(exchange.caller) as client,
+        opened_session(exchange, client) as (session, entry),
+    ):
+        reason = await _stop_reason(client, session)
+        live.begin(entry["turns"], entry["model"])
+        stream = session.resume(
+            on_queue=live.note_place,
             queue_timeout=exchange.limits.queue_s_max,
-        ) as session:
-            if not session.attached:  # it was deleted meanwhile, and opening has created a new one
-                await session.delete()
-                raise no_session(session_id)
-            reason = await _stop_reason(client, session)
-            live.begin(entry["turns"], entry["model"])
-            stream = session.resume(
-                on_queue=live.note_place,
-                queue_timeout=exchange.limits.queue_s_max,
-                timeout=exchange.limits.turn_s_max,
-            )
-            answer, computed = await _read_stream(stream, live)
-            if reason == _INTERRUPTED:
-                tokens = computed + answer.input_tokens - answer.cached_tokens
-                exchange.turns.quotas.charge_tokens(caller, max(0, tokens), time.monotonic())
+            timeout=exchange.limits.turn_s_max,
+        )
+        answer, computed = await _read_stream(stream, live)
+        if reason == _INTERRUPTED:
+            tokens = computed + answer.input_tokens - answer.cached_tokens
+            exchange.turns.quotas.charge_tokens(exchange.caller, max(0, tokens), time.monotonic())
     live.note_end(answer)
 
 

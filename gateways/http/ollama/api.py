@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -154,18 +154,25 @@ def _shown(info: Mapping[str, Any]) -> dict[str, Any]:
         "license": file.get("license") or "",
         "details": _details(info),
         "model_info": {name: value for name, value in sizes.items() if value is not None},
-        "capabilities": _capabilities(file, facts, template),
+        "capabilities": _capabilities(file, facts, template, info.get("reads") or ()),
         "modified_at": _modified_at(info),
     }
 
 
-def _capabilities(file: dict[str, Any], facts: dict[str, Any], template: str) -> list[str]:
-    """Return the abilities of a model that its file shows; more are known once it is loaded."""
+_READS = {"image": "vision", "audio": "audio"}
+"""Ollama's names of abilities to read images and sounds."""
+
+
+def _capabilities(
+    file: dict[str, Any], facts: dict[str, Any], template: str, reads: Sequence[str]
+) -> list[str]:
+    """Return the abilities of a model that its files show; more are known once it is loaded."""
     found = ["completion"] if facts.get("generates", True) else []
     if file.get("supports_tools") or facts.get("tool_format", "none") != "none":
         found.append("tools")
     if "enable_thinking" in template or "<think>" in template:
         found.append("thinking")
+    found += [name for kind, name in _READS.items() if kind in reads]
     return [*found, "embedding"] if facts.get("embedding") else found
 
 

@@ -44,6 +44,7 @@ class GenerateFields(TurnFields, kw_only=True):
     """The fields of a completion."""
 
     prompt: str = ""
+    images: list[Annotated[Any, Meta(extra_json_schema={"type": "string"})]] = []
     system: str = ""
     raw: bool = False
 
@@ -108,19 +109,22 @@ CHAT = FieldTable(
     "/api/chat",
     [
         *_TURN,
-        honoured("messages", "without any, the model is loaded; `images` are refused"),
+        honoured(
+            "messages", "without any, the model is loaded; `images` are in base64, before the text"
+        ),
         parameter("tools"),
     ],
     kind=ChatFields,
+    media=("messages.*.images.*",),
 )
 GENERATE = FieldTable(
     "/api/generate",
     [
         *_TURN,
-        honoured("prompt", "without one, the model is loaded"),
+        honoured("prompt", "without one, and without images, the model is loaded"),
+        honoured("images", "in base64, before the prompt; not of a raw one", []),
         honoured("system"),
         honoured("raw", "the prompt is used as it is, without the chat template"),
-        refused("images", "the models read only text", []),
         refused("suffix", "text is not inserted", ""),
         refused("template", "the model has its own: send raw and the whole prompt", ""),
         refused("context", "send session_id, or the messages to /api/chat", []),
@@ -129,6 +133,7 @@ GENERATE = FieldTable(
         refused("steps", "no model here makes images", 0),
     ],
     kind=GenerateFields,
+    media=("images.*",),
 )
 OPTIONS = FieldTable(
     "/api/chat and /api/generate: options",

@@ -14,7 +14,16 @@ from ..exchange import Exchange, collect_answers, stream_turn
 from ..fields import FieldTable, field_error
 from ..openai.chat_fields import thinking_arguments
 from ..turns import Embedded, TurnRequest, schema_options
-from .fields import CHAT, EMBED, EMBEDDINGS, GENERATE, OPTIONS, ChatFields, TurnFields
+from .fields import (
+    CHAT,
+    EMBED,
+    EMBEDDINGS,
+    GENERATE,
+    OPTIONS,
+    ChatFields,
+    GenerateFields,
+    TurnFields,
+)
 from .lines import Lines, LineStream, chat_form, generate_form
 
 _NAMES = {"thinking": "reasoning_content", "tool_name": "name"}
@@ -22,37 +31,43 @@ _LEVELS = 3
 """A message, its calls and their functions."""
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages for the daemon.
+def read_messages(messages: list[dict[str, Any]], media: RequestMedia) -> list[dict[str, Any]]:
+    """Return the messages for the daemon, and add their images to *media*.
 
     :raises InvalidArgument: a message has another form.
-    :raises UnsupportedOperation: a message has images.
+    :raises TooLarge: there are too many images.
     """
     messages = without_nulls(messages, _LEVELS)
-    return [_read_message(f"messages.{number}", each) for number, each in enumerate(messages)]
+    return [
+        _read_message(f"messages.{number}", each, media) for number, each in enumerate(messages)
+    ]
 
 
-def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
-    for name, kind in (("role", str), ("content", str), ("tool_calls", list)):
+def _read_message(place: str, message: dict[str, Any], media: RequestMedia) -> dict[str, Any]:
+    for name, kind in (("role", str), ("content", str), ("tool_calls", list), ("images", list)):
         if not isinstance(message.get(name) or kind(), kind):
             raise field_error(f"{place}.{name}", f"{place}.{name} has the wrong type")
     if not message.get("role"):
         raise field_error(f"{place}.role", f"{place}: the role is missing")
-    if message.get("images"):
-        raise UnsupportedOperation(
-            f"{place}.images: images",
-            hint="the models read only text",
-            data={"param": f"{place}.images"},
-        )
     read: dict[str, Any] = {"content": ""} | {
         _NAMES.get(name, name): value
         for name, value in message.items()
         if name not in ("images", "tool_calls")
     }
+    if images := message.get("images"):
+        read["content"] = _with_images(f"{place}.images", images, read["content"], media)
     if calls := message.get("tool_calls"):
         place = f"{place}.tool_calls"
         read["tool_calls"] = [_read_call(f"{place}.{n}", call) for n, call in enumerate(calls)]
     return read
+
+
+def _with_images(
+    place: str, images: list[Any], text: str, media: RequestMedia
+) -> list[dict[str, Any]]:
+    """Return a content with images before its text, as in Ollama."""
+    parts = [media.add_image(f"{place}.{number}", image) for number, image in enumerate(images)]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _read_call(place: str, call: Any) -> dict[str, Any]:
@@ -77,7 +92,9 @@ async def answer_chat(exchange: Exchange) -> None:
     if not chat.messages:
         await _load_or_unload(exchange, chat, lines)
         return
-    request = _turn_of(exchange, chat, options, read_messages(chat.messages))
+    media = RequestMedia()
+    messages, chat.messages = read_messages(chat.messages, media), []  # its base64 is freed
+    request = _turn_of(exchange, chat, options, messages, media)
     await _answer(exchange, CHAT, request, lines)
 
 
@@ -85,15 +102,34 @@ async def answer_generate(exchange: Exchange) -> None:
     """Answer a completion, streamed or whole; without a prompt, load or unload the model."""
     generate, options = exchange.read_fields(GENERATE)
     lines = Lines(generate_form, generate)
-    if not generate.prompt:
+    if not generate.prompt and not generate.images:
         await _load_or_unload(exchange, generate, lines)
         return
-    prompt: Any = generate.prompt
-    if not generate.raw:
-        system = [{"role": "system", "content": generate.system}] if generate.system else []
-        prompt = [*system, {"role": "user", "content": generate.prompt}]
-    request = _turn_of(exchange, generate, options, prompt, raw=generate.raw)
+    media = RequestMedia()
+    prompt = _prompt_of(generate, media)
+    request = _turn_of(exchange, generate, options, prompt, media, raw=generate.raw)
     await _answer(exchange, GENERATE, request, lines)
+
+
+def _prompt_of(generate: GenerateFields, media: RequestMedia) -> Any:
+    """Return the prompt of a completion: messages, or a text if it is raw.
+
+    :raises UnsupportedOperation: a raw prompt has images.
+    """
+    images, generate.images = generate.images, []
+    if generate.raw and images:
+        raise UnsupportedOperation(
+            "images: a raw prompt has no place for them",
+            hint="leave out raw, or images",
+            data={"param": "images"},
+        )
+    if generate.raw:
+        return generate.prompt
+    content: Any = generate.prompt
+    if images:
+        content = _with_images("images", images, generate.prompt, media)
+    system = [{"role": "system", "content": generate.system}] if generate.system else []
+    return [*system, {"role": "user", "content": content}]
 
 
 async def _answer(
@@ -114,6 +150,7 @@ def _turn_of(
     fields: TurnFields,
     options: dict[str, Any],
     prompt: Any,
+    media: RequestMedia,
     *,
     raw: bool = False,
 ) -> TurnRequest:
@@ -142,6 +179,7 @@ def _turn_of(
     return TurnRequest(
         model=fields.model,
         prompt=prompt,
+        media=media,
         raw=raw,
         options=options,
         priority=exchange.caller.class_of(fields.priority),

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..callers import RequestKind
 from ..exchange import Endpoint, Exchange, served_ctx_size, usable_models
-from .chat import answer_chat
-from .chat_fields import CHAT
+from .chat import answer_chat, control_chat
+from .chat_fields import CHAT, CONTROL
 from .completions import COMPLETIONS, answer_completion
 from .embeddings import EMBEDDINGS, answer_embeddings
 from .forms import ERROR_SCHEMA, error_body
@@ -81,7 +81,16 @@ class OpenAIApi:
 
     title = "OpenAI"
     prefixes = ("/v1/",)
-    tables = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, INPUT_TOKENS, RETRIEVE, INPUT_ITEMS)
+    tables = (
+        CHAT,
+        CONTROL,
+        COMPLETIONS,
+        EMBEDDINGS,
+        RESPONSES,
+        INPUT_TOKENS,
+        RETRIEVE,
+        INPUT_ITEMS,
+    )
     endpoints = (
         *(
             Endpoint(method="GET", path=path, answer=answer_health, public=True)
@@ -90,6 +99,12 @@ class OpenAIApi:
         Endpoint(method="GET", path="/v1/models", answer=answer_models),
         Endpoint(method="GET", path="/v1/models/{model:path}", answer=answer_model),
         Endpoint(method="POST", path="/v1/chat/completions", answer=answer_chat),
+        Endpoint(
+            method="POST",
+            path="/v1/chat/completions/control",
+            answer=control_chat,
+            kind=RequestKind.READ,
+        ),
         Endpoint(method="POST", path="/v1/completions", answer=answer_completion),
         Endpoint(method="POST", path="/v1/embeddings", answer=answer_embeddings),
         Endpoint(method="POST", path="/v1/responses", answer=answer_response),

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from ....backends.errors import InferdError
+from ....backends.errors import InferdError, NotFound
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.names import Priority
 from ..callers import Caller
 from ..exchange import Exchange, collect_answers, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields import field_error
+from ..media import RequestMedia
 from ..turns import (
     Answer,
     EventId,
@@ -28,6 +29,7 @@ from ..turns import (
 )
 from .chat_fields import (
     CHAT,
+    CONTROL,
     ChatRequest,
     Effort,
     ResponseFormat,
@@ -46,6 +48,7 @@ async def answer_chat(exchange: Exchange) -> None:
     chat, options = exchange.read_fields(CHAT)
     request = turn_of(chat, options, exchange.caller)
     frame = ChatFrame(chat, request)
+    request = replace(request, answer_id=frame.common["id"])
     try:
         if chat.stream:
             form = ChatStream(frame)
@@ -63,7 +66,7 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
     """Return the turn of a request.
 
     :raises InvalidArgument: the request contradicts itself.
-    :raises UnsupportedOperation: the request has parts that are not text.
+    :raises UnsupportedOperation: the request has parts that are not supported.
     """
     options = {**options, "reasoning-format": "deepseek"}
     tokens_max = chat.max_completion_tokens
@@ -86,9 +89,12 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
     thinking = thinking_arguments(chat.think, chat.enable_thinking, chat.thinking)
     if kwargs := {**effort, **thinking, **chat.chat_template_kwargs}:
         options["chat-template-kwargs"] = kwargs
+    media = RequestMedia()
+    messages, chat.messages = read_messages(chat.messages, media), []  # its base64 is freed
     return TurnRequest(
         model=chat.model,
-        prompt=read_messages(chat.messages),
+        prompt=messages,
+        media=media,
         options=options,
         answers=chat.n,
         priority=priority_of(chat.priority, chat.service_tier, caller),

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....backends.errors import InvalidArgument, UnsupportedOperation
-from ....backends.params import without_nulls
+from ....backends.params import BY_NAME, without_nulls
 from ....ipc.names import Priority
 from ..fields import (
     OTHER_SERVERS,
@@ -23,6 +23,7 @@ from ..fields import (
     parameter,
     refused,
 )
+from ..media import RequestMedia
 
 TOP_LOGPROBS_MAX = 20
 PromptLogprobs = Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)]
@@ -32,7 +33,6 @@ PROMPT_LOGPROBS_FIELD = honoured(
 ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Think = bool | Literal["low", "medium", "high", "max"]
-SEED_NOTE = "-1 is a random one; larger ones are taken modulo 2^32"
 
 
 class StreamOptions(Struct):
@@ -59,9 +59,10 @@ class ResponseFormat(Struct):
 
 
 class Thinking(Struct, kw_only=True):
-    """Whether the model thinks before it answers, in Anthropic's form."""
+    """Whether the model thinks before it answers, and for how many tokens, in Anthropic's form."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Meta(ge=0, le=BUDGET_MAX)] | None = None
 
 
 def thinking_arguments(
@@ -129,16 +130,42 @@ STRUCTURED_OUTPUTS: tuple[Field, ...] = (
 )
 """vLLM's fields for the format of an answer, which all paths have whose models generate text."""
 
+SAMPLING: tuple[Field, ...] = (
+    parameter("temperature", note="the default is the model's"),
+    parameter("top_p", note="the default is the model's"),
+    parameter("frequency_penalty", "frequency-penalty"),
+    parameter("presence_penalty", "presence-penalty"),
+    parameter("stop"),
+    parameter("seed", note="-1 is a random one; larger ones are taken modulo 2^32"),
+)
+USER_AND_CACHE: tuple[Field, ...] = (
+    ignored("user", "the key names the user"),
+    ignored("safety_identifier", "the key names the user"),
+    ignored("prompt_cache_key", "equal beginnings are always found"),
+    ignored("prompt_cache_retention", "the daemon's settings decide"),
+    ignored("prompt_cache_options", "the daemon's settings decide"),
+)
 PROGRESS: tuple[Field, ...] = (
     honoured("timings_per_token", "llama-server's: `timings` in the answer and in each chunk"),
     honoured("return_progress", "llama-server's: chunks with `prompt_progress` in a stream"),
 )
 
+
+def media_places(*parts: str) -> tuple[str, ...]:
+    """Return the places of base64 in the parts of a content that are at such places."""
+    fields = ("image_url", "image_url.url", "input_audio.data")
+    return tuple(f"{part}.{field}" for part in parts for field in fields)
+
+
 CHAT = FieldTable(
     "/v1/chat/completions",
     [
         honoured("model"),
-        honoured("messages", "parts of a content are text; the role `developer` means `system`"),
+        honoured(
+            "messages",
+            "parts of a content are text, `image_url` with a data URI, and `input_audio`; the role"
+            " `developer` means `system`",
+        ),
         honoured("stream"),
         honoured("stream_options", "`include_usage`"),
         honoured("n", "up to 16; the prompt is computed once; each has the next seed"),
@@ -159,12 +186,7 @@ CHAT = FieldTable(
             "reasoning_effort", "passed to the chat template; with `none`, `enable_thinking` is off"
         ),
         honoured("service_tier", "`flex` is the class `low`; `priority` and `fast` are `high`"),
-        parameter("temperature", note="the default is the model's"),
-        parameter("top_p", note="the default is the model's"),
-        parameter("frequency_penalty", "frequency-penalty"),
-        parameter("presence_penalty", "presence-penalty"),
-        parameter("stop"),
-        parameter("seed", note=SEED_NOTE),
+        *SAMPLING,
         parameter("tools"),
         parameter(
             "tool_choice",
@@ -189,19 +211,15 @@ CHAT = FieldTable(
         ),
         refused("functions", "is OpenAI's old form of tools: use tools", []),
         refused("function_call", "is OpenAI's old form of tool_choice", "none", "auto"),
-        refused("audio", "the models have no audio"),
-        refused("modalities", "the models have only text", ["text"]),
+        refused("audio", "answers are text; a sound is a part of a message"),
+        refused("modalities", "answers are text", ["text"]),
         refused("web_search_options", "the gateway does not search the web"),
         refused("prediction", "predicted outputs are not supported"),
         refused("verbosity", "no model here has it", "medium"),
         refused("store", "completions are not stored; use session_id", False),
         refused("moderation", "nothing is moderated"),
         ignored("metadata", "completions are not stored"),
-        ignored("user", "the key names the user"),
-        ignored("safety_identifier", "the key names the user"),
-        ignored("prompt_cache_key", "equal beginnings are always found"),
-        ignored("prompt_cache_retention", "the daemon's settings decide"),
-        ignored("prompt_cache_options", "the daemon's settings decide"),
+        *USER_AND_CACHE,
     ],
     kind=ChatRequest,
     parameters=True,
@@ -210,23 +228,31 @@ CHAT = FieldTable(
 
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_HINTS = {
+    "file": "send a text as a text, and an image as image_url",
+    "input_file": "send a text as input_text, and an image as input_image",
+}
+"""Hints for types of parts that are not supported, beside the usual one."""
 _LEVELS = 3
 """A message, its calls and their functions."""
 ROLES = {"developer": "system"}
 """Roles that chat templates do not know, with the roles that replace them."""
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages for the daemon.
+def read_messages(messages: list[dict[str, Any]], media: RequestMedia) -> list[dict[str, Any]]:
+    """Return the messages for the daemon, and add their images and sounds to *media*.
 
     :raises InvalidArgument: a message has another form.
-    :raises UnsupportedOperation: a part of a message is not text; its type is named.
+    :raises UnsupportedOperation: a part of a message is not supported; its type is named.
+    :raises TooLarge: there are too many images and sounds.
     """
     messages = without_nulls(messages, _LEVELS)
-    return [_read_message(f"messages.{number}", each) for number, each in enumerate(messages)]
+    return [
+        _read_message(f"messages.{number}", each, media) for number, each in enumerate(messages)
+    ]
 
 
-def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
+def _read_message(place: str, message: dict[str, Any], media: RequestMedia) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise field_error(f"{place}.role", f"{place}: the role is missing")
@@ -235,7 +261,7 @@ def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
     if content is None and isinstance(message.get("refusal"), str):
         read["content"] = message["refusal"]
     if isinstance(content, list):
-        read["content"] = read_parts(f"{place}.content", content)
+        read["content"] = read_parts(f"{place}.content", content, media)
     elif content is not None and not isinstance(content, str):
         raise field_error(
             f"{place}.content", f"{place}.content is neither a text nor a list of parts"
@@ -243,19 +269,26 @@ def _read_message(place: str, message: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def read_parts(place: str, parts: list[Any]) -> list[dict[str, str]]:
-    """Return parts of text; see `read_messages`."""
-    return [_read_part(f"{place}.{number}", part) for number, part in enumerate(parts)]
+def read_parts(place: str, parts: list[Any], media: RequestMedia) -> list[dict[str, Any]]:
+    """Return the parts of a content; see `read_messages`."""
+    return [_read_part(f"{place}.{number}", part, media) for number, part in enumerate(parts)]
 
 
-def _read_part(place: str, part: Any) -> dict[str, str]:
+def _read_part(place: str, part: Any, media: RequestMedia) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise field_error(place, f"{place} is not a part with a type")
+    if kind in ("image_url", "input_image"):
+        return _read_image(place, part, media)
+    if kind == "input_audio":
+        sound = part.get("input_audio")
+        if not isinstance(sound, dict):
+            raise field_error(place, f"{place}.input_audio is not an object with data and format")
+        return media.add_sound(place, sound.get("data"), sound.get("format"))
     if kind not in _TEXTS:
         raise UnsupportedOperation(
             f"{place}: a part of the type {kind[:40]!r}",
-            hint="the models read only text",
+            hint=_HINTS.get(kind, "send texts, images and sounds"),
             data={"param": place},
         )
     text = part.get(_TEXTS[kind])
@@ -264,3 +297,18 @@ def _read_part(place: str, part: Any) -> dict[str, str]:
             f"{place}.{_TEXTS[kind]} is not a text", hint="send a text", data={"param": place}
         )
     return {"type": "text", "text": text}
+
+
+def _read_image(place: str, part: dict[str, Any], media: RequestMedia) -> dict[str, Any]:
+    """Return the part for an image, whose URL is a text or in an object with its `detail`."""
+    image, detail = part.get("image_url"), part.get("detail")
+    url: Any = image.get("url") if isinstance(image, dict) else image
+    if isinstance(image, dict):
+        detail = image.get("detail", detail)
+    if url is None and part.get("file_id") is not None:
+        raise UnsupportedOperation(
+            f"{place}: file_id: files are not stored",
+            hint="send the image itself in image_url, as a data URI: data:image/png;base64,…",
+            data={"param": place},
+        )
+    return media.add_url(place, url, detail, alt=part.get("alt"))

@@ -23,7 +23,6 @@ from ..fields import (
     field_error,
     honoured,
     ignored,
-    parameter,
     refused,
 )
 from ..turns import Answer, TurnProgress, TurnRequest
@@ -31,7 +30,7 @@ from .chat import DONE, bias_pairs, check_prompt_logprobs, priority_of, waiting_
 from .chat_fields import (
     PROGRESS,
     PROMPT_LOGPROBS_FIELD,
-    SEED_NOTE,
+    SAMPLING,
     STRUCTURED_OUTPUTS,
     THINKING,
     PromptLogprobs,
@@ -94,12 +93,7 @@ COMPLETIONS = FieldTable(
         PROMPT_LOGPROBS_FIELD,
         honoured("logit_bias", sets="logit-bias"),
         honoured("service_tier", "as in a chat"),
-        parameter("temperature", note="the default is the model's"),
-        parameter("top_p", note="the default is the model's"),
-        parameter("frequency_penalty", "frequency-penalty"),
-        parameter("presence_penalty", "presence-penalty"),
-        parameter("stop"),
-        parameter("seed", note=SEED_NOTE),
+        *SAMPLING,
         *STRUCTURED_OUTPUTS,
         *PROGRESS,
         PRIORITY_FIELD,

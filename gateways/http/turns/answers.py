@@ -14,6 +14,7 @@ from ....backends.errors import InferdError
 from ....ipc.client import Metadata, Piece, QueueEvent, ToolCall, ToolCallPart
 from ....ipc.names import Priority
 from ....ipc.payloads import Prompt
+from ..media import RequestMedia
 
 
 class FinishReason(StrEnum):
@@ -142,6 +143,8 @@ class TurnRequest:
 
     model: str
     prompt: Prompt
+    media: RequestMedia = field(default_factory=RequestMedia)
+    """The images and sounds in *prompt*, which are decoded before the turn begins."""
     raw: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     answers: int = 1
@@ -151,6 +154,8 @@ class TurnRequest:
     session_id: str | None = None
     branch_of: str | None = None
     note: Callable[[Answer], bytes] | None = None
+    answer_id: str = ""
+    """The id by which its caller can control its answers while they are generated."""
     progress: bool = False
     """Pass the progress of a streamed answer's prompt to its reader."""
     on_turn: Callable[[int], None] | None = None
@@ -161,6 +166,12 @@ class TurnRequest:
     """Called before the first piece of a streamed answer with its number and the logprobs of the
     prompt, if there are any.
     """
+
+    def name_item(self, error: InferdError) -> InferdError:
+        """Return an *error* of the turn, which then names the place of the image or sound that it
+        is about.
+        """
+        return self.media.name_item(error, self.prompt)
 
 
 def schema_options(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from ....backends.errors import (
     UnsupportedOperation,
 )
 from ....backends.grammars.checking import GrammarCheck
+from ....backends.media import media_parts
+from ....backends.media_types import check_content
 from ....backends.params import (
     SamplingParams,
     adjust_parameters,
@@ -35,7 +37,7 @@ from ....backends.params import (
 )
 from ....backends.tool_formats import marked_form
 from ....ipc.chat_messages import checked_messages
-from ....ipc.client import AsyncClient
+from ....ipc.client import AsyncClient, Audio, Image
 from ....ipc.payloads import turn_input
 from ..callers import Caller
 from ..limits import CLOSE_S_MAX
@@ -46,6 +48,7 @@ _REFUSALS = (InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation)
 _REFUSE_LONG = (None, "auto", "error")
 """Values of `overflow` with which a prompt that begins a session must fit into the context."""
 _CALL_S_MAX = 10.0
+_MARK = "<__media__>"
 Values = Mapping[str, Any]
 
 
@@ -67,6 +70,7 @@ class TurnPrecheck:
                 values = await anyio.to_thread.run_sync(self._check_alone, request)
                 async with self._pool.lease(caller) as client:
                     info = await client.show(request.model, timeout=_CALL_S_MAX)
+                    _check_reads(request, info)
                     if info.get("info"):
                         await _check_size(client, request, values, info)
                 await anyio.to_thread.run_sync(self._check_template, request, values, info)
@@ -93,7 +97,7 @@ class TurnPrecheck:
         check_turn_level(values)
         adjusted, _ = adjust_parameters(values)
         if not request.raw:
-            _messages_of(request)
+            _check_contents(_messages_of(request))
         self._check_grammar(sampling_params(adjusted, 0))
         return values
 
@@ -116,7 +120,7 @@ class TurnPrecheck:
 
         template = ChatTemplate(Renderer(source), bos="", eos="", strip_bos=False)
         try:
-            template.render(_messages_of(request), _rendering_of(values))
+            template.render(_without_media(_messages_of(request)), _rendering_of(values))
         finally:
             template.close()
 
@@ -170,6 +174,45 @@ def _messages_of(request: TurnRequest) -> list[dict[str, Any]]:
     return checked_messages(messages)
 
 
+def _check_contents(messages: list[dict[str, Any]]) -> None:
+    """Check that images and sounds are what they are said to be.
+
+    :raises InvalidArgument: one is something else.
+    """
+    for item, part in enumerate(media_parts(messages)):
+        try:
+            check_content(part["data"], part["type"])
+        except InvalidArgument as exc:
+            exc.data["item"] = item
+            raise
+
+
+def _check_reads(request: TurnRequest, info: Mapping[str, Any]) -> None:
+    """Check that a model reads the images and sounds of a turn.
+
+    :raises UnsupportedOperation: it does not.
+    """
+    reads = info.get("reads")
+    for item, part in enumerate(media_parts(request.prompt)):
+        if reads is not None and part["type"] not in reads:
+            noun = "images" if part["type"] == "image" else "sounds"
+            raise UnsupportedOperation(
+                f"the model {request.model!r} reads no {noun}",
+                hint="use a model with a projector, which its operator puts beside its file",
+                data={"item": item},
+            )
+
+
+def _without_media(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose images and sounds are marks in their texts, as templates get them."""
+    return [
+        {**each, "content": "\n".join(part.get("text", _MARK) for part in each["content"])}
+        if isinstance(each["content"], list)
+        else each
+        for each in messages
+    ]
+
+
 def _rendering_of(values: Values) -> Rendering:
     return Rendering(
         tools=list(values.get("tools", ())), arguments=dict(values.get("chat-template-kwargs", {}))
@@ -195,7 +238,7 @@ async def _check_size(
             text, seconds = request.prompt, _CALL_S_MAX
             ids = await client.tokenize(graph, text, special=True, bos=True, timeout=seconds)
             tokens = len(ids)
-        elif request.raw:
+        elif request.raw and not isinstance(request.prompt, Image | Audio):
             tokens = len(request.prompt)
         else:
             rendering = _rendering_of(values)

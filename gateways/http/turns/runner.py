@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 
-from ....backends.errors import InferdError, InvalidArgument, NotFound, Timeout
+from ....backends.errors import InferdError, InvalidArgument, NotFound, Timeout, TooLarge
+from ....backends.media import media_parts
 from ....ipc.client import Answer as ClientAnswer
 from ....ipc.client import (
     AsyncClient,
@@ -27,7 +28,8 @@ from ....ipc.client import (
 )
 from ....ipc.names import Priority
 from ..callers import Caller, Quotas
-from ..limits import Limits
+from ..limits import MEDIA_BYTES_MAX, Limits
+from ..media import in_sealed_memory
 from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
 from .live import LiveTurn, SessionReservations, turn_cancelled
 from .pool import ConnectionPool, DaemonHealth, Snapshots
@@ -67,6 +69,8 @@ class TurnRunner:
         self.pool, self._limits = pool, limits
         self.quotas = Quotas(limits.requests_max, limits.streams_max)
         self.reservations = SessionReservations()
+        self._answering: dict[tuple[str, str, str], list[AsyncSession]] = {}
+        """The sessions of answers under way that have an id, by caller and id."""
         self.snapshots = Snapshots(pool)
         self.health = DaemonHealth(pool)
         self.precheck = TurnPrecheck(pool)
@@ -109,17 +113,22 @@ class TurnRunner:
         began = time.monotonic()
         deadline = began + self._limits.turn_s_max
         end_of_session: Answer | None = None
-        async with self._open(caller, request, requests=request.answers) as (session, request):
+        several = request.answers > 1
+        async with (
+            self._open(caller, request, requests=request.answers) as (session, request),
+            in_sealed_memory(request.prompt) if several else nullcontext(request.prompt) as prompt,
+        ):
             load_s = time.monotonic() - began
             reader.note_opened(first)
             live = await self._begin_live(caller, request, session)
-            branches = await session.fork(request.answers - 1) if request.answers > 1 else []
+            branches = await session.fork(request.answers - 1) if several else []
+            self._answering.get((*caller.user, request.answer_id), []).extend(branches)
             streams = []
             for number, each in enumerate([session, *branches]):
                 answer = first + number
                 progress = _ReportedProgress(reader, answer) if request.progress else None
                 stream = each.stream(
-                    request.prompt,
+                    prompt,
                     on_queue=_place_sink(reader, answer, live),
                     on_start=partial(reader.note_accepted, answer),
                     on_prompt=None if progress is None else progress.note_prompt,
@@ -323,7 +332,8 @@ class TurnRunner:
         caller.check_priority(request.priority)
         if request.session_id is None:  # without a reservation, which takes memory
             async with self._lease_session(caller, request, requests) as session:
-                yield session, request
+                with self._answers_by_id(caller, request, session):
+                    yield session, request
             return
         live = None if request.on_turn is None else LiveTurn()
         with self.reservations.reserve(caller, request.session_id, live) as reservation:
@@ -333,7 +343,8 @@ class TurnRunner:
                 elif request.keeps_priority:
                     request = await self._with_own_priority(caller, request)
                 async with self._lease_session(caller, request, requests) as session:
-                    yield session, request
+                    with self._answers_by_id(caller, request, session):
+                        yield session, request
             if reservation.scope.cancelled_caught:
                 raise turn_cancelled()
 
@@ -395,6 +406,34 @@ class TurnRunner:
             except NotFound:
                 return None
         return found if caller.may_use(found.session["model"]) else None
+
+    async def fill_media(
+        self,
+        caller: Caller,
+        session_id: str,
+        messages: list[dict[str, Any]],
+        take_memory: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """Give the images and sounds in a history's *messages*, which it names by their hashes,
+        their data, once *take_memory* has taken memory for their bytes.
+
+        :raises TooLarge: they are more than a request may have.
+        :raises Busy: there is no memory for them.
+        """
+        parts = list(media_parts(messages))
+        size = sum(part["bytes"] for part in parts)
+        if size > MEDIA_BYTES_MAX:
+            raise TooLarge(
+                f"the history has images and sounds of {size} bytes; {MEDIA_BYTES_MAX} are counted",
+                hint="send the messages themselves",
+                data={"bytes": size, "bytes_max": MEDIA_BYTES_MAX},
+            )
+        if parts:
+            await take_memory(size)
+            async with self.pool.lease(caller) as client:
+                for part in parts:
+                    found = await client.session_media(part["sha256"], session_id=session_id)
+                    part["data"] = found.data
 
     async def delete_session(self, caller: Caller, session_id: str) -> bool:
         """Delete a session of a caller; return whether there was one."""

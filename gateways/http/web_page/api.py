@@ -48,7 +48,7 @@ FILES = dict(_read_files(files(__package__) / "files"))
 
 
 _POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = [

@@ -203,7 +203,6 @@ class InFlight:
         return self._events_read < len(self._events)
 
     def next_event(self) -> dict[str, Any]:
-        """Return the next event."""
         event = self._events[self._events_read]
         self._events_read += 1
         if self._events_read > _READ_EVENTS_MAX:

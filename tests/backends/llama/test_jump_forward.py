@@ -137,9 +137,9 @@ def expected(loaded: tuple[str, LlamaModel]) -> dict[int, Answer]:
     return Runner(loaded[1]).run(specs_of(jump_forward=False))
 
 
-def assert_state_as_from_scratch(runner: Runner) -> None:
+def assert_state_as_from_scratch(runner: Runner, slots_used: int = 2) -> None:
     """Compare the state in the last slots: tokens behind an end are not in it."""
-    model, slots = runner.model, runner.engine.slots.slots[:2]
+    model, slots = runner.model, runner.engine.slots.slots[:slots_used]
     for slot in slots:
         tokens = slot.tokens.tolist()
         assert model.length(slot.index) == len(tokens) > 0

@@ -55,14 +55,14 @@ SCENARIO(lists_the_models_up_to_the_size_of_the_array) {
     inferd_model models[8];
     size_t count = 0;
     CHECK_EQUAL(inferd_models(client, models, 8, &count, &error), 0);
-    CHECK_EQUAL(count, 3);
+    CHECK_EQUAL(count, 4);
     bool found = false;
     for (size_t i = 0; i < count; i++)
         found |= !strcmp(models[i].name, "slow") && models[i].state[0];
     CHECK(found);
     models[1].name[0] = '!';
     CHECK_EQUAL(inferd_models(client, models, 1, &count, &error), 0);
-    CHECK_EQUAL(count, 3);
+    CHECK_EQUAL(count, 4);
     CHECK(models[1].name[0] == '!');
 }
 
@@ -227,6 +227,72 @@ SCENARIO(a_frame_larger_than_the_sockets_buffer_is_sent_in_parts) {
     CHECK_EQUAL(inferd_set_input(client, context, 0, prompt, 4000, &error), 0);
     CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
     free(prompt);
+}
+
+/* An image of one pixel. */
+static const unsigned char PNG[] = {
+    0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a, 0x00, 0x00, 0x00, 0x0d, 0x49, 0x48, 0x44, 0x52, 0x00, 0x00,
+    0x00, 0x01, 0x00, 0x00, 0x00, 0x01, 0x08, 0x02, 0x00, 0x00, 0x00, 0x90, 0x77, 0x53, 0xde, 0x00, 0x00, 0x00,
+    0x0c, 0x49, 0x44, 0x41, 0x54, 0x78, 0x9c, 0x63, 0xf8, 0xcf, 0xc0, 0x00, 0x00, 0x03, 0x01, 0x01, 0x00, 0xc9,
+    0xfe, 0x92, 0xef, 0x00, 0x00, 0x00, 0x00, 0x49, 0x45, 0x4e, 0x44, 0xae, 0x42, 0x60, 0x82};
+
+/* Return the number of the error with which a turn with images ends, or 0. */
+static int ask_about(inferd_handle context, const inferd_media *media, size_t count) {
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = "What?", .length = 5,
+                        .media = media, .media_count = count};
+    uint64_t request = 0;
+    int number = inferd_start(client, &call, &request, &error);
+    while (!number) {
+        inferd_event event;
+        CHECK_EQUAL(inferd_next_event(client, request, 20000, &event, &error), 0);
+        inferd_event_kind kind = event.kind;
+        number = event.error.number;
+        inferd_event_clear(&event);
+        CHECK(kind != INFERD_EVENT_NONE);
+        if (kind == INFERD_EVENT_END)
+            return 0;
+        if (kind == INFERD_EVENT_FAILED)
+            return number;
+    }
+    return number;
+}
+
+SCENARIO(images_travel_within_the_frame_in_memfds_and_in_descriptors) {
+    inferd_handle context = open_context("eyes", "{\"n-predict\": 4}");
+    size_t size = 100 << 10;
+    unsigned char *large = calloc(1, size);
+    FILE *file = tmpfile();
+    CHECK(large && file);
+    memcpy(large, PNG, sizeof PNG);
+    CHECK(fwrite(PNG, 1, sizeof PNG, file) == sizeof PNG && !fflush(file));
+    inferd_media media[INFERD_MEDIA_MAX + 1] = {
+        {.type = "image", .data = PNG, .length = sizeof PNG, .tokens_max = 70, .alt = "a dot"},
+        {.type = "image", .data = large, .length = size},
+        {.type = "image", .fd = fileno(file)},
+    };
+    CHECK_EQUAL(ask_about(context, media, 3), 0);
+    for (size_t i = 0; i < INFERD_MEDIA_MAX + 1; i++)
+        media[i] = (inferd_media){.type = "image", .data = PNG, .length = sizeof PNG};
+    CHECK_EQUAL(ask_about(context, media, INFERD_MEDIA_MAX), 0);
+    CHECK_EQUAL(ask_about(context, media, INFERD_MEDIA_MAX + 1), INFERD_TOO_LARGE);
+    for (size_t i = 0; i < 17; i++)
+        media[i] = (inferd_media){.type = "image", .fd = fileno(file)};
+    CHECK_EQUAL(ask_about(context, media, 16), 0);
+    CHECK_EQUAL(ask_about(context, media, 17), INFERD_TOO_LARGE);
+    media[1].fd = -1;
+    CHECK_EQUAL(ask_about(context, media, 2), INFERD_INVALID_ARGUMENT);
+    media[1] = (inferd_media){.data = PNG, .length = sizeof PNG};
+    CHECK_EQUAL(ask_about(context, media, 2), INFERD_INVALID_ARGUMENT); /* without a type */
+    media[1] = (inferd_media){.type = "image", .data = "no image", .length = 8};
+    CHECK_EQUAL(ask_about(context, media, 2), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(ask_about(context, media, 1), 0); /* no descriptor of a refused call is left */
+    CHECK_EQUAL(ask_about(open_context("echo", NULL), media, 1), INFERD_UNSUPPORTED_OPERATION);
+    inferd_call raw = {.kind = INFERD_STREAM, .handle = context, .data = "x", .length = 1, .raw = 1,
+                       .media = media, .media_count = 1};
+    uint64_t request;
+    CHECK_EQUAL(inferd_start(client, &raw, &request, &error), INFERD_INVALID_ARGUMENT);
+    fclose(file);
+    free(large);
 }
 
 /* Take the stream's events by polling, as a program with an event loop does; return its text. */
@@ -487,7 +553,7 @@ SCENARIO(a_result_without_a_place_is_refused) {
     CHECK_EQUAL(inferd_models(client, &model, 1, NULL, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_models(client, NULL, 1, &count, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_models(client, NULL, 0, &count, &error), 0);
-    CHECK_EQUAL(count, 3);
+    CHECK_EQUAL(count, 4);
     CHECK_EQUAL(inferd_load(client, "echo", NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_load_file(client, "/dev/null", NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_load_file(client, NULL, NULL, NULL, &error), INFERD_MODEL_NOT_FOUND);
@@ -606,6 +672,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_session_with_an_id_outlives_its_connection),
     ENTRY(a_label_or_a_named_user_has_sessions_of_its_own),
     ENTRY(a_prompt_larger_than_a_frame_travels_in_a_memfd),
+    ENTRY(images_travel_within_the_frame_in_memfds_and_in_descriptors),
     ENTRY(streams_more_events_than_its_credit_without_blocking),
     ENTRY(every_call_can_be_started_without_waiting),
     ENTRY(another_thread_cancels_a_call_that_waits),

@@ -9,7 +9,11 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.tiny_gguf import write_tiny
 
-MODELS = echo_model("slow", step_ms=100) + echo_model("echo")
+MODELS = (
+    echo_model("slow", step_ms=100)
+    + echo_model("echo")
+    + echo_model("eyes", media=True, ctx_size=65_536)
+)
 
 
 @pytest.fixture(scope="session")

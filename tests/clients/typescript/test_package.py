@@ -11,6 +11,7 @@ import pytest
 
 from inferd.testing import running_daemon
 from tests.echo import echo_model
+from tests.pictures import png
 
 from .build import CLIENT, node, packages, run
 
@@ -55,7 +56,9 @@ def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_programs_of_the_readme_run(program_folder: Path) -> None:
     assert len(PROGRAMS) >= 6
-    with running_daemon(echo_model("smollm2")) as daemon:
+    (program_folder / "photo.jpg").write_bytes(png(8, 8))
+    models = echo_model("smollm2") + echo_model("gemma-3", media=True)
+    with running_daemon(models) as daemon:
         outputs = [
             run([node(), f"program{number}.js"], program_folder, INFERD_SOCKET=daemon.socket)
             for number in range(len(PROGRAMS))
@@ -64,7 +67,8 @@ def test_the_programs_of_the_readme_run(program_folder: Path) -> None:
     assert outputs[1] == "Write a long story a"
     assert outputs[3] == "What is my name?"
     assert outputs[4].startswith("2 16 ")
-    assert outputs[5] == "Once upon \n"
+    assert outputs[5].startswith("What is this?")
+    assert outputs[6] == "Once upon \n"
 
 
 def test_the_package_is_usable_from_javascript(program_folder: Path) -> None:

@@ -96,6 +96,7 @@ def test_her_handles_are_answered_as_if_they_had_never_been() -> None:
             "reset": {"context": context},
             "cancel": {"context": context},
             "delete_session": {"context": context},
+            "session_media": {"context": context, "sha256": "0" * 64},
             "parameters": {"context": context},
             "resume": {"context": context},
             "finalize_execution_context": {"context": context},

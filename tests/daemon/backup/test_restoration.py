@@ -10,6 +10,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -288,3 +289,30 @@ def test_no_backup_is_made_of_a_restoration_that_was_interrupted(state: Path) ->
     (state / "restore.ready").mkdir()
     with pytest.raises(BackendError, match="was interrupted"):
         write_backup(state, io.BytesIO(), NOW)
+
+
+def test_a_backup_has_the_images_of_sessions_and_checks_their_hashes(
+    state: Path, tmp_path: Path
+) -> None:
+    saved, target = tmp_path / "saved", io.BytesIO()
+    saved.mkdir()
+    file = save_session(saved / "sessions.db", "new")
+    name = f"media/1000/{sha256(b'the cat').hexdigest()}"
+    (saved / name).parent.mkdir(parents=True)
+    (saved / name).write_bytes(b"the cat")
+    (saved / name).with_name(".new-1").write_bytes(b"half of")
+    (state / "media" / "1000").mkdir(parents=True)
+    (state / "media" / "1000" / ("0" * 64)).write_bytes(b"old")
+    manifest = write_backup(saved, target, SAVED_AT)
+    file.close()
+    assert manifest.media_files == 1
+
+    with pytest.raises(InvalidArgument, match="is damaged"):
+        restore_backup(io.BytesIO(target.getvalue().replace(b"the cat", b"the dog")), state, NOW)
+    aside = restore_backup(io.BytesIO(target.getvalue()), state, NOW)
+
+    assert [path.read_bytes() for path in (state / "media").rglob("*") if path.is_file()] == [
+        b"the cat"
+    ]
+    assert aside is not None
+    assert (aside / "media" / "1000" / ("0" * 64)).read_bytes() == b"old"

@@ -20,13 +20,17 @@ from tests.raw import RawClient
 from tests.waiting import wait_until
 
 GATEWAY, OTHER_GATEWAY = 54323, 54324
-MODEL, QUANTUM, AGEING = "slow", 10, 500
+MODEL, QUANTUM, AGEING = "slow", 16, 500
 CONFIG = f"""quantum-tokens = {QUANTUM}
 [access.gateways]
 users = [{GATEWAY}, {OTHER_GATEWAY}]
 allow = ["use", "delegate"]
-""" + echo_model(MODEL, step_ms=12, slots=1, ctx_size=16384)
-LONG = "a long text " * 300
+""" + echo_model(MODEL, step_ms=12, slots=1, ctx_size=16384, batch_size=QUANTUM)
+LONG = "a long text " * 100
+BEGUN = len(LONG) + 100
+"""The tokens of a user whose first answer has begun. A step of a prompt is as large as a quantum,
+because a user who has waited long gets a step, no matter who precedes.
+"""
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def chat(client: RawClient) -> str:
 
 
 def begin_streams(stack: ExitStack, daemon: RunningDaemon, name: str, **more: int) -> RawClient:
-    """Begin two turns of a user, so that one always waits; two users have 49 s of work."""
+    """Begin two turns of a user, so that one always waits; two users have 60 s of work."""
     client = stack.enter_context(client_for(daemon, name, **more))
     for _ in range(2):
         context = client.context(MODEL)
@@ -67,7 +71,7 @@ def test_tokens_elsewhere_leave_the_slot_to_the_other_user(daemon: RunningDaemon
         entry = stack.enter_context(client_of(daemon, GATEWAY))
         for name in ("@ada", "@bob"):
             begin_streams(stack, daemon, name)
-        wait_until(lambda: min(exchange(entry).get(name, 0) for name in ("@ada", "@bob")) > 3700)
+        wait_until(lambda: min(exchange(entry).get(name, 0) for name in ("@ada", "@bob")) > BEGUN)
         computed_alone(entry, "@bob", _ada=200_000)
         computed_alone(entry, "@ada", _bob=100_000_000)
 
@@ -91,8 +95,8 @@ def test_a_gateway_reads_and_changes_only_its_own_users(daemon: RunningDaemon) -
         other = stack.enter_context(client_of(daemon, OTHER_GATEWAY))
         begin_streams(stack, daemon, "@ada")
         begin_streams(stack, daemon, "@ada", gateway=OTHER_GATEWAY)
-        wait_until(lambda: exchange(entry).get("@ada", 0) > 3700)
-        wait_until(lambda: exchange(other).get("@ada", 0) > 3700)
+        wait_until(lambda: exchange(entry).get("@ada", 0) > BEGUN)
+        wait_until(lambda: exchange(other).get("@ada", 0) > BEGUN)
         before = wait_until(lambda: exchange(entry))  # a worker that answers late is left out
         others = exchange(other, _ada=3000, **{str(GATEWAY): 3000})
         assert set(before) == set(others) == {"@ada"}

@@ -42,7 +42,7 @@ REQUESTS = st.tuples(
 )
 MESSAGES = REQUESTS | st.lists(VALUES, max_size=5)
 SETTINGS = settings(
-    max_examples=repetitions(80),
+    max_examples=repetitions(25),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -1,4 +1,6 @@
-"""Images in prompts of wasi-nn's calls: refused as images, while text about images is text."""
+"""Images in prompts of wasi-nn's calls: found, read if the model has a projector, and else refused,
+while text about images is text.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inferd.backends.errors import UnsupportedOperation
-from inferd.daemon.calls.arguments import (
+from inferd.backends.errors import InvalidArgument
+from inferd.daemon.calls.prompt_images import (
     DATA_URLS_CHECKED,
-    PAYLOAD_BYTES_CHECKED,
-    PROMPT_BYTES_CHECKED,
+    ENCODED_BYTES_MIN,
+    LOOP_BYTES_MAX,
     TAG_BYTES_CHECKED,
-    check_no_image,
+    PromptImage,
+    decode_image,
+    split_images,
 )
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import RawClient
@@ -27,7 +31,6 @@ IMAGES = [
     '<img alt="a" width=3 src="data:image/webp;base64,UklGRg==" />',
     "<IMG SRC = 'data:image/svg+xml;base64,PHN2Zz4='>",
     '<img src="data:image/png;base64,\nAAAA\nAAAA\n">',
-    '<img src="data:image/png;base64,' + "A" * PAYLOAD_BYTES_CHECKED,
     '<img src="data:image/png;base64,…"> is text, <img src="data:image/png;base64,AAAA"> is not',
 ]
 TEXTS = [
@@ -44,31 +47,65 @@ TEXTS = [
     '<img src="data:text/plain;base64,aGVsbG8=">',
     '<img src="data:image/png,AAAA">',
     '<img src="data:image/png;base64,AAAA',
+    f'<img src="data:image/png;base64,{PNG} is not closed, and <p class="x"> follows',
     "",
 ]
 
 
+def images_in(prompt: str) -> list[PromptImage]:
+    return [piece for piece in split_images(prompt.encode()) if isinstance(piece, PromptImage)]
+
+
 @pytest.mark.parametrize("prompt", IMAGES)
 def test_an_image_is_found(prompt: str) -> None:
-    with pytest.raises(UnsupportedOperation, match="the prompt has an image") as caught:
-        check_no_image(prompt.encode())
-    assert caught.value.data["media_type"].startswith("image/")
+    assert all(image.media_type.startswith("image/") for image in images_in(prompt))
+    assert len(images_in(prompt)) == (2 if "gif" in prompt else 1)
 
 
 @pytest.mark.parametrize("prompt", TEXTS)
 def test_a_text_about_images_is_a_text(prompt: str) -> None:
-    check_no_image(prompt.encode())
+    assert split_images(prompt.encode()) == ([prompt.encode()] if prompt else [])
+
+
+def test_texts_and_images_keep_their_order() -> None:
+    tag = '<img src="data:image/png;base64,AAAA">'
+    found = split_images(f"a{tag}b{tag}{tag}c".encode())
+    image = PromptImage("image/png", b"AAAA")
+    assert found == [b"a", image, b"b", image, image, b"c"]
+    assert split_images(tag.encode()) == [image]
+
+
+def test_an_image_that_is_not_base64_is_refused_with_its_number() -> None:
+    with pytest.raises(InvalidArgument, match="not base64") as caught:
+        decode_image(3, PromptImage("image/png", b"AAAAA"))
+    assert caught.value.data["item"] == 3
+    assert decode_image(0, PromptImage("image/png", b"\nAAAA\nAAAA\n")) == bytes(6)
+
+
+@pytest.mark.parametrize("wrong", ["-", "_", ".", "%2B", "\N{SNOWMAN}", "data:image/png;base64,"])
+def test_an_image_with_other_characters_is_refused_and_not_read_as_a_text(wrong: str) -> None:
+    (image,) = images_in(f'a<img src="data:image/png;base64,{PNG}{wrong}{PNG}">b')
+    with pytest.raises(InvalidArgument, match="not base64: it has the character") as caught:
+        decode_image(2, image)
+    assert caught.value.data["item"] == 2 and "+ and /" in caught.value.hint
+
+
+def test_data_that_is_too_short_for_an_image_is_an_abbreviation() -> None:
+    def tag(size: int) -> str:
+        return f'<img src="data:image/png;base64,{"A" * (size - 3)}...">'
+
+    assert not images_in(tag(ENCODED_BYTES_MIN - 1))
+    assert images_in(tag(ENCODED_BYTES_MIN))
 
 
 def test_the_search_for_images_is_bounded() -> None:
-    check_no_image(b";base64," * DATA_URLS_CHECKED + GUEST.encode())
-    with pytest.raises(UnsupportedOperation):
-        check_no_image(b";base64," * (DATA_URLS_CHECKED - 1) + GUEST.encode())
-    with pytest.raises(UnsupportedOperation):
-        check_no_image(b"x" * (PROMPT_BYTES_CHECKED - len(GUEST)) + GUEST.encode())
-    check_no_image(b"x" * PROMPT_BYTES_CHECKED + GUEST.encode())
+    assert not images_in(";base64," * DATA_URLS_CHECKED + GUEST)
+    assert images_in(";base64," * (DATA_URLS_CHECKED - 1) + GUEST)
+    assert images_in("x" * 10 * LOOP_BYTES_MAX + GUEST)
     attributes = 'a="b" ' * (TAG_BYTES_CHECKED // 6)
-    check_no_image(f'<img {attributes} src="data:image/png;base64,{PNG}">'.encode())
+    assert not images_in(f'<img {attributes} src="data:image/png;base64,{PNG}">')
+    assert not images_in(f'<img src="data:image/png;base64,{PNG}" {attributes * 2}>')
+    assert len(images_in(GUEST * 100)) == DATA_URLS_CHECKED
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +142,16 @@ def test_a_call_refuses_an_image_and_answers_a_text(
 ) -> None:
     context = client.context()
     for prompt in (GUEST, IMAGES[1]):
-        with pytest.raises(UnsupportedOperation, match="image/") as caught:
+        with pytest.raises(InvalidArgument, match="image/") as caught:
             entry(client, context, prompt)
-        assert caught.value.number == 6
+        assert caught.value.number == 1
     assert entry(client, context, TEXTS[4]) == TEXTS[4]
 
 
 def test_named_tensors_are_checked_unless_the_model_echoes_them(client: RawClient) -> None:
     inputs = [["prompt", {"data": GUEST.encode(), "type": 3}]]
     context = client.context("tiny", config='{"n-predict":1}')
-    with pytest.raises(UnsupportedOperation):
+    with pytest.raises(InvalidArgument):
         client.call("compute", context=context, inputs=inputs)
     inputs[0][1] = {"data": TEXTS[4].encode(), "type": 3}
     client.call("compute", context=context, inputs=inputs)

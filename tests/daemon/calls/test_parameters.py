@@ -117,7 +117,7 @@ keep-alive = 60
 
 def test_each_parameter_of_a_model_is_requested_below() -> None:
     of_models = {p.name for p in PARAMETERS if p.level == "model"}
-    assert OTHERS.keys() == of_models - {"ctx-size", "keep-alive"}
+    assert OTHERS.keys() == of_models - {"ctx-size", "keep-alive", "mmproj"}
 
 
 @pytest.mark.parametrize("key", ["slots", "threads", "flash-attn", "keep-alive"])

@@ -111,7 +111,7 @@ def test_unknown_keys_are_ignored_and_named_and_strict_refuses_them(client: RawC
     assert "n-predict" in caught.value.message
 
 
-@pytest.mark.parametrize("key", ["image", "mmproj", "tts", "reranking"])
+@pytest.mark.parametrize("key", ["image", "tts", "reranking"])
 def test_a_key_that_would_make_the_answer_wrong_is_unsupported(client: RawClient, key: str) -> None:
     text = f'{{"{key}":"x.bin"}}'
     with pytest.raises(UnsupportedOperation):
@@ -119,6 +119,17 @@ def test_a_key_that_would_make_the_answer_wrong_is_unsupported(client: RawClient
     context = client.context(config=f'{{"{key}":""}}')
     with pytest.raises(UnsupportedOperation):
         client.set_input(context, text.encode(), index=1)
+
+
+def test_a_projector_for_a_model_without_one_is_refused(client: RawClient) -> None:
+    with pytest.raises(InvalidArgument, match="'echo' has no projector") as caught:
+        client.call("load_by_name_with_config", name="echo", config='{"mmproj":"x.gguf"}')
+    assert "mmproj" in caught.value.hint and caught.value.data["requested"] == "x.gguf"
+    context = client.context(config='{"mmproj":""}')
+    with pytest.raises(InvalidArgument, match="'echo' has no projector"):
+        client.set_input(context, b'{"mmproj":"x.gguf"}', index=1)
+    client.set_input(context, b'{"mmproj":"none"}', index=1)
+    assert client.metadata(context)["not_applied"] == {}
 
 
 def test_all_bad_values_are_reported_together(client: RawClient) -> None:

@@ -14,6 +14,7 @@ NAMED = {
     "file": '[models.m]\nfile = "{}"',
     "adapter": '[models.m.adapters]\na = "{}"',
     "template": '[models.m]\nchat-template-file = "{}"',
+    "projector": '[models.m]\nmmproj = "{}"',
     "default": '[defaults]\nchat-template-file = "{}"',
 }
 """Keys of the configuration that name files."""

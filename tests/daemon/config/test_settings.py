@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from inferd.daemon.config import sources
 from inferd.daemon.config.model_settings import AdapterConfig, check_model_name
 from inferd.daemon.config.settings import SETTINGS, Config
 from inferd.daemon.config.sources import ConfigError, kv_ram_default, load_config
+from inferd.daemon.media.settings import MediaSettings
 from inferd.daemon.residency.machine import MachineMemory
 from inferd.ipc.paths import SYSTEM_SOCKET
 
@@ -340,6 +341,33 @@ def test_models_are_read_with_checked_parameters(tmp_path: Path) -> None:
     assert small.options == {"ctx-size": 512, "temp": 0.0, "stop": ["x"]}
     assert (small.file, small.backend) == (tmp_path / "small.gguf", "llama")
     assert (parrot.file, parrot.backend, parrot.echo) == (None, "echo", {"step_ms": 5.0})
+
+
+def test_a_projector_is_a_file_or_a_word(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "in.gguf").touch()
+    values = {"a": "", "b": "none", "c": "auto", "d": "in.gguf", "e": "/x.gguf", "f": "beside.gguf"}
+    text = "[daemon]\nmodels-dir = 'models'\n" + "".join(
+        f"[models.{name}]\nmmproj = '{value}'\n" for name, value in values.items()
+    )
+    config = load_config({"config": write(tmp_path, text)}, {})
+    assert [config.models[name].options["mmproj"] for name in values] == [
+        *("none", "none", "auto", str(models / "in.gguf"), "/x.gguf"),
+        str(tmp_path / "beside.gguf"),
+    ]
+    defaults = load_config({"config": write(tmp_path, "[defaults]\nmmproj = 'none'")}, {}).defaults
+    assert defaults == {"mmproj": "none"}
+
+
+def test_images_and_sounds_are_bounded_by_default(tmp_path: Path) -> None:
+    config = load_config({}, {"XDG_RUNTIME_DIR": str(tmp_path)})
+    sizes = (config.media_bytes_max, config.media_session_bytes_max, config.media_user_bytes_max)
+    assert sizes == (32 << 20, 256 << 20, 1 << 30)
+    assert (config.media_items_max, config.media_on_swap) == (64, "note")
+    settings = MediaSettings.of_config(replace(config, media_pixels_max=5, audio_seconds_max=6))
+    assert (settings.bytes_max, settings.pixels_max, settings.seconds_max) == (32 << 20, 5, 6)
+    assert (settings.cache_bytes, settings.cores) == (256 << 20, config.cores)
 
 
 def test_a_model_file_is_looked_for_beside_the_configuration_then_among_the_models(

@@ -28,13 +28,14 @@ from inferd.daemon.doctor.report import write_new
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
 from tests.daemon.other_users import ADA, as_user
+from tests.fork_server import ForkedProcess
 from tests.tiny_gguf import write_tiny
 
 NOWHERE = "/nonexistent/inferd.sock"
 SECRET = "the moon is made of cheese"
 CHECKS = [
-    "inferd", "packages", "engine", "cpu", "gpu", "configuration", "models", "state", "service",
-    "socket", "memory", "limits", "tuning", "cores", "users",
+    "inferd", "packages", "engine", "cpu", "gpu", "media", "configuration", "models", "state",
+    "service", "socket", "memory", "limits", "tuning", "cores", "users",
 ]  # fmt: skip
 
 
@@ -43,6 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Be a user without a configuration, models or state."""
     for name in ("CONFIG", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setattr("subprocess.Popen", ForkedProcess)
     for name in ("CONFIG", "MODELS_DIR", "STATE_DIR"):
         monkeypatch.delenv(f"INFERD_{name}", raising=False)
     return tmp_path

@@ -48,6 +48,7 @@ from inferd.daemon.state_files import TUNING_FILE
 from tests.daemon.other_users import BOB, as_user
 from tests.tiny_gguf import write_split, write_tiny
 from tests.tiny_lora import write_lora
+from tests.tiny_projector import write_pair, write_projector
 
 GIB = 1 << 30
 ADA = Account("ada", 4711, frozenset((4711, 99)))
@@ -341,6 +342,28 @@ def test_missing_and_unreadable_models_are_findings(tmp_path: Path) -> None:
     assert "ada may not read /m/x.gguf" in only(places.check_models(closed)).found
     shut = msgspec.structs.replace(seen, files={}, denied_at="/var/lib/inferd")
     assert "access is denied at /var/lib/inferd" in only(places.check_models(shut)).found
+
+
+def test_projectors_that_do_not_fit_are_findings(tmp_path: Path) -> None:
+    write_pair("mlp", tmp_path)
+    file = tmp_path / "c.toml"
+    file.write_text("[models.named]\nfile = 'tiny-llama.gguf'\nmmproj = 'narrow.gguf'\n")
+    write_projector("mlp", tmp_path, width=32).rename(tmp_path / "narrow.gguf")
+    write_projector("mlp", tmp_path)
+    asked = load_config({"config": file, "models-dir": tmp_path}, {})
+    seen = places.inspect_models(asked, own_account())
+    bad, good = engine.check_media(ENGINE, seen.projectors)
+    assert bad.status == "fail" and "embeddings of 32 numbers" in bad.found and bad.remedy
+    assert good.status == "ok" and "tiny-llama by mmproj-tiny-mlp.gguf" in good.found
+    write_projector("mlp", tmp_path, width=32)
+    seen = places.inspect_models(config(models_dir=tmp_path), own_account())
+    left_out = next(iter(engine.check_media(ENGINE, seen.projectors)))
+    assert left_out.status == "warn" and "is left out: " in left_out.found
+    assert "no model has a projector" in only(engine.check_media(ENGINE, {})).found
+    absent = msgspec.structs.replace(ENGINE, media_failure="libmtmd.so is missing")
+    lacking = only(engine.check_media(absent, {}))
+    assert lacking.status == "warn" and "libmtmd.so is missing" in lacking.found
+    assert list(engine.check_media(engine.EngineReport(), {})) == []
 
 
 def test_links_that_lead_nowhere_are_findings(tmp_path: Path) -> None:

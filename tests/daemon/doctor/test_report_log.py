@@ -29,6 +29,7 @@ from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
 from inferd.daemon.logs.log_lines import SystemdJournal, log_place
 from inferd.testing import running_daemon
 from tests.daemon.command_line import inferd
+from tests.fork_server import ForkedProcess
 
 SECRET = "zebra7f3a"
 DIARY = "my-very-own-diary"
@@ -40,6 +41,7 @@ SERVICE = SystemdJournal("inferd.service", user=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CONFIG", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setattr("subprocess.Popen", ForkedProcess)
     return tmp_path
 
 

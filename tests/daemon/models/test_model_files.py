@@ -10,7 +10,7 @@ import pytest
 from inferd.backends.gguf.facts import OtherContent
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.models import model_files
-from inferd.daemon.models.model_files import files_not_offered, find_models
+from inferd.daemon.models.model_files import PROJECTOR, files_not_offered, find_models
 
 
 def write_files(folder: Path, *paths: str) -> None:
@@ -137,4 +137,21 @@ def test_contents_and_configured_names_are_reasons_too(tmp_path: Path) -> None:
         ("page.gguf", "it is a web page", False),
         ("projector.gguf", "it is a projector", True),
         ("taken.gguf", "[models.taken] gives its name to another model", True),
+    ]
+
+
+def test_files_named_as_projectors_are_no_models_and_take_no_names(tmp_path: Path) -> None:
+    names = ("a/mmproj-F16.gguf", "b/mmproj-F16.gguf", "mmproj-x.gguf", "x-mmproj.gguf", "x.gguf")
+    write_files(tmp_path, *names)
+    found = find_models(tmp_path)
+    assert [*found.files] == ["x"] and found.refused == {}
+    assert [*found.projectors] == sorted(names[:4])
+    assert found.refusal_of("mmproj-x") == found.refusal_of("mmproj-x.gguf") == PROJECTOR
+    assert found.refusal_of("x") == ""
+    page = {tmp_path / "mmproj-x.gguf": OtherContent("it is a web page")}
+    assert files_not_offered(tmp_path, found, {}, page.get) == [
+        ("a/mmproj-F16.gguf", PROJECTOR, True),
+        ("b/mmproj-F16.gguf", PROJECTOR, True),
+        ("mmproj-x.gguf", "it is a web page", False),
+        ("x-mmproj.gguf", PROJECTOR, True),
     ]

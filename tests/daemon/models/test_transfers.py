@@ -16,7 +16,9 @@ from inferd.backends.errors import BackendError, Busy, InvalidArgument, Unsuppor
 from inferd.daemon.models.transfers import (
     EXPORTS_MAX,
     IMPORTS_MAX,
+    ImportedPart,
     ModelExports,
+    ModelImport,
     ModelImports,
     check_single_file,
     remove_unfinished,
@@ -51,11 +53,29 @@ async def send(
     imports: ModelImports, folder: Path, sha256: str = SHA256, size: int = len(CONTENT)
 ) -> bool:
     """Import the model m; return whether it has arrived."""
-    found, arrived = imports.begin("t", "m", folder, size, OWNER), False
-    for offset in range(0, len(CONTENT), PART_BYTES):
-        part = CONTENT[offset : offset + PART_BYTES]
-        arrived = await imports.add_part(found, "t", offset, part, sha256)
+    return await send_file(imports, imports.begin("t", "m", folder, OWNER), CONTENT, sha256, size)
+
+
+async def send_file(
+    imports: ModelImports,
+    found: ModelImport,
+    content: bytes,
+    sha256: str = "",
+    size: int = 0,
+    *,
+    is_projector: bool = False,
+) -> bool:
+    """Send a file of an import; return whether the import has ended."""
+    arrived, sha256 = False, sha256 or hashlib.sha256(content).hexdigest()
+    for offset in range(0, len(content), PART_BYTES):
+        data = content[offset : offset + PART_BYTES]
+        part = ImportedPart(offset, data, size or len(content), sha256, is_projector)
+        arrived = await imports.add_part(found, "t", part)
     return arrived
+
+
+def first_part(data: bytes = CONTENT[:100], offset: int = 0) -> ImportedPart:
+    return ImportedPart(offset, data, len(CONTENT))
 
 
 async def test_a_file_is_exported_in_parts_with_its_hash(tmp_path: Path) -> None:
@@ -119,6 +139,76 @@ async def test_an_imported_file_appears_at_once_and_whole(tmp_path: Path) -> Non
     assert (folder / "m.gguf").read_bytes() == CONTENT and not imports.of_owner(OWNER)
 
 
+PROJECTOR = CONTENT[:24] + os.urandom(2 * PART_BYTES)
+
+
+async def test_a_projector_appears_with_its_model(tmp_path: Path) -> None:
+    imports = ModelImports()
+    found = imports.begin("t", "m", tmp_path, OWNER)
+    assert not await send_file(imports, found, PROJECTOR, is_projector=True)
+    assert names_in(tmp_path) == [".m-mmproj.lock", "m-mmproj.gguf.import"]
+    assert await send_file(imports, found, CONTENT)
+    assert names_in(tmp_path) == ["m-mmproj.gguf", "m.gguf"]
+    assert (tmp_path / "m-mmproj.gguf").read_bytes() == PROJECTOR
+    assert (tmp_path / "m.gguf").read_bytes() == CONTENT and not imports.of_owner(OWNER)
+
+
+async def test_a_projector_that_fails_or_whose_model_fails_is_not_kept(tmp_path: Path) -> None:
+    for case in ("hash", "end", "model", "order", "disk"):
+        imports = ModelImports()
+        found = imports.begin("t", "m", tmp_path, OWNER)
+        with files_up_to(PART_BYTES if case == "disk" else 1 << 40):
+            if case in ("hash", "disk"):
+                with pytest.raises(BackendError, match=r"SHA-256|large"):
+                    await send_file(imports, found, PROJECTOR, "0" * 64, is_projector=True)
+        if case == "order":
+            part = ImportedPart(0, PROJECTOR[:100], len(PROJECTOR), "", is_projector=True)
+            await imports.add_part(found, "t", part)
+            with pytest.raises(InvalidArgument, match="projector is incomplete"):
+                await send_file(imports, found, CONTENT)
+        if case in ("end", "model"):
+            await send_file(imports, found, PROJECTOR, is_projector=True)
+        if case == "end":
+            await imports.end("t", OWNER)
+        if case == "model":
+            with pytest.raises(BackendError, match="SHA-256"):
+                await send_file(imports, found, CONTENT, "0" * 64)
+        assert names_in(tmp_path) == [] and not imports.of_owner(OWNER), case
+
+
+async def test_a_projector_alone_is_for_a_model_that_is_here(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(CONTENT)
+    for _ in range(2):  # the second time it is there already
+        imports = ModelImports()
+        found = imports.begin("t", "m", tmp_path, OWNER)
+        assert await send_file(imports, found, PROJECTOR, is_projector=True)
+        assert names_in(tmp_path) == ["m-mmproj.gguf", "m.gguf"]
+        assert (tmp_path / "m-mmproj.gguf").read_bytes() == PROJECTOR
+
+
+async def test_another_projector_of_the_name_is_kept_and_refuses_the_model(tmp_path: Path) -> None:
+    other = tmp_path / "m-mmproj.gguf"
+    for content in (PROJECTOR[:-1], PROJECTOR[:-1] + b"\0"):
+        other.write_bytes(content)
+        imports = ModelImports()
+        found = imports.begin("t", "m", tmp_path, OWNER)
+        with pytest.raises(BackendError, match="exists already"):
+            await send_file(imports, found, PROJECTOR[:-1] + b"\1", is_projector=True)
+        assert names_in(tmp_path) == ["m-mmproj.gguf"] and other.read_bytes() == content
+
+
+async def test_a_model_that_appears_meanwhile_gets_no_projector(tmp_path: Path) -> None:
+    imports = ModelImports()
+    found = imports.begin("t", "m", tmp_path, OWNER)
+    await send_file(imports, found, PROJECTOR, is_projector=True)
+    await imports.add_part(found, "t", first_part())
+    (tmp_path / "m.gguf").write_bytes(b"another")
+    with pytest.raises(BackendError, match="exists already"):
+        rest = ImportedPart(100, CONTENT[100:], len(CONTENT), SHA256)
+        await imports.add_part(found, "t", rest)
+    assert names_in(tmp_path) == ["m.gguf"] and (tmp_path / "m.gguf").read_bytes() == b"another"
+
+
 async def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     with files_up_to(PART_BYTES * 2), pytest.raises(BackendError) as caught:
         await send(ModelImports(), tmp_path)
@@ -140,55 +230,55 @@ async def test_files_that_fail_their_checks_leave_nothing(tmp_path: Path) -> Non
     with pytest.raises(BackendError, match="more bytes"):
         await send(ModelImports(), tmp_path, size=len(CONTENT) - 1)
     imports = ModelImports()
-    page = imports.begin("t", "m", tmp_path, 100, OWNER)
+    page = imports.begin("t", "m", tmp_path, OWNER)
     with pytest.raises(BackendError, match="not a GGUF file"):
-        await imports.add_part(page, "t", 0, b"<html>" * 20, SHA256)
+        await imports.add_part(page, "t", first_part(b"<html>" * 20))
     assert names_in(tmp_path) == []
 
 
 async def test_a_part_that_is_not_the_next_one_ends_the_import(tmp_path: Path) -> None:
     imports = ModelImports()
-    found = imports.begin("t", "m", tmp_path, len(CONTENT), OWNER)
-    await imports.add_part(found, "t", 0, CONTENT[:100], "")
+    found = imports.begin("t", "m", tmp_path, OWNER)
+    await imports.add_part(found, "t", first_part())
     assert names_in(tmp_path) == [".m.lock", "m.gguf.import"]
     with pytest.raises(InvalidArgument, match="after 100 bytes"):
-        await imports.add_part(found, "t", 50, CONTENT[:100], "")
+        await imports.add_part(found, "t", first_part(offset=50))
     assert names_in(tmp_path) == []
     with pytest.raises(InvalidArgument, match="no transfer has this id"):
-        await imports.add_part(found, "t", 100, CONTENT[100:200], "")
+        await imports.add_part(found, "t", first_part(CONTENT[100:200], 100))
     assert names_in(tmp_path) == []
 
 
 async def test_a_cancelled_part_leaves_no_file(tmp_path: Path) -> None:
     imports = ModelImports()
-    found = imports.begin("t", "m", tmp_path, len(CONTENT), OWNER)
-    await imports.add_part(found, "t", 0, CONTENT[:100], "")
+    found = imports.begin("t", "m", tmp_path, OWNER)
+    await imports.add_part(found, "t", first_part())
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await imports.add_part(found, "t", 100, CONTENT[100:200], "")
+        await imports.add_part(found, "t", first_part(CONTENT[100:200], 100))
     assert names_in(tmp_path) == [] and not imports.of_owner(OWNER)
 
 
 async def test_a_name_is_imported_once_at_a_time_and_not_while_it_is_pulled(tmp_path: Path) -> None:
     imports = ModelImports()
-    imports.begin("one", "m", tmp_path, 99, OWNER)
+    imports.begin("one", "m", tmp_path, OWNER)
     with pytest.raises(Busy):
-        imports.begin("two", "m", tmp_path, 99, OTHER)
+        imports.begin("two", "m", tmp_path, OTHER)
     await imports.end("one", OTHER)
     assert imports.of_owner(OWNER) == ["one"], "another connection does not end it"
     await imports.end("one", OWNER)
     for number in range(IMPORTS_MAX):
-        imports.begin(str(number), f"m{number}", tmp_path, 99, OWNER)
+        imports.begin(str(number), f"m{number}", tmp_path, OWNER)
     with pytest.raises(Busy):
-        imports.begin("more", "other", tmp_path, 99, OWNER)
+        imports.begin("more", "other", tmp_path, OWNER)
     with pytest.raises(InvalidArgument):
-        ModelImports().begin("t", "../m", tmp_path, 99, OWNER)
+        ModelImports().begin("t", "../m", tmp_path, OWNER)
     with locked_name(tmp_path / ".m.lock", "m"), pytest.raises(BackendError, match="pull"):
         await send(ModelImports(), tmp_path)
 
 
 async def test_only_files_of_killed_daemons_are_removed_at_the_start(tmp_path: Path) -> None:
-    for name in ("killed", "running"):
+    for name in ("killed", "killed-mmproj", "running"):
         (tmp_path / f"{name}.gguf.import").write_bytes(b"GGUF")
     (tmp_path / "pulled.gguf.part").write_bytes(b"GGUF")
     with locked_name(tmp_path / ".running.lock", "running"):

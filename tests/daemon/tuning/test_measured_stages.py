@@ -9,7 +9,6 @@ from inferd.backends.llama.measuring.requests import Variant
 from inferd.backends.tuning_choice import Probe, Setting
 from inferd.daemon.tuning.measured_stages import (
     QUICK_ROUNDS,
-    QUICK_S,
     TuneResult,
     measure_attention,
     measure_model,
@@ -19,6 +18,7 @@ from tests.daemon.tuning.given_times import GivenTimes, opened
 
 SPEC = ModelSpec(name="m")
 OFF = Variant(flash_attn=False)
+QUICK_S = 5.0
 
 
 def measure(runner: GivenTimes, seconds: float = 60.0, present: Variant = OFF) -> TuneResult:

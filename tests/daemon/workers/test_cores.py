@@ -6,11 +6,21 @@ import os
 import time
 from collections.abc import Sequence
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.daemon.workers.cores import LOADING, Cores, ExternalLoad, assign_threads, busy_s, own_s
+from inferd.daemon.workers import cores as cores_module
+from inferd.daemon.workers.cores import (
+    ENCODING,
+    LOADING,
+    Cores,
+    ExternalLoad,
+    assign_threads,
+    busy_s,
+    own_s,
+)
 
 
 class Busy:
@@ -111,6 +121,22 @@ def test_a_loading_worker_gets_the_cores_that_others_leave() -> None:
     assert it.thread_counts == [1, 4], "the engine has them from the load"
 
 
+def test_an_encoder_gets_the_cores_of_a_worker_whose_tasks_wait_for_it() -> None:
+    worker, encoder, other = Busy(1), Busy(LOADING), Busy()
+    cores = Cores(2, lambda: [worker, encoder, other], 2)
+    cores.assign_cores()
+    assert (worker.thread_counts, encoder.thread_counts) == ([1], [1])
+    worker.claim = ENCODING
+    cores.assign_cores()
+    assert (worker.thread_counts, encoder.thread_counts) == ([1], [1, 2])
+    other.claim = 1
+    cores.assign_cores()
+    assert (encoder.thread_counts, other.thread_counts) == ([1, 2, 1], [1])
+    worker.claim, encoder.claim, other.claim = 1, None, None
+    cores.assign_cores()
+    assert worker.thread_counts == [1, 2]
+
+
 # The load of other programs.
 
 
@@ -185,6 +211,38 @@ def test_cores_that_other_programs_keep_busy_are_not_assigned() -> None:
     cores.assign_cores()
     assert one.thread_counts == [4, 3, 2, 1]
     assert two.thread_counts == [1]
+
+
+@pytest.mark.asyncio
+async def test_cores_that_become_free_while_no_model_computes_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it, others_s, samples = Busy(1), [0.0], [0]
+    cores = Cores(4, lambda: [it], 4)
+
+    def busy_s() -> float:
+        samples[0] += 1
+        return others_s[0]
+
+    monkeypatch.setattr(cores_module, "busy_s", busy_s)
+    monkeypatch.setattr(cores_module, "own_s", lambda pids: {1: 0.0})
+    monkeypatch.setattr(cores_module, "EXTERNAL_LOAD_INTERVAL_S", 0.11)
+    monkeypatch.setattr(cores_module, "IDLE_INTERVAL_S", 0.11)
+    async with anyio.create_task_group() as group:
+        cores.assign_cores()
+        group.start_soon(cores.watch_external_load)
+        with anyio.fail_after(30):
+            while not cores.external_load.cores:
+                others_s[0] += 0.02
+                await anyio.sleep(0.02)
+            it.claim, samples[0] = None, 0
+            while cores.external_load.cores:  # noqa: ASYNC110 (it has no event)
+                await anyio.sleep(0.02)
+        group.cancel_scope.cancel()
+    assert samples[0] <= 6, "it samples at intervals"
+    it.claim = 1
+    cores.assign_cores()
+    assert it.thread_counts[-1] == 4
 
 
 def test_cores_that_are_not_ours_may_be_busy() -> None:

@@ -387,7 +387,7 @@ def worker_of(flush: Callable[[], None] = lambda: None) -> Worker:
 def client_of(sent: list[m.Command], request_bytes: RequestBytes | None = None) -> ProcessClient:
     return ProcessClient(
         ModelSpec(name="m"),
-        sent.append,
+        lambda command, descriptor=-1: sent.append(command),
         anyio.Event(),
         lambda _: None,
         flush=lambda: None,

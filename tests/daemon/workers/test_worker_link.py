@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -115,3 +117,60 @@ async def test_the_user_of_a_command() -> None:
     client = client_of([])
     assert client.user_of(m.Lookup(1, 7, "s", (), b"")) == 7
     assert client.user_of(m.Credit(1, 2)) == client.user_of(m.Stats(1)) == NO_USER
+
+
+def ready(number: int, content: bytes) -> tuple[m.MediaReady, int]:
+    """Return a command, and a descriptor of *content*."""
+    descriptor = os.memfd_create("embeddings")
+    os.pwrite(descriptor, content, 0)
+    return m.MediaReady(b"%d" % number), descriptor
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_descriptors_arrive_in_the_order_of_their_commands() -> None:
+    before = open_files()
+    async with exchanging() as (link, _, theirs):
+        expected, received = list[m.Command](), list[m.Command]()
+        for number in range(100):
+            command, descriptor = ready(number, b"%d" % number)
+            link.send_command(command, descriptor)
+            other = text_of(ADA, number) if number % 10 == 0 else m.Credit(number, 1)
+            link.send_command(other)
+            expected += [command, other]
+        worker = SocketLink(theirs)
+        while len(received) < len(expected):
+            received += worker.receive_commands(0)
+            await anyio.lowlevel.checkpoint()
+        assert [type(command) for command in received] == [type(c) for c in expected]
+        passed = [command.fd for command in received if isinstance(command, m.MediaReady)]
+        assert [os.pread(descriptor, 100, 0) for descriptor in passed] == [
+            b"%d" % number for number in range(100)
+        ]
+        for descriptor in passed:
+            os.close(descriptor)
+    assert open_files() == before, "each is closed after it was sent"
+
+
+async def test_descriptors_that_were_not_sent_are_closed_with_the_link() -> None:
+    before = open_files()
+    async with exchanging() as (link, unsent, theirs):
+        for number in range(10):
+            link.send_command(text_of(ADA, number))
+            link.send_command(*ready(number, b""))
+        while not unsent:
+            await anyio.lowlevel.checkpoint()
+        theirs.close()
+        await unsent.none.wait()
+    link.send_command(*ready(11, b""))
+    assert open_files() == before
+
+
+async def test_a_descriptor_for_a_process_that_was_never_started_is_closed_with_it() -> None:
+    before = open_files()
+    async with exchanging() as (link, _, _):
+        link.send_command(*ready(1, b""))
+        link.end_exchange()
+    assert open_files() == before

@@ -402,6 +402,10 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         limits.parameters_of_a_request limits.seconds_of_a_timeout limits.texts_of_an_embed
         limits.the_name_in_a_builder limits.tokens_of_a_detokenize
         limits.tool_calls_of_a_message limits.values_of_a_request
+        exchanges.images_that_are_refused
+        media.a_part_of_another_shape_is_refused media.an_image_in_a_descriptor_must_be_a_file
+        media.an_image_needs_a_model_that_reads_it media.another_content_is_refused_with_its_item
+        media.images_of_a_request_are_bounded
         streams.a_credit_outside_its_range_is_refused streams.a_refused_turn_leaves_no_trace
         tensors.a_descriptor_of_another_kind_is_refused tensors.a_tensor_above_the_limit_is_refused
         tensors.a_descriptor_that_was_not_sent_is_missed
@@ -461,6 +465,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         exchanges.a_named_state
         exchanges.chat_in_a_session_with_an_id exchanges.embeddings
         frames.an_int_is_accepted_as_a_float handles.load_accepts_a_name_and_its_builder_form
+        media.a_template_counts_the_tokens_of_images media.an_image_is_read_and_kept
         streams.a_full_context_ends_a_stream streams.credit_for_an_unknown_request_is_ignored
         turns.a_chat_takes_messages turns.before_any_turn_the_text_is_empty
         turns.embeddings_are_vectors_of_float32 turns.the_metadata_describes_the_turn
@@ -535,7 +540,12 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         tensors.descriptors_are_taken_in_their_order
         """,
     ),
-    (DescriptorsAreExchanged(), "tensors.descriptors_are_taken_in_their_order"),
+    (
+        DescriptorsAreExchanged(),
+        """
+        media.images_take_descriptors_in_their_order tensors.descriptors_are_taken_in_their_order
+        """,
+    ),
     (Without("timeout_s"), "cancellation.a_turn_that_lasts_too_long_is_ended errors.Timeout"),
     (Without("inputs"), "tensors.no_tensors_give_no_outputs"),
     (Without("config"), "handles.a_second_graph_has_its_own_parameters errors.PromptTooLong"),

@@ -29,6 +29,7 @@ CONFIG = (
     + echo_model("echo-kv-full", kv_cells=16)
     + echo_model("echo-failing", fail_at_step=1)
     + echo_model("echo-crashing", abort_on="crash")
+    + echo_model("echo-media", media=True)
 )
 SKIPPED = {
     *(

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 from tests.daemon.command_line import inferd_process
+from tests.echo import echo_model
 from tests.gateways.fleet.members import running_fleet
 
 CASES = [
     f"{family}.*"
     for family in (
         *("cancellation", "compatibility", "contexts", "exchanges", "frames", "greeting"),
-        *("handles", "malformed", "streams", "turns"),
+        *("handles", "malformed", "media", "streams", "turns"),
     )
 ]
 """All but those of limits, errors and tensors, which take long."""
@@ -29,7 +30,7 @@ EXCEPTIONS = {
 
 def test_an_entry_conforms_to_the_protocol(tmp_path: Path) -> None:
     with (
-        running_fleet(tmp_path, "", "a") as fleet,
+        running_fleet(tmp_path, echo_model("echo-media", media=True), "a") as fleet,
         inferd_process("conformance", "--json", *CASES, socket=fleet.socket) as process,
     ):
         output, _ = process.communicate()

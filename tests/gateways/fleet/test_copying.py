@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,9 @@ from inferd.backends.errors import (
 )
 from tests.daemon.command_line import inferd_process
 from tests.gateways.fleet.members import RunningFleet, running_fleet
+from tests.pictures import png
 from tests.tiny_gguf import write_tiny
+from tests.tiny_projector import write_pair
 from tests.waiting import wait_until
 
 HEADER = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
@@ -96,6 +99,95 @@ def test_a_copied_model_answers_on_its_new_node(tmp_path: Path) -> None:
         with client.session(file.stem, raw=True, options={"n-predict": 2}) as session:
             assert session.chat("hello").metadata["output_tokens"] == 2
             assert [one["node"] for one in client.sessions()] == ["b"]
+
+
+def about_picture() -> list[dict[str, object]]:
+    """Return a message with an image."""
+    content = [{"type": "text", "text": "What?"}, {"type": "image", "data": png(32, 32)}]
+    return [{"role": "user", "content": content}]
+
+
+def test_a_copied_model_reads_images_with_its_projector(tmp_path: Path) -> None:
+    source = tmp_path / "elsewhere"
+    source.mkdir()
+    file, projector = write_pair("mlp", source)
+    config = f'[models.eyes]\nfile = "{file}"\nmmproj = "{projector}"\n'
+    with (
+        running_fleet(tmp_path, {"a": config, "b": ""}, "a", "b") as fleet,
+        Client(fleet.socket) as client,
+    ):
+        result = client.copy_model("eyes", "b")
+        assert result.projector_bytes == projector.stat().st_size
+        assert files_on(fleet, "b") == ["eyes-mmproj.gguf", "eyes.gguf"]
+        for name, original in (("eyes", file), ("eyes-mmproj", projector)):
+            copied = models_dir(fleet, "b") / f"{name}.gguf"
+            assert copied.read_bytes() == original.read_bytes()
+        assert client.copy_model("eyes", "b").up_to_date
+        client.drain(node="a")
+        with client.session("eyes", options={"n-predict": 2}) as session:
+            assert session.chat(about_picture()).metadata["media_tokens"] == 16
+            assert [one["node"] for one in client.sessions()] == ["b"]
+
+
+def test_a_node_that_has_only_the_model_gets_the_projector(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, client):
+        file, projector = write_pair("mlp", models_dir(fleet, "a"))
+        shutil.copy(file, models_dir(fleet, "b"))
+        result = client.copy_model(file.stem, "b")
+        size = projector.stat().st_size
+        assert (result.up_to_date, result.sha256, result.projector_bytes) == (False, "", size)
+        assert files_on(fleet, "b") == [f"{file.stem}-mmproj.gguf", file.name]
+        assert client.copy_model(file.stem, "b").up_to_date
+
+
+def test_a_model_in_another_folder_of_the_node_gets_no_projector(tmp_path: Path) -> None:
+    elsewhere = write_tiny("llama", tmp_path)
+    config = f'[models.{elsewhere.stem}]\nfile = "{elsewhere}"\n'
+    with (
+        running_fleet(tmp_path, {"a": "", "b": config}, "a", "b") as fleet,
+        Client(fleet.socket) as client,
+    ):
+        write_pair("mlp", models_dir(fleet, "a"))
+        with pytest.raises(InvalidArgument, match="in its models directory") as caught:
+            client.copy_model(elsewhere.stem, "b")
+        assert "beside" in caught.value.hint
+        assert files_on(fleet, "b") == []
+
+
+def test_a_model_that_turns_its_projector_off_is_copied_without_it(tmp_path: Path) -> None:
+    with (
+        running_fleet(
+            tmp_path, {"a": '[models.tiny-llama]\nmmproj = ""\n', "b": ""}, *"ab"
+        ) as fleet,
+        Client(fleet.socket) as client,
+    ):
+        file, _ = write_pair("mlp", models_dir(fleet, "a"))
+        assert client.copy_model(file.stem, "b").projector_bytes == 0
+        assert files_on(fleet, "b") == [file.name]
+
+
+def test_an_interrupted_copy_keeps_neither_the_projector_nor_the_model(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, client), ThreadPoolExecutor() as pool:
+        file, _ = write_pair("mlp", models_dir(fleet, "a"))
+        with file.open("r+b") as opened:
+            opened.truncate(LARGE_BYTES)  # its copy takes longer than the test
+        part = models_dir(fleet, "b") / f"{file.name}.import"
+        with inferd_process(
+            "fleet", "copy", file.stem, "--to", "b", socket=fleet.socket
+        ) as process:
+            wait_until(lambda: part.exists() and part.stat().st_size > 0)
+            assert f"{file.stem}-mmproj.gguf.import" in files_on(fleet, "b")
+            process.kill()
+            wait_until(lambda: files_on(fleet, "b") == [])
+            process.communicate()
+        copy = pool.submit(client.copy_model, file.stem, "b")
+        wait_until(lambda: part.exists() and part.stat().st_size > 0)
+        fleet.daemons["b"].kill()
+        with pytest.raises(WorkerCrashed):
+            copy.result()
+        assert len(files_on(fleet, "b")) == 4, "two files and their locks"
+        fleet.daemons["b"].start_again()
+        assert files_on(fleet, "b") == []
 
 
 def test_the_command_copies_a_file_of_several_parts(tmp_path: Path) -> None:
@@ -214,6 +306,7 @@ def test_only_operators_copy_and_nobody_reads_a_file_through_the_entry(tmp_path:
         with Client(fleet.daemons["a"].socket, on_behalf_of="@eve") as eve:
             for attempt in (
                 lambda: eve.export_model("m", "transfer"),
+                lambda: eve.export_model("m", "transfer", projector=True),
                 lambda: eve.import_model("n", "transfer", HEADER, 99),
             ):
                 with pytest.raises(PermissionDenied):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd import Client
+from inferd import Client, Image
 from inferd.backends.errors import (
     InferdError,
     InvalidArgument,
@@ -22,10 +23,11 @@ from inferd.gateways.fleet.link import CONTENTS_BYTES_MAX, CONTENTS_MAX, PART_BY
 from inferd.ipc.messages import TENSOR_BYTES_MAX
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
+from tests.pictures import png
 from tests.raw import Closed, RawClient
 from tests.waiting import wait_until
 
-CONFIG = echo_model("echo", slots=2, ctx_size=4096)
+CONFIG = echo_model("echo", slots=2, ctx_size=4096) + echo_model("eyes", media=True)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,32 @@ def test_requests_get_their_own_descriptors_without_waiting(raw: RawClient) -> N
     plain = raw.start_request("models")
     assert [outputs(raw, n) for n in numbers] == [[text, b"second"] for text in texts]
     assert raw.wait_result(plain)["models"]
+
+
+def test_large_images_of_the_client_reach_the_model(fleet: RunningFleet) -> None:
+    images = [png(1, 1, text=b"%d" % number, padding=3 * PART_BYTES) for number in range(2)]
+    hashes = [hashlib.sha256(image).hexdigest() for image in images]
+    with Client(fleet.socket) as client, client.session("eyes", session_id="album") as session:
+        session.chat([*(Image(image, tokens_max=64) for image in images), "What?"])
+        content = session.history().messages[0]["content"]
+        assert [part["sha256"] for part in content[:2]] == hashes
+        assert session.media(hashes[1]).data == images[1]
+        with Client(fleet.socket) as other:
+            assert other.session_media(hashes[0], session_id="album").data == images[0]
+        session.delete()
+
+
+def test_an_image_in_a_descriptor_needs_a_context(raw: RawClient) -> None:
+    graph = raw.call("load_by_name", name="eyes")["graph"]
+    for data, fds in (({"fd": 0}, (memfd(png(1, 1)),)), (png(1, 1), ())):
+        content = [{"type": "image", "data": data}]
+        params = {"graph": graph, "messages": [{"role": "user", "content": content}]}
+        if fds:
+            with pytest.raises(UnsupportedOperation, match="only in calls on a context"):
+                raw.call("apply_template", fds, **params)
+            os.close(fds[0])
+        else:
+            assert raw.call("apply_template", **params)["tokens"] > 0
 
 
 def pipe() -> int:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument, ProtocolError
+from inferd.backends.fd_frames import frame_of
 from inferd.gateways.fleet.frames import (
     count_descriptors,
-    frame_of,
     integer_in,
     is_given,
     is_part_of_answer,
@@ -129,7 +129,12 @@ def test_a_body_becomes_a_frame() -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [{"fd": 0}, {"tensor": {"fd": 3}}, {"inputs": [["a", {}], ["b", {"fd": 0}]]}],
+    [
+        {"fd": 0},
+        {"tensor": {"fd": 3}},
+        {"inputs": [["a", {}], ["b", {"fd": 0}]]},
+        {"messages": [{"content": "fd"}, {"content": [{"type": "image", "data": {"fd": 0}}]}]},
+    ],
 )
 def test_a_part_in_a_descriptor_is_found(params: dict[str, Any]) -> None:
     assert count_descriptors(msgspec.Raw(pack(params))) == 1
@@ -138,10 +143,14 @@ def test_a_part_in_a_descriptor_is_found(params: dict[str, Any]) -> None:
 def test_parts_within_the_frame_need_no_descriptor() -> None:
     tensor = {"data": b"x", "dimensions": [1], "type": 2, "fd": -1}
     good: list[dict[str, Any]] = [{}, {"tensor": tensor}, {"inputs": [["a", tensor]]}]
-    for params in (*good, {"inputs": None}):
+    image = {"type": "image", "data": b"fd"}
+    good += [{"messages": [{"content": content}]} for content in ("fd", [image], None)]
+    for params in (*good, {"inputs": None}, {"messages": None}, {"messages": "of another type"}):
         assert count_descriptors(msgspec.Raw(pack(params))) == 0
     with pytest.raises(InvalidArgument):
         count_descriptors(msgspec.Raw(pack({"tensor": 7})))
+    with pytest.raises(InvalidArgument):
+        count_descriptors(msgspec.Raw(pack({"messages": [image, 7]})))
 
 
 def test_a_number_among_params_is_read_in_any_form_and_is_0_without_one() -> None:

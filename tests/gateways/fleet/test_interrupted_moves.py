@@ -41,10 +41,15 @@ class Node:
 
     def __init__(self, state: str | None = None, lost_after: str = "", keeps_at: int = 0):
         self.state, self.lost_after, self.keeps_at = state, lost_after, keeps_at
+        self.fails_at = self.hangs_at = ""
         self.transfer: dict[str, str] | None = None
         self.dropped = anyio.Event()
 
     async def call(self, call: str, params: dict[str, msgspec.Raw]) -> msgspec.Raw:
+        if call == self.fails_at:
+            raise ConnectionLost(f"{call} has failed")
+        if call == self.hangs_at:
+            await anyio.sleep_forever()
         given = {name: msgspec.msgpack.decode(raw) for name, raw in params.items()}
         result = self._carry_out(call, given)
         if given.get("outcome") == self.lost_after:
@@ -124,6 +129,39 @@ async def test_a_session_can_be_opened_once_its_interrupted_move_has_ended(
         assert moves.interrupted == 0
         assert homes.find(key) != "a", "the next opening looks for it"
         assert (peers["a"].state, peers["b"].state) == (None, "dormant")
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("lost", ["export_session", "import_session"])
+async def test_a_target_drops_what_a_failed_move_has_sent_to_it(tmp_path: Path, lost: str) -> None:
+    nodes, homes = two_nodes(tmp_path), NodeTable[SessionKey](HOMES_MAX)
+    homes.put(key_of(SESSION), "a")
+    peers = {"a": Node("dormant"), "b": Node()}
+    peers["a" if lost == "export_session" else "b"].fails_at = lost
+    async with anyio.create_task_group() as group:
+        operator = Operator(nodes, ClientHello(protocol=PROTOCOL_VERSION), group)
+        operator.peers = peers
+        moves = Moves(nodes, homes, operator, lambda _: None)
+        with pytest.raises(InferdError, match="failed"):
+            await moves.move_session("a", SESSION)
+        assert peers["b"].dropped.is_set()
+        assert (peers["a"].state, peers["a"].transfer) == ("dormant", None), "its hold has ended"
+        assert homes.find(key_of(SESSION)) == "a"
+        group.cancel_scope.cancel()
+
+
+async def test_a_target_drops_what_a_move_without_time_has_sent_to_it(tmp_path: Path) -> None:
+    nodes, homes = two_nodes(tmp_path), NodeTable[SessionKey](HOMES_MAX)
+    homes.put(key_of(SESSION), "a")
+    async with anyio.create_task_group() as group:
+        operator = Operator(nodes, ClientHello(protocol=PROTOCOL_VERSION), group)
+        operator.peers = {"a": Node("dormant"), "b": Node()}
+        operator.peers["b"].hangs_at = "import_session"
+        moves = Moves(nodes, homes, operator, lambda _: None)
+        await group.start(moves.run, ignore)
+        with pytest.raises(InferdError, match="too long"):
+            await moves.move_session("a", SESSION, copy_s_max=0.01)
+        await operator.peers["b"].dropped.wait()
         group.cancel_scope.cancel()
 
 

@@ -248,6 +248,7 @@ def is_deleted(client: Client, session_id: str) -> bool:
         return False
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_session_waits_a_few_seconds_at_most_for_a_node_that_hangs(
     fleet: RunningFleet, client: Client, leaves: bool

@@ -68,7 +68,7 @@ async def test_a_burst_spreads_and_idle_replicas_are_unloaded(tmp_path: Path) ->
 
 @pytest.mark.asyncio
 async def test_a_node_is_warmed_up_before_a_request_needs_it(tmp_path: Path) -> None:
-    config = echo_model("m", slots=4, step_ms=100, load_ms=300)
+    config = echo_model("m", slots=4, step_ms=100, load_ms=3000)
     with running_fleet(tmp_path, config, *NODES) as fleet:
         async with AsyncClient(fleet.socket) as client, anyio.create_task_group() as group:
             graph = await client.load_by_name("m")

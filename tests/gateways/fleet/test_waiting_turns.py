@@ -16,13 +16,14 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import Cancelled, InferdError
+from inferd.backends.fd_frames import frame_of
 from inferd.gateways.fleet.entry.client import (
     ClientConnection,
     ClientRequest,
     FleetClient,
     Withdrawal,
 )
-from inferd.gateways.fleet.frames import frame_of, open_message
+from inferd.gateways.fleet.frames import open_message
 from inferd.gateways.fleet.routing.homes import FleetUser
 from inferd.ipc.messages import CALLS, ClientHello, Kind
 from inferd.ipc.names import Priority

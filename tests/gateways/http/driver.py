@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from inferd.gateways.http.callers import new_key
 from inferd.testing import RunningDaemon
-from tests.daemon.command_line import inferd, inferd_process
+from tests.daemon.command_line import inferd_process
 
 CALL_S_MAX = 60.0
 SERVING = "serving HTTP on "
@@ -46,11 +47,11 @@ def keyed_gateway(
     daemon: RunningDaemon, folder: Path, names: Iterable[str], *options: str
 ) -> Iterator[tuple[RunningGateway, dict[str, str]]]:
     """Run `inferd gateway` with a key for each name, and yield it with the keys."""
-    made = {name: inferd("gateway", "--new-key", name) for name in names}
+    made = {name: new_key(name) for name in names}
     file = folder / "keys.toml"
-    file.write_text("".join(each.stdout for each in made.values()))
+    file.write_text("".join(entry for _, entry in made.values()))
     with gateway(daemon, "--keys", str(file), *options) as running:
-        yield running, {name: each.stderr.split()[-1] for name, each in made.items()}
+        yield running, {name: key for name, (key, _) in made.items()}
 
 
 def new_certificate(folder: Path) -> tuple[Path, Path]:
@@ -58,7 +59,8 @@ def new_certificate(folder: Path) -> tuple[Path, Path]:
     certificate, key = folder / "c.pem", folder / "k.pem"
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"),
+            *("-pkeyopt", "ec_paramgen_curve:prime256v1"),
             *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
             *("-keyout", str(key), "-out", str(certificate)),
         ],

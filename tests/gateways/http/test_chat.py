@@ -136,11 +136,11 @@ def test_a_refusal_names_the_field(
     assert caught.value.body["param"] == param  # type: ignore[index]
 
 
-def test_an_image_is_refused_by_name(api: openai.OpenAI) -> None:
-    image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+def test_a_file_is_refused_by_name(api: openai.OpenAI) -> None:
+    file: Any = {"type": "file", "file": {"file_id": "a"}}
     with pytest.raises(openai.BadRequestError) as caught:
-        api.chat.completions.create(model="echo", messages=[{"role": "user", "content": [image]}])
-    assert "image_url" in caught.value.message and caught.value.param == "messages.0.content.0"
+        api.chat.completions.create(model="echo", messages=[{"role": "user", "content": [file]}])
+    assert "'file'" in caught.value.message and caught.value.param == "messages.0.content.0"
 
 
 def test_fields_that_ask_for_nothing_are_accepted(api: openai.OpenAI) -> None:

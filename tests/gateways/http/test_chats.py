@@ -13,6 +13,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway, keyed_gateway
 from tests.gateways.http.own_paths import Caller, Response
+from tests.stored_chats import store_chats
 from tests.waiting import wait_until
 
 CONFIG = "[daemon]\nkept_sessions_user_max = 2\n" + echo_model("m") + echo_model("slow", step_ms=50)
@@ -181,13 +182,10 @@ def test_another_callers_chats_are_neither_changed_nor_restored(
         assert ada.post("/sessions/mine/restore").status == 200
 
 
-def test_a_thousand_chats_are_listed_within_the_bound(tmp_path: Path) -> None:
+def test_a_thousand_chats_are_listed_within_the_bound() -> None:
     """The page lists all chats whenever one changes."""
     with running_daemon(echo_model("m")) as daemon:
-        with Client(daemon.socket) as client:
-            for number in range(1000):
-                with client.session("m", session_id=f"chat_{number}") as session:
-                    session.chat(f"question {number}")
+        store_chats(daemon, "m", 1000)
         with gateway(daemon) as running:
             caller, seconds = Caller(running), []
             for query in ("limit=1000", "limit=1000&search=question", "limit=100"):

@@ -88,7 +88,7 @@ def test_a_neutral_value_counts_as_absent(
         *({"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}, {"min_tokens": 5}),
         *({"verbosity": "low"}, {"extra_body": {"top_k": 1}}, {"use_beam_search": True}),
         *({"best_of": True}, {"skip_special_tokens": False}, {"image": "x"}, {"num_predict": 3}),
-        *({"raw": True}, {"images": ["x"]}, {"thinking_budget": 5}, {"template": "x"}),
+        *({"raw": True}, {"images": ["x"]}, {"template": "x"}),
         *({"rope_freq_base": 1e4}, {"prompt_embeds": "x"}, {"skip_special_tokens": 1}),
     ],
     ids=str,

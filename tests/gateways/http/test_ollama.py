@@ -203,14 +203,16 @@ def test_an_unknown_model_is_not_found(api: ollama.Client, stream: bool) -> None
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["AA=="]}]}, "images"),
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["!"]}]}, "0.images.0"),
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": "AAAA"}]}, "0.images"),
         ("chat", {"messages": [{"content": "a"}]}, "role"),
         ("chat", {"messages": [{"role": "user", "content": 1}]}, "content"),
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls"),
         ("chat", {"messages": HELLO, "options": {"temperature": "hot"}}, "temperature"),
         ("chat", {"messages": HELLO, "format": "xml"}, "format"),
         ("chat", {"messages": HELLO, "think": "hard"}, "think"),
-        ("generate", {"prompt": "a", "images": ["AA=="]}, "images"),
+        ("generate", {"prompt": "a", "images": ["!"]}, "images.0"),
+        ("generate", {"prompt": "a", "images": [1]}, "images"),
         ("generate", {"prompt": "a", "suffix": "b"}, "suffix"),
         ("generate", {"prompt": "a", "template": "b"}, "template"),
         ("generate", {"prompt": "a", "context": [1]}, "context"),

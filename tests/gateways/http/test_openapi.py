@@ -10,12 +10,6 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from inferd.gateways.http.fields import Use
 from inferd.gateways.http.openapi import document
@@ -23,6 +17,7 @@ from inferd.gateways.http.server import APIS
 from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 from tests.repetitions import repetitions
+from tests.slow_imports import loaded
 
 CONFIG = echo_model("echo", tool_format="hermes")
 TEXT = {"type": "string", "maxLength": 20}
@@ -45,13 +40,6 @@ NARROW: dict[str, Any] = {
     "options": {"type": "object", "properties": {"num_predict": {"type": "integer"}}},
 }
 """Values that are more often valid than the document's, and so reach the model."""
-CHECKS: Any = [
-    schemathesis.checks.not_a_server_error,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-]
 
 
 def narrowed() -> dict[str, Any]:
@@ -69,10 +57,13 @@ def narrowed() -> dict[str, Any]:
     return found
 
 
-POSITIVE = schemathesis.GenerationMode.POSITIVE
-SCHEMA = schemathesis.openapi.from_dict(narrowed())
-FOUND: Any = SCHEMA.get_all_operations()
-OPERATIONS = [result.ok() for result in FOUND]
+DOCUMENT = narrowed()
+OPERATIONS = [
+    (path, method, mode)
+    for path, operations in DOCUMENT["paths"].items()
+    for method, operation in operations.items()
+    for mode in (("positive", "negative") if "requestBody" in operation else ("positive",))
+]
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +73,42 @@ def session() -> Iterator[requests.Session]:
         yield session
 
 
-@pytest.mark.parametrize(
-    ("mode", "operation"),
-    [
-        pytest.param(mode, operation, id=f"{operation.label} {mode.value}")
-        for operation in OPERATIONS
-        for mode in (schemathesis.GenerationMode if operation.body else [POSITIVE])
-    ],
-)
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    return schemathesis.openapi.from_dict(DOCUMENT)
+
+
+@pytest.fixture(scope="module")
+def checks() -> Any:
+    loaded("schemathesis")
+    from schemathesis.specs.openapi import checks
+
+    return [
+        schemathesis.checks.not_a_server_error,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+        checks.status_code_conformance,
+    ]
+
+
+@pytest.mark.parametrize(("path", "method", "mode"), OPERATIONS)
 def test_any_request_gets_its_answer_or_an_error_of_its_api(
-    operation: Any, mode: Any, http: RunningGateway, session: requests.Session
+    path: str,
+    method: str,
+    mode: str,
+    http: RunningGateway,
+    session: requests.Session,
+    schema: Any,
+    checks: Any,
 ) -> None:
-    @given(case=operation.as_strategy(generation_mode=mode))
+    cases = schema[path][method].as_strategy(generation_mode=schemathesis.GenerationMode(mode))
+
+    @given(case=cases)
     @settings(max_examples=repetitions(8), suppress_health_check=list(HealthCheck))
     def send(case: Any) -> None:
         reply = case.call(base_url=http.url, session=session, timeout=CALL_S_MAX)
-        case.validate_response(reply, checks=CHECKS)
+        case.validate_response(reply, checks=checks)
 
     send()
 

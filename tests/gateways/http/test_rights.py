@@ -46,6 +46,9 @@ STEPS = {
     ("GET", f"{PATH}/sessions"): Step("GET", "/sessions", None),
     ("POST", f"{PATH}/sessions"): Step("POST", "/sessions", {"model": "echo"}),
     ("GET", SESSION): Step("GET", "/sessions/diary", None, others=UNKNOWN),
+    ("GET", f"{SESSION}/media/{{sha256}}"): Step(
+        "GET", f"/sessions/diary/media/{'0' * 64}", None, own=UNKNOWN, others=UNKNOWN
+    ),
     ("POST", f"{SESSION}/fork"): Step("POST", "/sessions/diary/fork", {}, others=UNKNOWN),
     ("POST", f"{SESSION}/rewind"): Step(
         "POST", "/sessions/diary/rewind", {"turns": 1}, others=UNKNOWN

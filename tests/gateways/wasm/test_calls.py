@@ -327,10 +327,10 @@ def test_each_load_is_a_graph_of_its_own(client: Client) -> None:
         assert guest.call("init_execution_context", 0, guest.put(bytes(4))) == 1
 
 
-def test_an_image_in_a_prompt_is_unsupported(client: Client) -> None:
+def test_an_image_in_a_prompt_is_refused(client: Client) -> None:
     with Driver(client) as guest:
         context = guest.context()
-        assert guest.set_input(context, b'<img src="data:image/png;base64,AAAA">') == 6
+        assert guest.set_input(context, b'<img src="data:image/png;base64,AAAA">') == 1
         assert guest.set_input(context, b'<img src="data:image/png;base64,...">') == 0
 
 

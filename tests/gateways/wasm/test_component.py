@@ -19,11 +19,13 @@ from inferd.gateways.wasm import component as component_module
 from inferd.testing import RunningDaemon
 from inferd.wasm import Preload, add_component_to_linker
 from tests.echo import echo_model
+from tests.pictures import png
 
 CONFIG = (
     echo_model("slow", step_ms=20)
     + echo_model("small", **{"ctx-size": 48})
     + echo_model("deadly", abort_on="die")
+    + echo_model("eyes", media=True)
 )
 DONE, TEXT_ERROR = 255, 254
 """The codes of a call without an error, and of one whose error is a text; others are WIT's."""
@@ -261,3 +263,20 @@ def test_a_context_of_prompts_keeps_its_history_over_a_restart(
 def test_the_package_has_the_name_of_the_documentation() -> None:
     assert inferd.wasm.add_to_linker.__module__ == "inferd.gateways.wasm.host_functions"
     assert set(inferd.wasm.__all__) == set(inferd.gateways.wasm.__all__)
+
+
+def test_an_image_among_the_inputs_belongs_to_the_prompt(guest: Guest) -> None:
+    host = component_module.ComponentHost(guest.guest, None)
+    graph = guest.guest.load_by_name(b"eyes")
+    context = (graph, guest.guest.init_execution_context(graph))
+    [compute] = host.functions(component_module.CONTEXT).values()
+
+    picture, config = png(8, 8), ("config", ([15], "U8", b'{"n-predict":2}'))
+    image = ("any name", ([len(picture)], "U8", picture))
+    prompt = ("prompt", ([1], "U8", b"a<image>b"))
+    compute(context, [config, image, prompt])
+    assert json.loads(guest.guest.get_output(context[1], 1))["media_tokens"] > 0
+    with pytest.raises(InvalidArgument, match="places for 2 images"):
+        compute(context, [config, image, image, prompt])
+    compute(context, [config, ("prompt", ([1], "U8", b"text"))])
+    assert "media_tokens" not in json.loads(guest.guest.get_output(context[1], 1))

@@ -34,6 +34,7 @@ from inferd import (
     Reply,
     RewindResult,
     SaveStateResult,
+    SessionMediaResult,
     ShuttingDown,
     SwapResult,
     Tensor,
@@ -188,6 +189,13 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         {"session_id": "known"},
         {"session_id": "known"},
         HistoryResult(messages=[{"role": "user"}], turns=[0], session={"context": 12}),
+    ),
+    (
+        "session_media",
+        ("0a",),
+        {"session_id": "known"},
+        {"session_id": "known", "sha256": "0a"},
+        SessionMediaResult(data=b"image", size=5, media_type="image/png"),
     ),
     ("delete_session", (12,), {}, {"context": 12}, True),
     ("delete_session", (), {"session_id": "known"}, {"session_id": "known"}, True),
@@ -376,9 +384,9 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
             AsyncSession,
             " ".join(
                 (
-                    "aclose answers attached cancel chat context delete fork graph history",
-                    "metadata model open parameters pull reset resume rewind save_state session_id",
-                    "set_options stream",
+                    "aclose answers attached cancel chat context delete end_reasoning fork",
+                    "graph history media metadata model open parameters pull reset resume",
+                    "rewind save_state session_id set_options stream",
                 )
             ),
         ),

@@ -19,8 +19,8 @@ KNOWN_BY_NAME = {
     "gateways/wasm/host_functions.py": "the functions of wasi-nn, by their names for guests",
     "sessions/table.py": "the state table of a session, which does not know the protocol",
 }
-OTHER_MEANINGS = {"log_level"}
-"""The name of a setting, too."""
+OTHER_MEANINGS = {"log_level", "session_media"}
+"""The names of a setting and of a metric, too."""
 DISTINCT = {name for name in CALLS if "_" in name} - OTHER_MEANINGS
 """Names that mean nothing else; many others are words for the contents of results, too."""
 

@@ -33,7 +33,7 @@ EXPECTED = {
     " finalize_execution_context close_execution_context prompt_compute run_inference stream chat"
     " answers resume park reset rewind fork_session save_state set_options parameters",
     Route.CANCEL: "cancel",
-    Route.SESSION: "delete_session history update_session restore_session",
+    Route.SESSION: "delete_session history session_media update_session restore_session",
     Route.MODEL: "unload_model pin unpin add_adapter remove_adapter",
     Route.SWAP: "swap",
     Route.ALL: "models show sessions queue stats list_states list_deletions delete_state log_level",
@@ -59,7 +59,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
     plain = {
         "index", "size_max", "n", "credit", "normalize", "turns", "tokens", "request", "fd",
         "ctx_size", "slots", "cached_tokens", "stored_tokens", "size", "size_bytes", "offset",
-        "position", "waiting", "encoding", "target", "uid", "moved", "number",
+        "position", "waiting", "encoding", "target", "uid", "moved", "number", "projector_bytes",
             "prompt_tokens", "prompt_offset", "dormant_sessions", "dormant_sessions_max",
     }  # fmt: skip
     call = CALLS[name]

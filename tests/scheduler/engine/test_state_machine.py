@@ -1,7 +1,7 @@
 """Invariants of the engine under any order of events, on every kind of memory.
 
-Events are arrivals, turns, texts to embed, credits, pulls, cancels, timeouts, lost files, and
-changes of the settings and the clock.
+Events are arrivals, turns, texts to embed, embeddings of images, credits, pulls, cancels, timeouts,
+lost files, and changes of the settings and the clock.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from inferd.backends.base import KvKind
 from inferd.backends.echo.model import echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import Pool
+from inferd.backends.media import MediaItem
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv.disk import KvFiles
@@ -35,6 +36,7 @@ from inferd.scheduler.owner import Priority
 from inferd.sessions.turn.turn import Turn
 from tests.repetitions import repetitions
 from tests.scheduler.doubles import Bench, iterate_engine
+from tests.scheduler.media_bench import image, memory
 from tests.sessions.doubles import InProcessClient
 
 HEADS = (
@@ -47,6 +49,9 @@ PICK = st.integers(0, 1000)
 FORCED = ", é"
 """Characters that the model forces on tasks with a grammar; adapters do not change them."""
 CTX_SIZE = 300
+IMAGES = (None, None, image("one", 3), image("two", 20), image("three", 60))
+CAUSAL_MIN = 32
+"""An image with fewer tokens is computed at once."""
 KV_RAM = (1, 400, 2000, 1 << 20)
 TURNS_MAX = 3000
 
@@ -85,6 +90,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.turns: dict[int, Turn] = {}
         """State that survives a worker; see `die`."""
         self.line = Line()
+        self.wanted: list[tuple[int, MediaItem]] = []
+        """The embeddings that were requested, with their scope."""
 
     @initialize(
         slots=st.integers(1, 4),
@@ -105,9 +112,10 @@ class EngineMachine(RuleBasedStateMachine):
             kv_ram_bytes=kv_ram,
             shared_prefix_tokens_min=16,
             checkpoint_tokens=32,
+            media_bytes_max=30 * 16,
         )
         self.disk, self.settings = disk, settings
-        self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells, forced=FORCED)
+        self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells, forced=FORCED, media=True)
         self.slots = slots
         self.bench = self.start_worker()
 
@@ -134,6 +142,11 @@ class EngineMachine(RuleBasedStateMachine):
     def send_to_reader(self, report: m.Report) -> None:
         if isinstance(report, (m.Finished, m.Failed)):
             self.ends.setdefault(report.task_id, report)
+        if isinstance(report, m.MediaWanted):
+            spec = self.specs[report.task_id]
+            found = {item.digest: item for item in spec.media}
+            self.wanted += [(spec.owner.user, found[digest]) for digest in report.digests]
+            return
         turn = self.turns.get(getattr(report, "task_id", -1))
         if turn is not None:
             turn.report(report)
@@ -188,6 +201,10 @@ class EngineMachine(RuleBasedStateMachine):
             total_timeout_s=timeout,
             watch=True,
         )
+        if item is not None:
+            tokens, at = m.unpack_tokens(spec.tokens), 1 + len(head)
+            packed = m.pack_tokens([*tokens[:at], *item.entries(), *tokens[at:]])
+            spec = msgspec.structs.replace(spec, tokens=packed, media=(item,))
         self.submit(spec, raised(head + tail) if upper else head + tail)
 
     @rule(
@@ -243,11 +260,23 @@ class EngineMachine(RuleBasedStateMachine):
             turn.request_token() if turn.spec.pull else turn.add_credit(events)
             self.send()
 
+    @rule(number=PICK, again=st.booleans())
+    def encode(self, number: int, again: bool) -> None:
+        """Answer a request for embeddings, or a second time."""
+        if self.wanted:
+            number %= len(self.wanted)
+            scope, item = self.wanted[number] if again else self.wanted.pop(number)
+            self.bench.iterate(self.encoded(scope, item))
+
+    def encoded(self, scope: int, item: MediaItem) -> m.MediaReady:
+        return m.MediaReady(item.digest, item.size >= CAUSAL_MIN, scope, memory(item.size * 16))
+
     @rule()
     def die(self) -> None:
         """Lose the worker with all its memory; its tasks continue in another one."""
         if self.files is not None:
             self.files.close()
+        self.wanted.clear()
         before, self.bench = self.bench, self.start_worker()
         self.bench.now, self.bench.reports = before.now, before.reports
         for number in self.alive():
@@ -333,6 +362,15 @@ class EngineMachine(RuleBasedStateMachine):
                 assert end.stats.output_tokens == len(self.bench.tokens(number)) + ends
                 self.check_forced(number, end.stats)
 
+    @invariant()
+    def embeddings_are_kept_for_tasks_only(self) -> None:
+        if not self.texts:
+            return
+        tasks = self.bench.engine.tasks
+        items = {(t.scope, item.digest) for t in tasks for item in t.media.values()}
+        assert len(tasks.items) <= len(items)
+        assert tasks.items.size_bytes <= 16 * max(30, *(item.size for item in IMAGES if item))
+
     def check_forced(self, number: int, stats: m.TurnStats) -> None:
         """Count the forced tokens, those of earlier workers and the end included."""
         forced = 0
@@ -381,7 +419,8 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self.bench.now += 0.25
             pulls = [m.PullToken(n) if self.specs[n].pull else m.Credit(n, 5) for n in alive]
-            self.bench.iterate(*pulls)
+            wanted, self.wanted = self.wanted, []
+            self.bench.iterate(*(self.encoded(*one) for one in wanted), *pulls)
             if self.files is not None and any(t.fetching for t in self.bench.engine.tasks.queue):
                 assert self.files.flush(10)
         assert not self.alive(), "a task starves"

@@ -429,3 +429,18 @@ def test_the_preceded_owners_are_those_that_another_one_precedes(lags: list[floa
     shares = with_lags(dict(zip(owners, lags, strict=True)))
     expected = [o for o in owners if any(shares.precedes_by(one, o) > 0 for one in owners)]
     assert shares.preceded(owners) == expected
+
+
+def test_a_quantum_ends_for_no_task_that_would_lose_the_slot_again_at_once() -> None:
+    slots, users = slots_of(2), (Owner(1), Owner(2))
+    urgent = decoding(slots[0], task(1, owner=2, priority=Priority.URGENT))
+    decoding(slots[1], task(2, owner=1, priority=Priority.URGENT))
+    urgent.quantum = SETTINGS.quantum_tokens
+    owners = OwnerClock()
+    for owner in users:
+        owners.add_owner(owner, [])
+    owners.count_work(Owner(2), 1000)
+    shares = with_lags(dict.fromkeys(users, 0.0), frozenset({1, 2}))
+    waiting = task(3, owner=1, priority=Priority.HIGH)
+    plan = plan_slots([waiting], slots, Order(0, owners, SETTINGS, shares), SETTINGS, 0.0)
+    assert plan.park == ()

@@ -88,3 +88,48 @@ def test_a_link_receives_a_bounded_amount_at_a_time(
             received.append(len(link.receive_commands(None)))
         sending.result()
     assert max(received) <= READS_MAX * READ_BYTES // len(frame) + 1
+
+
+def descriptor() -> int:
+    return os.memfd_create("item", os.MFD_CLOEXEC)
+
+
+def same_file(a: int, b: int) -> bool:
+    return os.path.sameopenfile(a, b)
+
+
+def test_embeddings_come_with_their_descriptors_in_order(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    daemon, worker = pair
+    link, sent = SocketLink(worker), [descriptor() for _ in range(3)]
+    frame = pack_frame([m.MediaReady(b"1"), m.Cancel(1), m.MediaReady(b"2")])
+    socket.send_fds(daemon, [frame[:5]], sent[:2])
+    assert link.receive_commands(0.01) == []
+    daemon.sendall(frame[5:])
+    one, _, two = link.receive_commands(None)
+    socket.send_fds(daemon, [pack_frame([m.MediaReady(b"3")])], sent[2:])
+    [three] = link.receive_commands(None)
+    received = []
+    for command in (one, two, three):
+        assert isinstance(command, m.MediaReady)
+        received.append(command.fd)
+    assert all(map(same_file, received, sent)) and not set(received) & set(sent)
+    for fd in (*received, *sent):
+        os.close(fd)
+
+
+def test_embeddings_without_a_descriptor_and_a_descriptor_without_embeddings(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """No number from the frame is taken for a descriptor, and none stays open."""
+    daemon, worker = pair
+    link, sent = SocketLink(worker), descriptor()
+    daemon.sendall(pack_frame([m.MediaReady(b"1", fd=worker.fileno())]))
+    [command] = link.receive_commands(None)
+    assert isinstance(command, m.MediaReady) and command.fd == -1
+    before = len(os.listdir("/proc/self/fd"))
+    socket.send_fds(daemon, [pack_frame([m.Cancel(1)])], [sent])
+    assert link.receive_commands(None) == [m.Cancel(1)]
+    assert len(os.listdir("/proc/self/fd")) == before and not link.descriptors
+    os.close(sent)

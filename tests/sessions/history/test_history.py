@@ -11,6 +11,7 @@ import pytest
 from inferd.backends import Rendering, SamplingParams
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.errors import InvalidArgument
+from inferd.backends.media import MarkedMedia
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import ChatText, render_chat
 from inferd.scheduler.owner import Owner
@@ -20,7 +21,7 @@ from inferd.sessions.memory import memory_bytes
 from inferd.sessions.turn.turn import Turn
 from inferd.sessions.worker_client import ChatTokens
 from tests.scheduler.doubles import Bench
-from tests.sessions.doubles import InProcessClient
+from tests.sessions.doubles import InProcessClient, spliced
 
 pytestmark = pytest.mark.asyncio
 
@@ -47,6 +48,7 @@ class ChatClient(InProcessClient):
         answer_at: int = -1,
         forms: Sequence[dict[str, Any]] = (),
         cut_behind: int = -1,
+        media: Sequence[MarkedMedia] = (),
     ) -> ChatTokens:
         request = m.ChatPrompt(
             0, list(messages), said, answer, rendering, answer_at=answer_at, forms=list(forms)
@@ -61,7 +63,7 @@ class ChatClient(InProcessClient):
                 break
             send = self._result(chat, values)
         rest = found.appended
-        tokens = ids(found.text if rest is None else rest)
+        tokens = spliced(found.text if rest is None else rest, media, ids)
         return ChatTokens(found.text, tokens, rest is not None, found.form)
 
     def _result(self, chat: Generator[Any, Any, ChatText], values: Any) -> Callable[[], Any]:

@@ -147,10 +147,12 @@ def test_a_session_stores_and_restores_each_of_its_facts() -> None:
         kept=True,
         undo_s=60.0,
         transfer=Transfer("t", "there", departed=True),
+        media=(bytes(32),),
     )
     defaults = msgspec.structs.asdict(SessionFacts(model=""))
     assert all(value != defaults[name] for name, value in msgspec.structs.asdict(facts).items())
-    message = {"role": "user", "content": "Dear diary"}
+    parts = [{"type": "text", "text": "Dear diary"}, {"type": "image", "sha256": bytes(32).hex()}]
+    message = {"role": "user", "content": parts}
     past = encode(HistoryEntry(tokens=b"\1\0\0\0\2\0\0\0", messages=[message]))
 
     stored = StoredSession(Owner(1000), "diary", 1.0, facts, past)

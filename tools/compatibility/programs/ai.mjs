@@ -3,7 +3,7 @@ import { createOpenAI } from "@ai-sdk/openai"
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible"
 import { Output, embedMany, generateText, stepCountIs, streamText, tool } from "ai"
 import { z } from "zod"
-import { KEY, MODEL, QUESTION, URL, runChecks } from "./checks.mjs"
+import { IMAGE, IMAGE_MODEL, KEY, MODEL, QUESTION, URL, runChecks } from "./checks.mjs"
 
 globalThis.AI_SDK_LOG_WARNINGS = false
 const baseURL = `${URL}/v1`
@@ -26,6 +26,15 @@ async function streamed(model) {
   let text = ""
   for await (const part of textStream) text += part
   return text
+}
+
+async function aboutImage(model) {
+  const content = [
+    { type: "text", text: "a picture" },
+    { type: "image", image: Buffer.from(IMAGE, "base64") },
+  ]
+  const done = await generateText({ ...common, model, messages: [{ role: "user", content }] })
+  return `${done.text} (${done.usage.inputTokens} tokens)`
 }
 
 await runChecks({
@@ -56,6 +65,8 @@ await runChecks({
     })
     return JSON.stringify(done.output)
   },
+  "image, by chat completions": () => aboutImage(compatible(IMAGE_MODEL)),
+  "image, by responses": () => aboutImage(openai(IMAGE_MODEL)),
   embeddings: async () => {
     const model = compatible.textEmbeddingModel(MODEL)
     const found = await embedMany({ model, values: ["one", "two"], maxRetries: 0 })

@@ -8,6 +8,13 @@ from collections.abc import Callable
 
 URL = os.environ["GATEWAY_URL"]
 MODEL = os.environ["GATEWAY_MODEL"]
+IMAGE_MODEL = os.environ["GATEWAY_IMAGE_MODEL"]
+IMAGE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
+    "gg=="
+)
+"""A PNG file of one pixel, in base64."""
+IMAGE_URL = f"data:image/png;base64,{IMAGE}"
 KEY = "none"
 QUESTION = "What is the capital of France? Answer in one sentence."
 TEXT_MAX = 300

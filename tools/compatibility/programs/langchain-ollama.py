@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks import MODEL, QUESTION, URL, run_checks
+from checks import IMAGE_MODEL, IMAGE_URL, MODEL, QUESTION, URL, run_checks
 from langchain_ollama import ChatOllama, OllamaEmbeddings
 from pydantic import BaseModel
 
@@ -35,10 +35,17 @@ def schema() -> object:
     return found
 
 
+def image() -> object:
+    """image"""
+    own = ChatOllama(model=IMAGE_MODEL, base_url=URL)
+    content = [{"type": "text", "text": "a picture"}, {"type": "image_url", "image_url": IMAGE_URL}]
+    return own.invoke([{"role": "user", "content": content}]).content
+
+
 def embeddings() -> object:
     """embeddings"""
     vectors = OllamaEmbeddings(model=MODEL, base_url=URL).embed_documents(["one", "two"])
     return f"{len(vectors)} vectors of {len(vectors[0])} numbers"
 
 
-run_checks(whole, stream, schema, embeddings)
+run_checks(whole, stream, schema, image, embeddings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks import KEY, MODEL, QUESTION, URL, run_checks
+from checks import IMAGE, IMAGE_MODEL, KEY, MODEL, QUESTION, URL, run_checks
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
@@ -78,6 +78,14 @@ def completion() -> object:
     return own.invoke("The capital of France is")
 
 
+def image() -> object:
+    """image"""
+    own = ChatOpenAI(model=IMAGE_MODEL, base_url=f"{URL}/v1", api_key=KEY)
+    picture = {"type": "image", "base64": IMAGE, "mime_type": "image/png"}
+    text = {"type": "text", "text": "a picture"}
+    return own.invoke([{"role": "user", "content": [text, picture]}]).text
+
+
 def embeddings() -> object:
     """embeddings"""
     own = OpenAIEmbeddings(
@@ -88,5 +96,6 @@ def embeddings() -> object:
 
 
 run_checks(
-    whole, stream, responses, tools, schema, schema_by_tool, logprobs, completion, embeddings
+    *(whole, stream, responses, tools, schema, schema_by_tool, logprobs, completion),
+    *(image, embeddings),
 )

@@ -8,7 +8,7 @@ import sys
 sys.path.append(sys.path.pop(0))  # this file has the name of the package
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched
 import litellm
-from checks import KEY, MODEL, QUESTION, URL, run_checks
+from checks import IMAGE_MODEL, IMAGE_URL, KEY, MODEL, QUESTION, URL, run_checks
 from pydantic import BaseModel
 
 OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY}
@@ -56,6 +56,30 @@ def tools_of(provider: dict) -> object:
     done = litellm.completion(**provider, **GREEDY, messages=messages, **keywords)
     [call, *_] = done.choices[0].message.tool_calls
     return f"{call.function.name} {call.function.arguments}"
+
+
+def image_of(provider: dict) -> object:
+    own = {**provider, "model": provider["model"].replace(MODEL, IMAGE_MODEL)}
+    text = {"type": "text", "text": "a picture"}
+    image = {"type": "image_url", "image_url": {"url": IMAGE_URL}}
+    messages = [{"role": "user", "content": [text, image]}]
+    done = litellm.completion(**own, max_tokens=100, messages=messages)
+    return f"{done.choices[0].message.content} ({done.usage.prompt_tokens} tokens)"
+
+
+def openai_image() -> object:
+    """image, by OpenAI's API"""
+    return image_of(OPENAI)
+
+
+def anthropic_image() -> object:
+    """image, by Anthropic's API"""
+    return image_of(ANTHROPIC)
+
+
+def ollama_image() -> object:
+    """image, by Ollama's API"""
+    return image_of(OLLAMA)
 
 
 def openai_whole() -> object:
@@ -130,4 +154,5 @@ run_checks(
     *(openai_whole, openai_stream, openai_tools, openai_schema, openai_responses, embeddings),
     *(anthropic_whole, anthropic_stream, anthropic_tools),
     *(ollama_whole, ollama_stream, ollama_embeddings),
+    *(openai_image, anthropic_image, ollama_image),
 )

@@ -57,6 +57,8 @@ export interface ModelParameters {
   "chat-template-file"?: string | undefined;
   /** form of reasoning and tool calls in answers, which replaces the one derived from the chat template: a name (hermes, llama, â¦), or a map as `inferd show --template` prints it (default: "") */
   "tool-format"?: string | object | undefined;
+  /** file of the projector with which the model reads images and sounds; auto: the one beside the model's file whose name contains `mmproj` (see media.md), if exactly one fits; none, or empty in the configuration: none (default: "auto") */
+  "mmproj"?: string | undefined;
   /** model whose embeddings `stop-similarity` compares while it is loaded; empty: none (default: "") */
   "similarity-model"?: string | undefined;
   /** maximum time in milliseconds that a turn waits for one comparison (default: 1000) */
@@ -65,6 +67,8 @@ export interface ModelParameters {
   "append"?: boolean | undefined;
   /** reuse existing KV state; false: compute the whole prompt (default: true) */
   "cache-prompt"?: boolean | undefined;
+  /** maximum number of tokens of an image, to which it is scaled down before it is encoded, where the message names none; 0: the projector's own (default: 0) */
+  "image-tokens-max"?: number | undefined;
   /** idle time in milliseconds after which a session's prompt is computed again; -1: no limit (default: -1) */
   "retention-ms"?: number | undefined;
   /** maximum number of tokens to generate; -1: the rest of the context (default: -1) */

@@ -25,6 +25,8 @@ export const LIMITS = {
   OPERATION_S_MAX: 30,
   PART_BYTES: 524288,
   UPLOAD_BYTES_MAX: 33554432,
+  COPIED_MEDIA_BYTES_MAX: 6291456,
+  LOOP_BYTES_MAX: 65536,
   KV_S_MAX: 10,
   UPLOADS_MAX: 8,
   HOLDS_MAX: 64,
@@ -59,6 +61,10 @@ export const LIMITS = {
   DROPPED_BYTES_MAX: 1048576,
   RAW_BYTES_MAX: 65536,
   TOOL_CALLS_MAX: 128,
+  MEDIA_PARTS_MAX: 64,
+  ALT_CHARACTERS_MAX: 1000,
+  LOW_DETAIL_TOKENS: 256,
+  MEDIA_TOKENS_MAX: 1048576,
   FUNCTION_NAME_CHARACTERS_MAX: 128,
   ANSWER_CALLS_MAX: 128,
   CALL_CHARACTERS_MAX: 262144,
@@ -225,10 +231,16 @@ export interface Metadata {
   durable?: boolean | null | undefined;
   /** Requested parameters of the model that are not in force, with the values in force. */
   not_applied?: Fields | undefined;
-  /** Parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the vocabulary, which are left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it. */
+  /** Parameters out of their range in JSON, or that contradict others, with the values used instead; those that could not be kept, with the reason; `json-schema` with the paths of the constraints that `schema-lenient` left out; `logit-bias` with the tokens outside the vocabulary, which are left out; `tools`, if the model's chat template does not use them or the input is raw text; `chat-template`, if the model has none and messages are written without it; `media`, if the model cannot read images or sounds of the history. */
   adjusted?: Fields | undefined;
   /** Unknown keys. */
   ignored?: string[] | undefined;
+  /** Tokens of the prompt that are images or sounds. This key and the next two are absent if there are none. */
+  media_tokens?: number | undefined;
+  /** The images and sounds of the prompt, or the parts into which they are cut, that were not encoded for this turn: the tokens or their embeddings were in memory. */
+  media_cached?: number | undefined;
+  /** Seconds in which the others were encoded. */
+  encode_s?: number | undefined;
   /** With `n-probs`, except for a stream, whose events have it: for each token a map as llama-server's, `id`, `token`, `bytes`, `logprob`, `top_logprobs`, or with `post-sampling-probs` `prob`, `top_probs`. It covers the first tokens, up to 20 000 such entries, and no tokens sampled before an interruption; otherwise the key is absent. */
   completion_probabilities?: Fields[] | undefined;
   /** With `n-probs`, if a token ended the answer that is not part of it: such a map of this token; otherwise the key is absent. */
@@ -272,9 +284,9 @@ export interface ModelInfo {
   keep_alive_s: number;
   /** Whether it stays loaded even when memory is short. */
   pinned: boolean;
-  /** Memory that its worker process occupies on the host now, mapped weights included (RSS); 0: no process. */
+  /** Memory that its worker process, and the one that encodes images and sounds, occupy on the host now, mapped weights included (RSS); 0: no process. */
   resident_bytes: number;
-  /** Nil, or the estimated memory of its process, in bytes: `weights`, `context`, `compute`, `process` and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save. */
+  /** Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`, `process`, `projector` (the process that encodes images and sounds, with the embeddings that are kept) and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save. */
   memory: Fields | null;
   /** Array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter fail with it. */
   adapters: Fields[];
@@ -286,6 +298,10 @@ export interface ModelInfo {
   setting: Fields | null;
   /** The memory of the host, in bytes, that its next load needs with all slots and full contexts; nil: it is not known yet, or it has a process. Before llama.cpp has estimated it, it is known from the file's header, and only where no GPU may hold a part. */
   need_bytes: number | null;
+  /** The kinds of message parts that it reads: `text`, and with a projector `image` or `audio`, or both. It is known from the projector's header before the model is loaded. */
+  reads: string[];
+  /** Nil, or the projector with which it reads images and sounds: `file` (empty: none was taken), `type` (llama.cpp's name), `kinds` (`image`, `audio`), `width` (numbers of an embedding), `image_size` (pixels of a side with which it was trained; 0: no images), `size_bytes`, `image_tokens_max` (tokens of a very large image) and `buffer_bytes` (memory in which it computes), both nil before its first load, `pid` (of its process; 0: none), `note` (files beside the model that were left out, and why) and `error` (nil, or why it does not work). */
+  projector: Fields | null;
   /** In a fleet, its node; otherwise absent. */
   node?: string | undefined;
   /** In a fleet, the model as each node describes it; otherwise absent. */
@@ -392,7 +408,7 @@ export interface TaskInfo {
   session_id: string | null;
   /** The model's name. */
   model: string;
-  /** `waiting`, `running` or `parked`. */
+  /** `waiting`, `running` or `parked`; `encoding` while the embeddings of an image or a sound of its prompt are computed. */
   state: string;
   /** The turn's priority class. */
   priority: Priority;
@@ -501,7 +517,7 @@ export interface LoadParams {
   encoding?: number | string | undefined;
   /** An execution target: cpu puts no layers on the GPU, gpu all that the configuration allows; tpu and npu are `UnsupportedOperation`. */
   target?: number | string | undefined;
-  /** 0 or more: the model's file in a descriptor. */
+  /** 0 or more: the model's file in a descriptor; such a model has no projector, and reads only text. */
   fd?: number | undefined;
   /** Send events while it loads. */
   progress?: boolean | undefined;
@@ -1081,6 +1097,30 @@ export function readHistoryResult(fields: Fields): HistoryResult {
   return { note: new Uint8Array(), options: {}, ...fields } as unknown as HistoryResult;
 }
 
+export interface SessionMediaParams {
+  /** A context of this connection. */
+  context?: Context | null | undefined;
+  /** A session by its id. */
+  session_id?: string | null | undefined;
+  /** The hash of an image or a sound in the session's messages, as `history` has it. */
+  sha256: string;
+  /** The first byte to return. */
+  offset?: number | undefined;
+}
+
+export interface SessionMediaResult {
+  /** At most `PART_BYTES` from `offset` on; empty at the end. */
+  data: Uint8Array;
+  /** Bytes of the whole content. */
+  size: number;
+  /** Its type, such as `image/png`. */
+  media_type: string;
+}
+
+export function readSessionMediaResult(fields: Fields): SessionMediaResult {
+  return { media_type: "", ...fields } as unknown as SessionMediaResult;
+}
+
 export interface DeleteSessionParams {
   /** A context of this connection. */
   context?: Context | null | undefined;
@@ -1246,7 +1286,7 @@ export function readImportSessionResult(fields: Fields): ImportSessionResult {
 export interface EndTransferParams {
   /** The transfer's id. */
   transfer: string;
-  /** Of a held session, on the connection that exports it: `keep` or `release`; of an arriving one, or of a copy: `keep` or `drop`; of the record of a departed one: `drop`. */
+  /** Of a held session, on the connection that exports it: `keep` or `release`; of one whose parts are still being imported over this connection: `drop`; of an arriving one, or of a copy: `keep` or `drop`; of the record of a departed one: `drop`. */
   outcome: string;
 }
 
@@ -1417,12 +1457,14 @@ export interface ExportModelParams {
   transfer: string;
   /** The first byte of the part; 0 begins the transfer. */
   offset?: number | undefined;
+  /** Read the model's projector instead, which reads images or sounds. */
+  projector?: boolean | undefined;
 }
 
 export interface ExportModelResult {
   /** The part. */
   data: Uint8Array;
-  /** The size of the file. */
+  /** The size of the file; 0: the model has no projector. */
   size: number;
   /** With the last part: the SHA-256 of all parts, in hexadecimal digits. */
   sha256: string;
@@ -1445,6 +1487,8 @@ export interface ImportModelParams {
   offset?: number | undefined;
   /** The SHA-256 that the file must have; required with the last part. */
   sha256?: string | undefined;
+  /** The file is the model's projector, and becomes `NAME-mmproj.gguf`: together with the model, whose parts follow, or at once if the model is there. */
+  projector?: boolean | undefined;
 }
 
 export interface ImportModelResult {
@@ -1507,14 +1551,16 @@ export interface CopyModelResult {
   source: string;
   /** Its size. */
   size_bytes: number;
-  /** Its SHA-256; empty if nothing was copied. */
+  /** Its SHA-256; empty if it was not copied. */
   sha256: string;
   /** Whether nothing was copied, because the node had a file of this name and size. */
   up_to_date: boolean;
+  /** The size of its projector, if that was copied. */
+  projector_bytes: number;
 }
 
 export function readCopyModelResult(fields: Fields): CopyModelResult {
-  return { sha256: "", up_to_date: false, ...fields } as unknown as CopyModelResult;
+  return { sha256: "", up_to_date: false, projector_bytes: 0, ...fields } as unknown as CopyModelResult;
 }
 
 export interface SessionsParams {
@@ -1728,6 +1774,7 @@ export interface Calls {
   rewind: { params: RewindParams; result: RewindResult; event: never };
   fork_session: { params: ForkSessionParams; result: ForkSessionResult; event: never };
   history: { params: HistoryParams; result: HistoryResult; event: never };
+  session_media: { params: SessionMediaParams; result: SessionMediaResult; event: never };
   delete_session: { params: DeleteSessionParams; result: DeleteSessionResult; event: never };
   update_session: { params: UpdateSessionParams; result: UpdateSessionResult; event: never };
   restore_session: { params: RestoreSessionParams; result: UpdateSessionResult; event: never };
@@ -1808,6 +1855,7 @@ export const READERS: Readers = {
   rewind: { result: readRewindResult, event: null },
   fork_session: { result: readForkSessionResult, event: null },
   history: { result: readHistoryResult, event: null },
+  session_media: { result: readSessionMediaResult, event: null },
   delete_session: { result: readDeleteSessionResult, event: null },
   update_session: { result: readUpdateSessionResult, event: null },
   restore_session: { result: readUpdateSessionResult, event: null },

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from .....backends.errors import InferdError, InvalidArgument, UnsupportedOperation
-from .....ipc.client import HistoryResult
+from .....ipc.client import AsyncClient, HistoryResult
 from ...callers import Caller
 from ...exchange import Exchange, collect_answers, stream_turn
-from ...exchange.exchange import HttpRefusal
+from ...exchange.exchange import JSON, HttpRefusal
 from ...fields import field_error
+from ...media import RequestMedia, in_base64, rest_of_content
 from ...turns import Answer, TurnRequest, no_previous, schema_options
 from ..chat import effort_arguments, priority_of
 from ..chat_fields import thinking_arguments
 from .fields import (
+    IMAGE_URLS,
     INPUT_ITEMS,
     INPUT_TOKENS,
     LOGPROBS,
@@ -37,7 +39,15 @@ from .fields import (
     TextFormat,
 )
 from .frame import ResponseFrame, ResponseStream
-from .items import input_items, mark_in, mark_of, read_input, read_tool_choice, read_tools
+from .items import (
+    image_parts,
+    input_items,
+    mark_in,
+    mark_of,
+    read_input,
+    read_tool_choice,
+    read_tools,
+)
 
 
 def note_of(response: dict[str, Any]) -> bytes:
@@ -71,7 +81,32 @@ async def answer_input_items(exchange: Exchange) -> None:
     """Answer with the items of a stored response's input, those of earlier responses included."""
     query = INPUT_ITEMS.read_query(exchange.query)
     found = await _find(exchange)
-    await exchange.send_json(_page(_items_of(exchange.params["response"], found), query))
+    response_id = exchange.params["response"]
+    page = _page(_items_of(response_id, found), query)
+    if IMAGE_URLS in query.include and (images := [*image_parts(page["data"])]):
+        async with exchange.turns.pool.lease(exchange.caller) as client:
+            parts = _with_image_urls(client, response_id, page, images)
+            await exchange.send_parts(parts, JSON, [])
+    else:
+        await exchange.send_json(page)
+
+
+async def _with_image_urls(
+    client: AsyncClient, response_id: str, page: dict[str, Any], images: list[dict[str, Any]]
+) -> AsyncIterator[bytes]:
+    """Yield a page in parts; its *images* have their data, which are read for each part."""
+    mark = secrets.token_hex(16)
+    for image in images:
+        image["image_url"] = mark
+    begin, *rest = msgspec.json.encode(page).split(mark.encode())
+    yield begin
+    for image, text in zip(images, rest, strict=True):
+        first = await client.session_media(image["sha256"], session_id=response_id, offset=0)
+        yield b"data:%s;base64," % first.media_type.encode()
+        contents = rest_of_content(client, response_id, image["sha256"], first)
+        async for part in in_base64(contents):
+            yield part
+        yield text
 
 
 def _items_of(response_id: str, found: HistoryResult) -> list[dict[str, Any]]:
@@ -209,12 +244,17 @@ async def count_input_tokens(exchange: Exchange) -> None:
     request, _ = exchange.read_fields(INPUT_TOKENS)
     try:
         new_id(request)
-        messages, options = _prompt_of(request)
+        media = RequestMedia()
+        messages, options = _prompt_of(request, media)
+        await media.decode(exchange.run_in_thread)
         if request.previous_response_id is not None:
             messages = await _history_of(exchange, request.previous_response_id) + messages
-        tokens = await exchange.turns.count_tokens(
-            exchange.caller, request.model, messages, options
-        )
+        try:
+            tokens = await exchange.turns.count_tokens(
+                exchange.caller, request.model, messages, options
+            )
+        except InferdError as exc:
+            raise media.name_item(exc, messages) from None
     except InferdError as exc:
         raise INPUT_TOKENS.name_field(exc) from None
     await exchange.send_json({"object": "response.input_tokens", "input_tokens": tokens})
@@ -224,6 +264,7 @@ async def _history_of(exchange: Exchange, previous: str) -> list[dict[str, Any]]
     found = await exchange.turns.history(exchange.caller, previous)
     if found is None:
         raise no_previous(previous)
+    await exchange.turns.fill_media(exchange.caller, previous, found.messages, exchange.take_memory)
     return found.messages
 
 
@@ -254,7 +295,8 @@ def turn_of(
     :raises InvalidArgument: the request contradicts itself.
     :raises UnsupportedOperation: the request has parts, items or tools that are not supported.
     """
-    messages, prompt_options = _prompt_of(request)
+    media = RequestMedia()
+    messages, prompt_options = _prompt_of(request, media)
     overflow = "drop-turns" if request.truncation == "auto" else "error"
     options = {"overflow": overflow, **options, **prompt_options, "reasoning-format": "deepseek"}
     if request.max_output_tokens is not None:
@@ -265,6 +307,7 @@ def turn_of(
     return TurnRequest(
         model=request.model,
         prompt=messages,
+        media=media,
         options=options,
         priority=priority_of(request.priority, request.service_tier, caller),
         session_id=response_id if request.store or previous is not None else None,
@@ -272,8 +315,11 @@ def turn_of(
     )
 
 
-def _prompt_of(request: PromptRequest) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the new messages of a prompt, and its parameters: tools, template and schema.
+def _prompt_of(
+    request: PromptRequest, media: RequestMedia
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the new messages of a prompt, and its parameters: tools, template and schema. Images
+    and sounds are added to *media*.
 
     :raises InvalidArgument: the request contradicts itself.
     :raises UnsupportedOperation: the request has parts, items or tools that are not supported.
@@ -287,7 +333,9 @@ def _prompt_of(request: PromptRequest) -> tuple[list[dict[str, Any]], dict[str, 
     thinking = thinking_arguments(request.think, request.enable_thinking)
     if arguments := {**effort_arguments(request.reasoning.effort), **thinking}:
         options["chat-template-kwargs"] = arguments
-    messages = [] if request.input is None else read_input(request.input)
+    messages = [] if request.input is None else read_input(request.input, media)
+    if media:
+        request.input = ""  # its base64 is freed
     if request.instructions and request.previous_response_id is None:
         messages = [{"role": "system", "content": request.instructions}, *messages]
     return messages, options

@@ -22,13 +22,16 @@ from ..chat_fields import (
     STRUCTURED_OUTPUTS,
     THINKING,
     TOP_LOGPROBS_MAX,
+    USER_AND_CACHE,
     Effort,
     ServiceTier,
     Think,
+    media_places,
 )
 
 RESPONSE_ID = "^resp_[0-9a-f]{40}$"
 LOGPROBS = "message.output_text.logprobs"
+IMAGE_URLS = "message.input_image.image_url"
 
 
 class TextFormat(Struct):
@@ -100,6 +103,7 @@ class InputItemsQuery(Struct, kw_only=True):
     after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
+    include: list[str] = []
 
 
 _PROMPT: tuple[Field, ...] = (
@@ -131,6 +135,7 @@ _PROMPT: tuple[Field, ...] = (
     honoured("parallel_tool_calls"),
     refused("conversation", "use previous_response_id"),
 )
+_MEDIA = media_places("input.*.content.*", "input.*.output.*")
 RESPONSES = FieldTable(
     "/v1/responses",
     [
@@ -162,20 +167,18 @@ RESPONSES = FieldTable(
         ignored("stream_options", "its streams have no obfuscation"),
         ignored("client_metadata", "the daemon's log has its own"),
         ignored("access_programs", "there are none"),
-        ignored("user", "the key names the user"),
-        ignored("safety_identifier", "the key names the user"),
-        ignored("prompt_cache_key", "equal beginnings are always found"),
-        ignored("prompt_cache_retention", "the daemon's settings decide"),
-        ignored("prompt_cache_options", "the daemon's settings decide"),
+        *USER_AND_CACHE,
     ],
     kind=ResponseRequest,
     parameters=True,
     others=OTHER_SERVERS,
+    media=_MEDIA,
 )
 INPUT_TOKENS = FieldTable(
     "/v1/responses/input_tokens",
     [*_PROMPT, ignored("truncation", "the whole prompt is counted")],
     kind=PromptRequest,
+    media=_MEDIA,
 )
 _INCLUDE = "a stored response is returned whole, without logprobs"
 RETRIEVE = FieldTable(
@@ -195,7 +198,10 @@ INPUT_ITEMS = FieldTable(
         honoured("after", "the id of an item: those after it, in this order"),
         honoured("limit", "1 to 100; 20 if absent"),
         honoured("order", "`asc`, or `desc` (the default): the latest first"),
-        *(ignored(name, "an item is returned whole") for name in ("include", "include[]")),
+        honoured(
+            "include",
+            f"`{IMAGE_URLS}`: images with their data; the items have nothing of the rest",
+        ),
     ],
     kind=InputItemsQuery,
     method="GET",

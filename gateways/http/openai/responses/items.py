@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from .....backends.errors import UnsupportedOperation
 from .....backends.params import without_nulls
+from .....ipc.chat_messages import LOW_DETAIL_TOKENS
 from .....ipc.chat_messages import ROLES as ALL_ROLES
 from ...fields import field_error
+from ...media import RequestMedia
 from ..chat_fields import ROLES, read_parts
 
 _START = "resp_"
@@ -37,6 +40,7 @@ def item_id(kind: str, response_id: str, number: int) -> str:
     return f"{kind}_{digest[:24]}"
 
 
+IMAGE = "input_image"
 NAMESPACE = "namespace"
 _ALLOWED = "allowed_tools"
 _LEVELS = 2
@@ -44,11 +48,12 @@ _LEVELS = 2
 _SEARCHES = ("web_search", "web_search_preview")
 
 
-def read_input(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of an `input`.
+def read_input(items: str | list[dict[str, Any]], media: RequestMedia) -> list[dict[str, Any]]:
+    """Return the messages of an `input`, and add its images and sounds to *media*.
 
     :raises InvalidArgument: an item has another form.
     :raises UnsupportedOperation: an item or a part has a type that is not supported.
+    :raises TooLarge: there are too many images and sounds.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
@@ -57,11 +62,11 @@ def read_input(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         place = f"input.{number}"
         match item.get("type", "message"):
             case "message":
-                messages.append(_message(place, item))
+                messages.append(_message(place, item, media))
             case "function_call":
                 _add_call(place, item, messages)
             case "function_call_output":
-                output = _content(f"{place}.output", item.get("output"))
+                output = _content(f"{place}.output", item.get("output"), media)
                 call_id = _text(place, item, "call_id")
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
             case "reasoning":
@@ -75,22 +80,22 @@ def read_input(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
+def _message(place: str, item: dict[str, Any], media: RequestMedia) -> dict[str, Any]:
     role = _text(place, item, "role")
     if role not in ALL_ROLES:
         raise field_error(f"{place}.role", f"{place}.role is none of {', '.join(ALL_ROLES)}")
     return {
         "role": ROLES.get(role, role),
-        "content": _content(f"{place}.content", item.get("content")),
+        "content": _content(f"{place}.content", item.get("content"), media),
     }
 
 
-def _content(place: str, content: Any) -> Any:
+def _content(place: str, content: Any, media: RequestMedia) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise field_error(place, f"{place} is neither a text nor a list of parts")
-    return read_parts(place, content)
+    return read_parts(place, content, media)
 
 
 def _add_call(place: str, item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
@@ -126,13 +131,14 @@ def input_items(response_id: str, messages: list[dict[str, Any]]) -> list[dict[s
         found.append({**made, "status": "completed", **fields})
 
     for message in messages:
-        role, text = message["role"], _whole_text(message.get("content"))
+        role, content = message["role"], message.get("content")
+        text = _whole_text(content)
         calls = message.get("tool_calls") or ()
         if role == "tool":
-            add("fco function_call_output", call_id=message.get("tool_call_id", ""), output=text)
+            output = _input_parts(content) if _has_media(content) else text
+            add("fco function_call_output", call_id=message.get("tool_call_id", ""), output=output)
         elif role != "assistant":
-            part: dict[str, Any] = {"type": "input_text", "text": text}
-            add("msg message", role=role, content=[part])
+            add("msg message", role=role, content=_input_parts(content))
         elif text or not calls:
             part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
             add("msg message", role=role, content=[part])
@@ -147,8 +153,45 @@ def input_items(response_id: str, messages: list[dict[str, Any]]) -> list[dict[s
 
 def _whole_text(content: Any) -> str:
     if isinstance(content, list):
-        return "".join(part["text"] for part in content)
+        return "".join(part["text"] for part in content if part["type"] == "text")
     return content or ""
+
+
+def _has_media(content: Any) -> bool:
+    return isinstance(content, list) and any(part["type"] != "text" for part in content)
+
+
+def _input_parts(content: Any) -> list[dict[str, Any]]:
+    """Return a content as parts of an input. Images and sounds are named by their hashes; the path
+    of the session's media has them, too.
+    """
+    if not _has_media(content):
+        return [{"type": "input_text", "text": _whole_text(content)}]
+    found: list[dict[str, Any]] = []
+    for part in content:
+        match part["type"]:
+            case "text":
+                found.append({"type": "input_text", "text": part["text"]})
+            case "image":
+                nothing = {"image_url": None, "file_id": None}
+                detail = "low" if 0 < part.get("tokens_max", 0) <= LOW_DETAIL_TOKENS else "auto"
+                found.append({"type": IMAGE, "detail": detail, **nothing, **_hash_of(part)})
+            case _:
+                found.append({"type": "input_audio", **_hash_of(part)})
+    return found
+
+
+def _hash_of(part: dict[str, Any]) -> dict[str, Any]:
+    return {"sha256": part["sha256"]} if "sha256" in part else {}
+
+
+def image_parts(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the images of stored messages among the parts of *items*, in their order."""
+    for item in items:
+        parts = item.get("content") or item.get("output")
+        for part in parts if isinstance(parts, list) else ():
+            if part["type"] == IMAGE and "sha256" in part:
+                yield part
 
 
 def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

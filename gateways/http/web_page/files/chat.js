@@ -2,6 +2,7 @@
 
 import { Answer, describeUsage, isCut } from "./answer.js";
 import { byId, clearFailure, hasFailure, showFailure, showProgress } from "./elements.js";
+import { Images, contentOf, imagesOf, sentContent } from "./images.js";
 import { Messages } from "./messages.js";
 import { api } from "./server.js";
 import { textOf } from "./texts.js";
@@ -21,6 +22,9 @@ export const newId = () => PREFIX + [...crypto.getRandomValues(new Uint8Array(10
 // Returns the number of the message that was answered last, or -1.
 export const lastQuestion = (messages) => messages.findLastIndex((message) => message.role === "user");
 
+const isSame = (content, { text, images }) =>
+  textOf(content) === text && imagesOf(content).length === images.length;
+
 export class Chat {
   // `onChange()` is called when the list of chats may have changed, `onSession(session)` with each
   // state of the open chat; null: there is none.
@@ -29,7 +33,9 @@ export class Chat {
     this.id = null;
     this.turn = null; // an AbortController while an answer arrives
     this.answer = null; // the answer that is shown, until the chat is read again
-    this.asked = null; // the message that was sent last
+    this.asked = null; // the message that was sent last: its text and images
+    this.attachments = null; // set once they exist, which needs the settings
+    this.images = new Images();
     this.cut = ""; // the cause for which the last answer is not complete
     this.isStopping = false;
     this.reads = 0; // the reads of the chat that have not ended
@@ -37,7 +43,7 @@ export class Chat {
     this.messages = new Messages({
       edit: (index, text) => this.edit(index, text), branch: (index) => this.branch(index),
       resume: () => this.resume(showFailure), regenerate: () => this.regenerate(),
-    }, () => byId("prompt").focus({ preventScroll: true }));
+    }, () => byId("prompt").focus({ preventScroll: true }), this.images);
     this.messages.showWelcome();
   }
 
@@ -75,6 +81,7 @@ export class Chat {
 
   setId(id) {
     this.id = id;
+    this.images.open(id);
     history.replaceState(null, "", id ? `#${id}` : location.pathname);
     this.onChange();
   }
@@ -111,8 +118,11 @@ export class Chat {
   }
 
   show(session) {
-    const isMissing = this.asked !== null && this.lastAsked(session) === null;
-    if (isMissing && !byId("prompt").value) byId("prompt").value = this.asked;
+    if (this.asked !== null) {
+      const at = this.lastAsked(session);
+      if (at === null) this.restore(this.asked);
+      else this.images.adopt(session.messages[at].content, this.asked.images);
+    }
     this.answer = this.asked = null;
     this.settings.showChat(session);
     const cut = session.interrupted && session.state === "dormant" ? this.cut || NOT_COMPLETE : "";
@@ -120,16 +130,26 @@ export class Chat {
     this.onSession(session);
   }
 
-  async send(text) {
+  async send(text, images = []) {
     if (this.isAnswering) return;
     this.messages.dropUnstored();
-    this.messages.add({ role: "user", content: text });
+    this.messages.add({ role: "user", content: contentOf(text, images) });
     const answer = new Answer(this.messages.beginAnswer());
-    this.asked = text;
-    await this.receive(answer, (signal) => this.ask(text, signal), (failure) => this.explain(failure, text));
+    const asked = { text, images };
+    this.asked = asked;
+    await this.receive(answer, (signal) => this.ask(asked, signal), (failure) => this.explain(failure, asked));
   }
 
-  async* ask(text, signal) {
+  // Puts a message that was not sent back into the fields, unless they have another one.
+  restore({ text, images }) {
+    if (byId("prompt").value || !this.attachments.isEmpty) return;
+    byId("prompt").value = text;
+    this.attachments.restore(images);
+  }
+
+  async* ask({ text, images }, signal) {
+    const content = await sentContent(text, images);
+    signal.throwIfAborted();
     if (this.id === null) {
       const session = await api.create({ id: newId(), ...this.settings.forSession() });
       signal.throwIfAborted(); // another chat may be open now
@@ -141,7 +161,7 @@ export class Chat {
     }
     unfinished.add(this.id);
     const fields = { ...this.settings.forTurn(), session_id: this.id, stream_options: { include_usage: true } };
-    yield* api.chat({ ...fields, messages: [{ role: "user", content: text }] }, signal);
+    yield* api.chat({ ...fields, messages: [{ role: "user", content }] }, signal);
   }
 
   // Continues the last answer, or follows it where it is computed. `explain(failure)` is called if
@@ -193,15 +213,19 @@ export class Chat {
     this.onChange();
   }
 
-  explain(failure, text) {
+  explain(failure, asked) {
+    const { text, images } = asked;
     const field = byId("prompt");
     const again = () => {
-      if (field.value === text) field.value = "";
-      this.send(text);
+      if (field.value === text) {
+        field.value = "";
+        this.attachments.clear();
+      }
+      this.send(text, images);
     };
     showFailure(failure, again);
     if (failure.retryAfter) showProgress(`The daemon suggests to try again in ${failure.retryAfter} s.`);
-    if (!field.value) field.value = text;
+    this.restore(asked);
   }
 
   // Ends the turn in the daemon first: otherwise another tab, which reads with this one, continues it.
@@ -219,23 +243,25 @@ export class Chat {
   async edit(index, text) {
     if (this.isAnswering) return;
     clearFailure();
+    let images = this.asked?.images ?? [];
     try {
       const session = await api.session(this.id);
       const at = index ?? this.lastAsked(session);
       if (at !== null) {
+        images = await this.images.attached(session.messages[at].content);
         await api.rewind(this.id, at);
         this.messages.show(session.messages.slice(0, at), session.boundaries.filter((each) => each <= at));
       }
     } catch (error) {
       return showFailure(error, () => this.edit(index, text));
     }
-    await this.send(text);
+    await this.send(text, images);
   }
 
   // Returns the number of the message that was sent last. Null: the daemon does not have it.
   lastAsked({ messages }) {
     const at = lastQuestion(messages);
-    return at < 0 || (this.asked !== null && textOf(messages[at].content) !== this.asked) ? null : at;
+    return at < 0 || (this.asked !== null && !isSame(messages[at].content, this.asked)) ? null : at;
   }
 
   async regenerate() {
@@ -243,7 +269,7 @@ export class Chat {
     clearFailure();
     try {
       const { messages } = await api.session(this.id);
-      const text = this.asked ?? textOf(messages[lastQuestion(messages)].content);
+      const text = this.asked?.text ?? textOf(messages[lastQuestion(messages)].content);
       await this.edit(null, text);
     } catch (error) {
       showFailure(error, () => this.regenerate());
@@ -272,5 +298,6 @@ export class Chat {
   setAnswering(isAnswering) {
     byId("send").hidden = isAnswering;
     byId("stop").hidden = !isAnswering;
+    if (!isAnswering) byId("answer-now").hidden = true;
   }
 }

@@ -74,7 +74,7 @@ export class ChatBar {
     clearFailure();
     try {
       const session = await api.session(this.session.id);
-      download(fileName(session.title, suffix), type, form(session));
+      download(fileName(session.title, suffix), type, await form(session));
       showProgress("Saved.");
     } catch (error) {
       showFailure(error);

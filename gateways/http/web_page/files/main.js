@@ -1,6 +1,7 @@
 // The page: asks for a key if one is needed, then connects its parts.
 
 import { Activity } from "./activity.js";
+import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { ChatBar } from "./chat_bar.js";
 import { ChatList } from "./chat_list.js";
@@ -41,15 +42,23 @@ function toggle(buttonId, className) {
   byId(buttonId).setAttribute("aria-expanded", String(isOpen));
 }
 
-function connectComposer(chat) {
+function connectComposer(chat, attachments) {
   const field = byId("prompt");
   const fit = () => { field.rows = Math.min(12, Math.max(2, field.value.split("\n").length)); };
+  let isTaking = false; // whether images are still read
   const submit = () => {
     const text = typedText(field);
-    if (!text || chat.isAnswering || !byId("composer").reportValidity()) return;
+    const hasImages = !attachments.isEmpty;
+    if ((!text && !hasImages) || isTaking || chat.isAnswering || !byId("composer").reportValidity()) return;
+    if (hasImages && attachments.reason()) return attachments.refuse();
     field.value = "";
     fit();
-    chat.send(text);
+    if (!hasImages) return chat.send(text);
+    isTaking = true;
+    attachments.take().then((images) => {
+      isTaking = false;
+      if (text || images.length) chat.send(text, images);
+    });
   };
   byId("composer").onsubmit = (event) => { event.preventDefault(); submit(); };
   field.oninput = fit;
@@ -72,10 +81,14 @@ function connectChats() {
   });
   const list = new ChatList((id, title) => deletions.remove(id, title));
   const bar = new ChatBar(() => list.refresh());
-  chat = new Chat(settings, () => list.refresh(), (session) => bar.show(session));
+  const attachments = new Attachments(() => settings.whyNoImages());
+  const showSession = (session) => { bar.show(session); attachments.showState(); };
+  chat = new Chat(settings, () => list.refresh(), showSession);
   list.chat = chat;
+  chat.attachments = attachments;
+  byId("model").addEventListener("change", () => attachments.showState());
   byId("new-chat").onclick = () => { chat.begin(); byId("prompt").focus(); };
-  return { settings, list, chat };
+  return { settings, list, chat, attachments };
 }
 
 async function start() {
@@ -84,14 +97,15 @@ async function start() {
   byId("failure").replaceChildren();
   if (key.get()) byId("change-key").hidden = false;
   byId("change-key").onclick = () => { key.set(""); location.reload(); };
-  const { settings, list, chat } = connectChats();
+  const { settings, list, chat, attachments } = connectChats();
   settings.setCaller(caller);
-  connectComposer(chat);
+  connectComposer(chat, attachments);
   byId("show-chats").onclick = () => toggle("show-chats", "with-chats");
   byId("show-details").onclick = () => toggle("show-details", "with-details");
   if (matchMedia("(min-width: 75rem)").matches) toggle("show-details", "with-details");
   const showModels = (models) => {
     settings.setModels(models);
+    attachments.showState();
     byId("no-model").hidden = models.preferred !== null;
   };
   await api.models().then(showModels, showFailure);

@@ -12,8 +12,10 @@ export class Messages {
   // The actions: `edit(index, text)` sends another text instead of a message, `branch(index)` begins
   // a branch behind an answer; an index that is null stands for the last message. `resume()`
   // continues the last answer, and `regenerate()` answers the last message again.
-  // `onUse()` is called with them, because their buttons disappear with the focus.
-  constructor(actions, onUse) {
+  // `onUse()` is called with them, because their buttons disappear with the focus. `images` has the
+  // images of messages.
+  constructor(actions, onUse, images) {
+    this.images = images;
     this.place = byId("messages");
     this.actions = actions;
     this.onUse = onUse;
@@ -83,6 +85,8 @@ export class Messages {
     this.bodies.set(article, body);
     this.texts.set(article, textOf(content));
     body.show(textOf(content), reasoning ?? "");
+    const pictures = isKept ? [] : this.images.shown(content);
+    if (pictures.length) body.element.before(element("div", { className: "images" }, ...pictures));
     const tools = [];
     if (role === "user" && boundaries.includes(index)) {
       tools.push(button("Edit", () => this.edit(article, index, textOf(content)), { className: "small" }));

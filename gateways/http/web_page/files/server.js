@@ -52,6 +52,8 @@ export const api = {
   models: () => send("GET", ownPath("models")),
   sessions: (query) => send("GET", ownPath(`sessions?${new URLSearchParams(query)}`)),
   session: (id) => send("GET", sessionPath(id)),
+  // The bytes of an image in the messages of a session.
+  media: async (id, sha256) => (await open("GET", sessionPath(id, `/media/${sha256}`))).blob(),
   create: (fields) => send("POST", ownPath("sessions"), fields),
   update: (id, fields) => send("PATCH", sessionPath(id), fields),
   remove: (id, undo) => send("DELETE", sessionPath(id, `?undo=${undo}`)),

@@ -34,6 +34,7 @@ export class Settings {
     this.chat = null; // the open chat
     this.changed = new Set(); // the fields of the open chat that the daemon does not have yet
     this.offered = [];
+    this.readers = new Set(); // the models that read images
     this.preferred = null;
     this.wanted = { model: read(CHOICES).model };
     this.showDefaults();
@@ -110,7 +111,15 @@ export class Settings {
   setModels({ data, preferred }) {
     this.offered = data.filter((model) => model.offered && model.generates !== false).map((model) => model.id);
     this.preferred = preferred;
+    this.readers = new Set(data.filter((model) => model.reads?.includes("image")).map((model) => model.id));
     this.showModels();
+  }
+
+  // Returns why the chosen model cannot read images; "" if it can.
+  whyNoImages() {
+    const model = byId("model").value;
+    if (!model) return "There is no model that reads images yet.";
+    return this.readers.has(model) ? "" : `The model ${model} does not read images.`;
   }
 
   // Offers the models. The model used last is selected, else the one that the gateway prefers. The

@@ -240,7 +240,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=repetitions(150), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=repetitions(60), suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, st.booleans())
 def test_whatever_a_schema_contains_it_is_accepted_or_refused(schema: Any, lenient: bool) -> None:
     reply = check_grammar(CheckRequest(schema=json.dumps(schema), lenient=lenient))
@@ -287,7 +287,7 @@ def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @pytest.mark.process
 @settings(
-    max_examples=repetitions(150),
+    max_examples=repetitions(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.recursive(PARTS, combined, max_leaves=6), PLAIN, PLAIN)

@@ -20,9 +20,9 @@ from tests.repetitions import FACTOR, repetitions
 
 pytestmark = pytest.mark.process  # the trial of grammars
 
-STEPS_MAX = 12
-SHARE = 16 if FACTOR == 1 else 1
-"""After the first step of a walk, `allows` is called for every sixteenth token, and for each token
+STEPS_MAX = 8
+SHARE = 64 if FACTOR == 1 else 1
+"""After the first step of a walk, `allows` is called for every 64th token, and for each token
 on which llama.cpp and our mask differ."""
 FULL_STEPS = 1
 ALPHABET = "abcé\n"
@@ -147,7 +147,7 @@ _GENERATED = st.tuples(_bodies("x", "y-1"), _bodies("y-1"), _bodies()).map(
 
 
 @settings(
-    max_examples=repetitions(100),
+    max_examples=repetitions(40),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(grammar=_GENERATED, seed=st.integers(0, 1000))

@@ -63,7 +63,7 @@ class PageOpener:
             self.errors.append(f"{line.text} ({line.location['url']})")
 
     def _note_request(self, running: RunningGateway, request: Request) -> None:
-        if not request.url.startswith(running.url):
+        if not request.url.removeprefix("blob:").startswith(running.url):
             self.errors.append(request.url)
 
 

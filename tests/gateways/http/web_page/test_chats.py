@@ -9,11 +9,11 @@ from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
-from inferd import Client
 from inferd.testing import running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway
 from tests.gateways.http.web_page.driver import PageOpener, ask, choose, pages, send
+from tests.stored_chats import store_chats
 
 CONFIG = echo_model("echo") + echo_model("other") + echo_model("slow", step_ms=40)
 OPTIONS = ()
@@ -297,24 +297,22 @@ def test_a_chat_is_exported_as_markdown_and_json(
 
 def test_a_thousand_chats_are_listed_in_a_blink_with_few_rows(chromium: Browser) -> None:
     config = "[daemon]\ndormant-sessions-max = 2000\n" + echo_model("echo")
-    with running_daemon(config) as daemon, gateway(daemon) as http, pages(chromium) as opener:
-        with Client(daemon.socket) as client:
-            for number in range(CHATS):
-                with client.session("echo", session_id=f"chat_{number}") as session:
-                    session.chat(f"question {number:04} about fish", options={"n-predict": 1})
-        page = opener(http)
-        expect(titles(page)).to_have_count(ROWS_MAX)
-        expect(titles(page).first).to_have_text("question 0999 about fish")
-        assert page.evaluate("document.querySelectorAll('*').length") < 500
-        times_s = [page.evaluate(LISTED_MS, "fish"[: 1 + n % 4]) / 1000 for n in range(8)]
-        assert min(times_s) < LISTED_S_MAX, times_s
-        page.get_by_label("Search chats by title and first message").fill("0007")
-        expect(titles(page)).to_have_text(["question 0007 about fish"])
-        page.get_by_label("Search chats by title and first message").fill("")
-        expect(titles(page)).to_have_count(ROWS_MAX)
-        page.get_by_role("button", name="Show more").click()
-        expect(titles(page)).to_have_count(2 * ROWS_MAX)
-        expect(page.locator("#chat-list .open").nth(ROWS_MAX)).to_be_focused()
+    with running_daemon(config) as daemon:
+        store_chats(daemon, "echo", CHATS)
+        with gateway(daemon) as http, pages(chromium) as opener:
+            page = opener(http)
+            expect(titles(page)).to_have_count(ROWS_MAX)
+            expect(titles(page).first).to_have_text("question 0999 about fish")
+            assert page.evaluate("document.querySelectorAll('*').length") < 500
+            times_s = [page.evaluate(LISTED_MS, "fish"[: 1 + n % 4]) / 1000 for n in range(8)]
+            assert min(times_s) < LISTED_S_MAX, times_s
+            page.get_by_label("Search chats by title and first message").fill("0007")
+            expect(titles(page)).to_have_text(["question 0007 about fish"])
+            page.get_by_label("Search chats by title and first message").fill("")
+            expect(titles(page)).to_have_count(ROWS_MAX)
+            page.get_by_role("button", name="Show more").click()
+            expect(titles(page)).to_have_count(2 * ROWS_MAX)
+            expect(page.locator("#chat-list .open").nth(ROWS_MAX)).to_be_focused()
 
 
 def test_a_phone_of_320_pixels_shows_all_of_it_without_scrolling_sideways(

@@ -22,9 +22,9 @@ from tests.gateways.http.web_page.driver import (
     send,
 )
 
-CONFIG = echo_model("echo") + echo_model("slow", step_ms=15)
+CONFIG = echo_model("echo") + echo_model("slow", step_ms=50)
 OPTIONS = ()
-TEXT = " ".join(f"word{number}" for number in range(40))
+TEXT = " ".join(f"word{number}" for number in range(12))
 LONG = " ".join(f"word{number}" for number in range(400))
 MARKED_S_MAX = 3.0
 """Earlier pages showed a finished answer for 29 s. The daemon's end is noticed within about 1 s."""
@@ -221,7 +221,7 @@ def test_a_tab_that_is_closed_leaves_the_answer_to_the_other(
     shown = body(second)
     first.close()
     words = len(shown.inner_text().split())
-    expect(shown).to_contain_text(f"word{words + 20} ")
+    expect(shown).to_contain_text(f"word{words + 5} ")
     expect(second.locator(".cut")).to_have_count(0)
     second.click("#stop")
     expect(second.locator(".cut")).to_be_visible()

@@ -11,8 +11,8 @@ from inferd.gateways.http.web_page.api import FILES
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """No library needs more: no inline styles, no `eval`, no fonts."""
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

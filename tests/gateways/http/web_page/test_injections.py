@@ -12,26 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import CDPSession, Page
 
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway
-from tests.gateways.http.web_page.driver import PageOpener, ask, choose
+from tests.gateways.http.web_page.driver import PageOpener, ask, choose, show_answer
+from tests.machine_speed import slowness
 from tests.repetitions import FACTOR
 
 CONFIG = echo_model("echo", **{"ctx-size": 100_000})
 OPTIONS = ()
 LINES = (Path(__file__).parent / "injections.jsonl").read_text().splitlines()
-PART = 1 if FACTOR > 1 else 2
-"""The part of the repetitions that a usual run draws: a half."""
+PART = 1 if FACTOR > 1 else 4
+"""The part of the repetitions that a usual run draws: a quarter."""
 INPUTS = [
     each if isinstance(each, str) else each[0] * (each[1] // PART)
     for each in map(json.loads, LINES)
 ]
 ATTACKS = [text for text in INPUTS if len(text) < 10_000 // PART]
-DRAW_MS_MAX = 2_000 // PART
-"""The limit on one drawing of a text of 20 000 characters or their part, on a busy machine."""
-BATCH = 16
+CPU_S_MAX = 4.0 / PART
+"""The limit on the CPU time of drawing a text of 20 000 characters or their part four times, or
+many short ones, on the reference machine.
+"""
+BATCH = 64
 OWN = {"typesetting_worker.js", "formulas.js", "libraries/katex.js", "libraries/highlight.js"}
 _TAGS = (
     "a article blockquote br button code div em h3 h4 h5 h6 hr li ol p pre s span strong table"
@@ -72,27 +75,29 @@ DRAW = """async (texts) => {
     article.className = "message assistant";
     article.append(grown.element, whole.element);
     document.getElementById("messages").append(article);
-    let slowest = 0;
-    const measure = (work) => {
-      const begin = performance.now();
-      work();
-      slowest = Math.max(slowest, performance.now() - begin);
-    };
-    measure(() => whole.show(text));
+    whole.show(text);
     for (const part of [0.3, 0.6, 1]) {
       grown.show(text.slice(0, Math.ceil(text.length * part)), "", part < 1);
       cancelAnimationFrame(grown.rendering.frame);
-      measure(() => grown.rendering.run());
+      grown.rendering.run();
     }
-    return { slowest, article };
+    return article;
   };
   const found = FOUND;
   document.getElementById("messages").replaceChildren();
-  const drawn = texts.map(draw);
-  await new Promise(requestAnimationFrame);
-  return drawn.map(({ slowest, article }) => ({ slowest, ...found(article) }));
+  return texts.map(draw).map(found);
 }""".replace("FOUND", FOUND)
-"""Draws texts; returns the slowest drawing of each in ms, and its elements."""
+"""Draws texts, each at once and in three steps; returns the elements of each."""
+DRAW_AND_REMOVE = f"""async (texts) => {{
+  const drawn = await ({DRAW})(texts);
+  document.getElementById("messages").replaceChildren();
+  return drawn;
+}}"""
+COMPLETE = """() => [...document.querySelectorAll("#messages .text")].every((text) =>
+  [...text.querySelectorAll("h3")].at(-1)?.querySelector("math")
+  && [...text.querySelectorAll("pre")].at(-1)?.querySelector(".hljs-keyword"))"""
+"""Returns whether the last formula and the last code of each message are typeset."""
+FOUND_EACH = f"() => [...document.querySelectorAll('#messages > article')].map({FOUND})"
 CLASSES = {
     *("code-block", "code-head", "language", "small", "part"),
     *("table", "formula", "formula-block", "katex", "left", "right", "center"),
@@ -125,14 +130,30 @@ def check(found: Mapping[str, Any], text: str) -> None:
     assert found["isUnharmed"], text
 
 
+def batches() -> Iterator[list[str]]:
+    """Yield the long inputs one by one, and the others together."""
+    yield from ([text] for text in INPUTS if text not in ATTACKS)
+    yield from (ATTACKS[at : at + BATCH] for at in range(0, len(ATTACKS), BATCH))
+
+
+def main_thread_s(session: CDPSession) -> float:
+    """Return the CPU time of the page's main thread so far: a busy machine does not add to it."""
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    return float(next(each["value"] for each in metrics if each["name"] == "ThreadTime"))
+
+
 def test_no_input_runs_or_loads_anything_or_takes_long(page: Page) -> None:
     assert len(set(INPUTS)) == len(INPUTS) >= 400
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
     requested: set[str] = set()
     page.on("request", lambda request: requested.add(request.url.partition("/page/")[2]))
-    for at in range(0, len(INPUTS), BATCH):
-        texts = INPUTS[at : at + BATCH]
-        for text, found in zip(texts, page.evaluate(DRAW, texts), strict=True):
-            assert found["slowest"] < DRAW_MS_MAX, text[:100]
+    for texts in batches():
+        began_s = main_thread_s(session)
+        results = page.evaluate(DRAW_AND_REMOVE, texts)
+        cpu_s = main_thread_s(session) - began_s
+        assert cpu_s < CPU_S_MAX or cpu_s < CPU_S_MAX * slowness(), texts[0][:100]
+        for text, found in zip(texts, results, strict=True):
             check(found, text)
     assert requested - {""} <= OWN, requested - OWN
 
@@ -140,19 +161,20 @@ def test_no_input_runs_or_loads_anything_or_takes_long(page: Page) -> None:
 def test_formulas_and_code_are_harmless_once_they_are_complete(page: Page) -> None:
     attacks = [text for text in ATTACKS if "$" in text or "\\" in text or "```" in text]
     assert len(attacks) >= 80
-    for text in attacks:
-        page.evaluate(DRAW, [f"{text}\n\n# $last$\n\n```js\nlet last;\n```"])
-        heading = page.locator("#messages h3 math")
-        heading.nth(1).wait_for(state="attached")
-        page.locator("#messages .hljs-keyword").last.wait_for(state="attached")
-        check(page.evaluate(FOUND), text)
+    page.evaluate(DRAW, [f"{text}\n\n# $last$\n\n```js\nlet last;\n```" for text in attacks])
+    page.wait_for_function(COMPLETE)
+    for text, found in zip(attacks, page.evaluate(FOUND_EACH), strict=True):
+        check(found, text)
 
 
 def test_many_inputs_in_one_chat_are_harmless_too(page: Page) -> None:
     choose(page, "echo")
-    text = "\n\n".join(ATTACKS[::4])
-    ask(page, text)
-    check(page.evaluate(FOUND), text)
+    sent = "\n\n".join(ATTACKS[::16])
+    ask(page, sent)
+    check(page.evaluate(FOUND), sent)
     page.evaluate("location.reload()")
     page.locator(".message.assistant .text > *").first.wait_for()
+    check(page.evaluate(FOUND), sent)
+    text = "\n\n".join(ATTACKS)
+    show_answer(page, text)
     check(page.evaluate(FOUND), text)

@@ -173,6 +173,71 @@ static int by_builder(const char *model, const char *prompt) {
   return 0;
 }
 
+/* Parameters as the guests for images send them: the paths are variables of the environment. */
+static const char *image_config(int ctx_size) {
+  static char config[4096];
+  const char *mmproj = getenv("mmproj"), *image = getenv("image");
+  int size = snprintf(config, sizeof config, "{\"enable-log\":false,\"n-gpu-layers\":0");
+  size += snprintf(config + size, sizeof config - size, ",\"ctx-size\":%d,\"n-predict\":24", ctx_size);
+  if (mmproj) size += snprintf(config + size, sizeof config - size, ",\"mmproj\":\"%s\"", mmproj);
+  if (image) size += snprintf(config + size, sizeof config - size, ",\"image\":\"%s\"", image);
+  snprintf(config + size, sizeof config - size, "}");
+  return config;
+}
+
+/* Asks about an image with each line, as `llava` does: the prompt grows by the questions and answers. */
+static int llava(const char *model) {
+  static char line[4096], prompt[1 << 18];
+  uint32_t context = init(load(model, image_config(2048)));
+  int size = snprintf(prompt, sizeof prompt, "Answer as short as possible.\nUSER:{WASMEDGE_IMAGE}\n");
+  while (fgets(line, sizeof line, stdin)) {
+    line[strcspn(line, "\n")] = 0;
+    size += snprintf(prompt + size, sizeof prompt - size, "%s\nASSISTANT:", line);
+    set_input(context, 0, prompt);
+    check("compute", nn_compute(context));
+    const char *answer = output(context, 0);
+    printf("Answer: %s\n", answer);
+    size += snprintf(prompt + size, sizeof prompt - size, " %s\nUSER: ", answer);
+  }
+  return 0;
+}
+
+/* Pulls the answers about an image in base64, as `llava-base64-stream` does. */
+static int base64_stream(const char *model, const char *file) {
+  static char line[4096], prompt[1 << 20];
+  uint32_t context = init(load(model, image_config(2048)));
+  int size = snprintf(prompt, sizeof prompt, "USER:<img src=\"data:image/png;base64,");
+  FILE *encoded = fopen(file, "r");
+  if (!encoded) return 2;
+  size += fread(prompt + size, 1, sizeof prompt / 2, encoded);
+  size += snprintf(prompt + size, sizeof prompt - size, "\">\n");
+  while (fgets(line, sizeof line, stdin)) {
+    line[strcspn(line, "\n")] = 0;
+    size += snprintf(prompt + size, sizeof prompt - size, "%s\nASSISTANT:", line);
+    set_input(context, 0, prompt);
+    printf("ASSISTANT: ");
+    uint32_t number = pull(context);
+    if (number != END_OF_SEQUENCE) check("compute_single", number);
+    const char *answer = output(context, 0);
+    printf("\n");
+    size += snprintf(prompt + size, sizeof prompt - size, " %s\nUSER: ", answer);
+    check("fini_single", nn_fini_single(context));
+  }
+  return 0;
+}
+
+/* Answers one prompt, as `gemma-3`, `gemma-4` and `qwen2vl` do; the tensor has its length. */
+static int describe(const char *model, const char *prompt) {
+  uint32_t context = init(load(model, image_config(4096))), length = strlen(prompt);
+  tensor t = {&length, 1, U8, prompt, length};
+  check("set_input", nn_set_input(context, 0, &t));
+  int input = number_in(output(context, 1), "\"input_tokens\"");
+  check("compute", nn_compute(context));
+  printf("%s\n", output(context, 0));
+  printf("%d %d\n", input, number_in(output(context, 1), "\"output_tokens\""));
+  return 0;
+}
+
 static int leave(const char *model, const char *prompt, const char *way) {
   uint32_t context = init(load(model, NULL));
   set_input(context, 0, prompt);
@@ -216,6 +281,9 @@ int main(int argc, char **argv) {
   if (!strcmp(scenario, "embedding")) return embedding(model, argc - 3, argv + 3);
   if (!strcmp(scenario, "rpc")) return rpc(model, text);
   if (!strcmp(scenario, "builder")) return by_builder(model, text);
+  if (!strcmp(scenario, "llava")) return llava(model);
+  if (!strcmp(scenario, "base64")) return base64_stream(model, text);
+  if (!strcmp(scenario, "describe")) return describe(model, text);
   if (!strcmp(scenario, "leave")) return leave(model, text, more);
   if (!strcmp(scenario, "grow")) return grow();
   return show(argc, argv);

@@ -1,0 +1,1 @@
+"""Images and sounds: the encoder processes of models, and the bounds on contents."""
