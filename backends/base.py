@@ -47,6 +47,17 @@ the recurrent part was saved as a checkpoint.
 """
 
 
+def no_drafts(kind: KvKind, *, encodes: bool) -> str:
+    """Return the reason for which a model with such KV states has no drafts, or empty. *encodes* is
+    whether it has an encoder.
+    """
+    if encodes:
+        return "an encoder-decoder computes one token at a time"
+    if kind in ("recurrent", "hybrid"):
+        return "a recurrent state cannot be cut back to the accepted tokens"
+    return ""
+
+
 class SpecialToken(msgspec.Struct, frozen=True):
     """A token that a vocabulary names: its id and its text."""
 

@@ -12,6 +12,7 @@ from . import (
     gateway_first,
     gateway_many,
     guests,
+    hybrid,
     long_prompt,
     media,
     media_sessions,
@@ -32,7 +33,7 @@ __all__ = ("SCENARIOS", "Scenario")
 
 _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
-    *(returning, swap, pipeline, chain, two_models, external_load, scrape, sampling),
+    *(returning, hybrid, swap, pipeline, chain, two_models, external_load, scrape, sampling),
     *(schema, forced_keys, first_schema, guests),
     *(media, media_sessions),
     *(gateway, gateway_first, gateway_many),

@@ -474,7 +474,7 @@ class LlamaContext:
         a hybrid's `seq_rm` refuses to cut the recurrent part (`llama_memory_hybrid::seq_rm`).
         """
         flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        length = self._saved_length(checkpoint, flags) if self._hybrid else None
+        header = self._read_header(checkpoint, flags) if self._hybrid else None
         fits = (
             header is not None
             and 0 < header.length <= self.length(slot)

@@ -23,8 +23,7 @@ from inferd.scheduler.record import WaitReason
 from tests.scheduler.doubles import Bench
 from tests.scheduler.media_bench import SIZE, MediaBench, image, is_open, memory
 
-SIZE = 20
-BATCH_SIZE = 24
+MEMORIES = ["plain", "window", "recurrent", "hybrid"]
 
 
 def bench_of(memory: str, **more: object) -> MediaBench:
@@ -57,7 +56,7 @@ def test_streams_continue_between_two_images() -> None:
     assert len(alone) == 4 and all(b - a > 1 for a, b in pairwise(alone))
 
 
-@pytest.mark.parametrize("memory", ["plain", "window", "recurrent", "hybrid"])
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_kv_state_is_reused_up_to_an_image_or_behind_it_but_never_inside(memory: str) -> None:
     bench = bench_of(memory)
     one = image("one")
