@@ -63,6 +63,8 @@ class EngineOptions(
     mlock: bool = False
     numa: Literal["off", "distribute", "isolate", "numactl"] = "off"
     threads_batch: int = 0
+    cpu_moe: bool = False
+    n_cpu_moe: int = 0
 
     @property
     def of_state(self) -> dict[str, Any]:
@@ -83,7 +85,9 @@ class EngineOptions(
         return msgspec.structs.replace(self, **plain)
 
 
-_NOT_OF_STATE = frozenset(("flash_attn", "mmap", "mlock", "numa", "threads_batch"))
+_NOT_OF_STATE = frozenset(
+    ("flash_attn", "mmap", "mlock", "numa", "threads_batch", "cpu_moe", "n_cpu_moe")
+)
 _OF_MEMORY = ("flash_attn", "cache_type_k", "cache_type_v", "swa_full")
 _PLAIN = EngineOptions()
 _ENCODED = {f.name: f.encode_name for f in msgspec.structs.fields(EngineOptions)}
@@ -112,6 +116,12 @@ def read_engine_options(values: Mapping[str, Any]) -> EngineOptions:
         raise InvalidArgument(
             f"cache-type-v {options.cache_type_v} needs flash attention, and flash-attn is off",
             hint="set flash-attn to auto or on, or cache-type-v to f16",
+        )
+    if options.cpu_moe and options.n_cpu_moe:
+        raise InvalidArgument(
+            f"cpu-moe keeps the experts of all layers on the CPU, and n-cpu-moe those of the first"
+            f" {options.n_cpu_moe}",
+            hint="leave out one of them, or set cpu-moe to false or n-cpu-moe to 0",
         )
     read_overrides(options.override_kv)
     return options

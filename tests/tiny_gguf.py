@@ -7,7 +7,7 @@ single lost KV cell therefore shows: by 0.01 and more 500 tokens later, as measu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_letters, ascii_lowercase
@@ -18,6 +18,7 @@ import numpy as np
 
 __all__ = (
     "CONTROL",
+    "EXPERT_BYTES",
     "KINDS",
     "POSITIONS",
     "VOCAB_SIZE",
@@ -33,6 +34,9 @@ CONTROL = 3
 WINDOW = 64
 EMBEDDING, HEADS, HEADS_KV, FEED_FORWARD = 64, 4, 2, 128
 HEAD = EMBEDDING // HEADS
+EXPERTS = 4
+EXPERT_BYTES = EXPERTS * 3 * FEED_FORWARD * EMBEDDING * 18 // 32
+"""The experts of one layer of the kind `moe`."""
 BUCKETS = 32
 """T5's buckets of relative positions."""
 CONTEXT_TRAINED = 4096
@@ -49,12 +53,21 @@ class _Writer:
 
     def __init__(self, path: Path, architecture: str, split_max_tensors: int = 0):
         self.file = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
+        self.vocab_size = VOCAB_SIZE
         self._random = np.random.default_rng(7)
 
     def weight(self, name: str, *shape: int, scale: float | None = None) -> None:
+        self.file.add_tensor(name, self._weights(shape, scale))
+
+    def quantized(self, name: str, *shape: int) -> None:
+        """Add weights in Q4_0."""
+        kind = gguf.GGMLQuantizationType.Q4_0
+        weights = gguf.quants.quantize(self._weights(shape, None), kind)
+        self.file.add_tensor(name, weights, raw_dtype=kind)
+
+    def _weights(self, shape: Sequence[int], scale: float | None) -> Any:
         scale = shape[-1] ** -0.5 if scale is None else scale
-        weights = self._random.standard_normal(shape) * scale
-        self.file.add_tensor(name, weights.astype(np.float32))
+        return (self._random.standard_normal(shape) * scale).astype(np.float32)
 
     def ones(self, name: str, *shape: int) -> None:
         self.file.add_tensor(name, np.ones(shape, np.float32))
@@ -66,13 +79,16 @@ class _Writer:
         self.file.close()
 
 
-def byte_vocabulary(file: Any, control: str = "") -> None:
-    """Add a vocabulary of all bytes to a writer. A *control* token takes the place of byte 0."""
+def byte_vocabulary(file: Any, control: str = "", more: Sequence[str] = ()) -> None:
+    """Add a vocabulary of all bytes to a writer. A *control* token takes the place of byte 0;
+    *more* tokens, which texts have too, follow the bytes.
+    """
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = gguf.TokenType
     types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.BYTE] * 256
     if control:
         names[CONTROL], types[CONTROL] = control, kinds.CONTROL
+    names, types = [*names, *more], types + [kinds.USER_DEFINED] * len(more)
     file.add_tokenizer_model("llama")
     file.add_token_list(names)
     file.add_token_scores([0.0] * len(names))
@@ -90,10 +106,12 @@ def _common(
     template: Template = CHAT_TEMPLATE,
     vocabulary: Callable[[Any], None] | None = None,
     context: int = CONTEXT_TRAINED,
+    more: Sequence[str] = (),
 ) -> None:
     file = writer.file
+    writer.vocab_size += len(more)
     if vocabulary is None:
-        byte_vocabulary(file, control)
+        byte_vocabulary(file, control, more)
     else:
         vocabulary(file)
     if template:
@@ -144,11 +162,15 @@ def _qk_norms(writer: _Writer, block: str) -> None:
 
 
 def _llama(
-    path: Path, split_max_tensors: int = 0, control: str = "", template: Template = CHAT_TEMPLATE
+    path: Path,
+    split_max_tensors: int = 0,
+    control: str = "",
+    template: Template = CHAT_TEMPLATE,
+    more: Sequence[str] = (),
 ) -> None:
     """Plain attention."""
     writer = _Writer(path, "llama", split_max_tensors)
-    _common(writer, layers=3, control=control, template=template)
+    _common(writer, layers=3, control=control, template=template, more=more)
     _output(writer)
     _heads(writer.file, HEADS_KV)
     for layer in range(3):
@@ -157,10 +179,29 @@ def _llama(
     writer.finish()
 
 
-def _gemma3(path: Path) -> None:
+def _moe(path: Path) -> None:
+    """Plain attention, with experts in every layer, quantized so that llama.cpp repacks them."""
+    writer = _Writer(path, "llama")
+    _common(writer, layers=3)
+    _output(writer)
+    _heads(writer.file, HEADS_KV)
+    writer.file.add_expert_count(EXPERTS)
+    writer.file.add_expert_used_count(2)
+    for layer in range(3):
+        block = f"blk.{layer}"
+        _attention(writer, block)
+        writer.ones(f"{block}.ffn_norm.weight", EMBEDDING)
+        writer.weight(f"{block}.ffn_gate_inp.weight", EXPERTS, EMBEDDING)
+        for name in ("gate", "up"):
+            writer.quantized(f"{block}.ffn_{name}_exps.weight", EXPERTS, FEED_FORWARD, EMBEDDING)
+        writer.quantized(f"{block}.ffn_down_exps.weight", EXPERTS, EMBEDDING, FEED_FORWARD)
+    writer.finish()
+
+
+def _gemma3(path: Path, more: Sequence[str] = ()) -> None:
     """A sliding window in five of six layers: llama.cpp derives the pattern from the kind."""
     writer = _Writer(path, "gemma3")
-    _common(writer, layers=6)
+    _common(writer, layers=6, more=more)
     _output(writer)
     _heads(writer.file, HEADS_KV)
     writer.file.add_sliding_window(WINDOW)
@@ -557,6 +598,7 @@ def _chatml(path: Path) -> None:
 
 KINDS: dict[str, Callable[[Path], None]] = {
     "llama": _llama,
+    "moe": _moe,
     "calls": _calls,
     "bare": _bare,
     "two-templates": _two_templates,

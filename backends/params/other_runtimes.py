@@ -427,7 +427,7 @@ _REASONS: dict[str, str] = {
     "the configuration names models, by its tables `[models.NAME]`": "model-alias",
     "the daemon has no output to print to; `inferd wasm run` has": "stream-stdout",
     "the daemon decides how to load a model, from the machine and its memory": """
-        warmup check-tensors cpu-moe n-cpu-moe split-mode
+        warmup check-tensors split-mode
         no-kv-offload ubatch-size n-ubatch
         mask-valid mask-valid-batch strict-cpu strict-cpu-batch
         poll poll-batch priority priority-batch attention-type backend-sampling""",

@@ -121,6 +121,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("n-gpu-layers", "int", "model", -1, "number of layers on GPUs; -1: as many as fit", ("gpu-layers", "ngl"), low=-1, high=100_000),
     Parameter("main-gpu", "int", "model", -1, "the only GPU that holds layers; -1: all GPUs hold some", low=-1, high=TENSOR_SPLIT_MAX - 1),
     Parameter("tensor-split", "shares", "model", [], "proportion of the layers on each GPU; empty: by its free memory"),
+    Parameter("cpu-moe", "bool", "model", False, "the experts of all layers stay on the CPU, also of the layers on GPUs: less of a GPU's memory, and slower; only for a model with experts (MoE)"),
+    Parameter("n-cpu-moe", "int", "model", 0, "number of first layers whose experts stay on the CPU, as with `cpu-moe`; 0: none", low=0, high=100_000),
     Parameter("threads-batch", "int", "model", 0, "maximum number of threads of a step with several tokens, such as a prompt's; 0: as `threads`", ("n-threads-batch",), low=0, high=512),
     Parameter("cache-type-k", "choice", "model", "f16", "type of the keys in KV states; a quantized one takes less memory", choices=tuple(CACHE_TYPES)),
     Parameter("cache-type-v", "choice", "model", "f16", "type of the values in KV states; a quantized one takes less memory and needs flash attention", choices=tuple(CACHE_TYPES)),

@@ -350,6 +350,7 @@ _PLACEMENT = frozenset(
     {
         *("batch-size", "threads", "threads-batch", "n-gpu-layers", "main-gpu", "tensor-split"),
         *("flash-attn", "mmap", "mlock", "numa", "slots", "keep-alive", "swa-full"),
+        *("cpu-moe", "n-cpu-moe"),
         *("similarity-model", "similarity-wait-ms", "ctx-size"),
     }
 )

@@ -31,6 +31,14 @@ def test_every_option_is_a_parameter_with_its_default() -> None:
     assert engine_options_of({"temp": 1, "mmap": False}) == {"mmap": False}
 
 
+def test_experts_of_all_layers_and_of_some_contradict_each_other() -> None:
+    assert read_engine_options({"cpu-moe": True, "n-cpu-moe": 0}).cpu_moe
+    assert read_engine_options({"cpu-moe": False, "n-cpu-moe": 3}).n_cpu_moe == 3
+    with pytest.raises(InvalidArgument, match="those of the first 3") as caught:
+        read_engine_options({"cpu-moe": True, "n-cpu-moe": 3})
+    assert "n-cpu-moe to 0" in caught.value.hint
+
+
 @pytest.mark.parametrize("cache_type", [t for t in CACHE_TYPES if is_quantized(t)])
 def test_quantized_values_need_flash_attention(cache_type: str) -> None:
     values = {"cache-type-v": cache_type}
@@ -79,7 +87,10 @@ def test_the_share_of_a_cache_is_its_size_in_f16() -> None:
 
 def test_only_options_of_a_state_are_in_its_fingerprint() -> None:
     plain = EngineOptions()
-    for name in ("flash_attn", "mmap", "mlock", "numa", "threads_batch"):
+    for name in (
+        *("flash_attn", "mmap", "mlock", "numa", "threads_batch"),
+        *("cpu_moe", "n_cpu_moe"),
+    ):
         assert name not in plain.of_state
     assert {"cache_type_k", "rope_freq_base", "override_kv"} <= set(plain.of_state)
     assert plain.is_plain and EngineOptions(rope_freq_base=1e6).is_plain

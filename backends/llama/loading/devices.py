@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 from llama_cpp import llama_cpp as lib
 
+from ...engine_options import EngineOptions
+from ...errors import InvalidArgument
 from ...memory import Device, layers_on_devices
 from ...model_spec import ModelSpec
 
@@ -123,6 +125,47 @@ def place_layers(spec: ModelSpec, params: Any) -> None:
             params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
     if spec.tensor_split:
         params.tensor_split = (ctypes.c_float * _SPLIT_SIZE)(*spec.tensor_split)
+
+
+class _TensorPlacement(ctypes.Structure):
+    """`llama_model_tensor_buft_override`. A pattern of NULL ends a list of them."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+_cpu_buffer_type = c_function("ggml_backend_cpu_buffer_type", _pointer)
+_EXPERTS = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""As `LLM_FFN_EXPS_REGEX` in llama.cpp's common/common.h."""
+_OF_EXPERTS = re.compile(rf"blk\.(\d+)\.{_EXPERTS}")
+
+
+def place_experts(options: EngineOptions, name: str, tensors: Iterable[str], params: Any) -> None:
+    """Set the placement of the experts of the model *name* in llama.cpp's *params*, which keep it
+    alive. With the CPU's buffer type, llama.cpp also chooses those types for which it repacks
+    weights, as for every other tensor on the CPU.
+
+    :raises InvalidArgument: *options* place experts, and the layers have none.
+    """
+    if not options.cpu_moe and not options.n_cpu_moe:
+        return
+    layers = {int(found[1]) for tensor in tensors if (found := _OF_EXPERTS.match(tensor))}
+    chosen = {layer for layer in layers if options.cpu_moe or layer < options.n_cpu_moe}
+    if not layers:
+        raise InvalidArgument(
+            f"{name!r} has no experts that cpu-moe or n-cpu-moe could keep on the CPU",
+            hint="leave them out for this model; n-gpu-layers places its layers",
+        )
+    if not chosen:
+        raise InvalidArgument(
+            f"the first {options.n_cpu_moe} layers of {name!r} have no experts; layer"
+            f" {min(layers)}, counted from 0, is the first one that has",
+            hint=f"set n-cpu-moe to more than {min(layers)}, or cpu-moe to true",
+        )
+    # One pattern for all: llama.cpp compiles each of them again for every tensor.
+    numbers = "|".join(map(str, sorted(chosen)))
+    pattern = rf"blk\.({numbers})\.{_EXPERTS}".encode()
+    placements = (_TensorPlacement * 2)(_TensorPlacement(pattern, _cpu_buffer_type()))
+    params.tensor_buft_overrides = ctypes.cast(placements, ctypes.c_void_p)
 
 
 # GCC before 14 stores only a part of the tiles' configuration (GCC bug 114098). On a CPU with AMX,

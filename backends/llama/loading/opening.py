@@ -41,7 +41,14 @@ from ...tuning_choice import (
 )
 from ..llama_log import LogRing
 from ..text.vocab import Vocab
-from .devices import c_function, devices, has_broken_amx, layers_of, place_layers
+from .devices import (
+    c_function,
+    devices,
+    has_broken_amx,
+    layers_of,
+    place_experts,
+    place_layers,
+)
 from .field_check import BadField, bad_value
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts, unusable
 
@@ -231,6 +238,7 @@ def open_model(
         place_layers(spec, params)
         if spec.fd < 0:
             read_parts(path, file)
+        place_experts(options, name, file.tensors, params)
         if begin is not None:
             begin("" if spec.fd >= 0 else path)
         if spec.fd >= 0:

@@ -80,6 +80,8 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "n-gpu-layers": (7, 0),
     "main-gpu": (1, -1),
     "tensor-split": ([1, 2], []),
+    "cpu-moe": (True, False),
+    "n-cpu-moe": (2, 0),
     "threads-batch": (3, 0),
     "cache-type-k": ("q8_0", "f16"),
     "cache-type-v": ("q8_0", "f16"),

@@ -13,6 +13,10 @@ export interface ModelParameters {
   "main-gpu"?: number | undefined;
   /** proportion of the layers on each GPU; empty: by its free memory (default: []) */
   "tensor-split"?: string | (number)[] | undefined;
+  /** the experts of all layers stay on the CPU, also of the layers on GPUs: less of a GPU's memory, and slower; only for a model with experts (MoE) (default: false) */
+  "cpu-moe"?: boolean | undefined;
+  /** number of first layers whose experts stay on the CPU, as with `cpu-moe`; 0: none (default: 0) */
+  "n-cpu-moe"?: number | undefined;
   /** maximum number of threads of a step with several tokens, such as a prompt's; 0: as `threads` (default: 0) */
   "threads-batch"?: number | undefined;
   /** type of the keys in KV states; a quantized one takes less memory (default: "f16") */
