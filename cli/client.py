@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 RETRIES = 2
 RETRY_S_MAX = 30.0
 """A longer wait is left to the user."""
+NO_END_TEXTS = {
+    "no_turn": "there was no running turn",
+    "not_reasoning": "its answer does not reason now",
+    "refused_by_grammar": "the answer's grammar does not allow the end here",
+    "no_worker": "its turn waits; try again",
+}
+"""The reasons why reasoning does not end, for people."""
 RESUME_S = 60.0
 SOFTWARE = "inferd cli"
 ResultT = TypeVar("ResultT")

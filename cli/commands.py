@@ -38,7 +38,7 @@ COMMANDS = {
     "monitoring.status_commands": ("ps", "sessions", "queue", "status"),
     "operations.logs_command": ("logs", "log-level"),
     "operations.session_commands": (
-        *("cancel", "park"),
+        *("cancel", "park", "end-reasoning"),
         *("edit-session", "rm-session", "restore-session"),
         "states",
     ),

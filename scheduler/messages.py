@@ -101,6 +101,10 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     tokens_requested: int = 0
     prompt_logprobs: int = 0
     """The number of the prompt's first tokens whose logprobs were reported."""
+    ending_left: int = 0
+    """The number of tokens that a forced end of reasoning still adds."""
+    end_requested: bool = False
+    """The end of its reasoning was requested, and has not begun."""
     dropped: int = 0
     shifts: int = 0
     forced_tokens: int = 0
@@ -136,6 +140,25 @@ class SharedKv(msgspec.Struct, frozen=True):
 
 def _digest(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+class ReasoningSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The marks of a turn's reasoning in *blocks*, and its bound.
+
+    *opened* is the mark of the answer with which the prompt ends. Some blocks also end where a
+    block of content begins (*contents*) or a tool call does (*calls*). After *budget* tokens of a
+    thought, or never if that is negative, *message* and the end of the block are added. If
+    *rests_grammar*, the grammar begins behind the end of the reasoning with which the answer
+    begins.
+    """
+
+    blocks: tuple[Block, ...]
+    opened: str = ""
+    contents: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    budget: int = -1
+    message: str = ""
+    rests_grammar: bool = False
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +216,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Compute the whole prompt and use no KV state."""
     prompt_logprobs: int | None = None
     """Report the logprobs of the prompt's tokens, each with this many top tokens."""
+    reasoning: ReasoningSpec | None = None
+    """The reasoning that its answer may have."""
     embed: EmbedSpec | None = None
     """Return an embedding of the tokens (`Embedded`) instead of generating text."""
     watch: bool = False
@@ -256,6 +281,12 @@ class Cancel(TaskMessage):
 
 class Park(RequestMessage):
     """Give a task's slot, or its place, to those that wait. Answered with whether it did so."""
+
+    task_id: int
+
+
+class EndReasoning(RequestMessage):
+    """End the present thought of a task. Answered with a value of `EndOutcome`."""
 
     task_id: int
 
@@ -512,6 +543,7 @@ Command = (
     | Submit
     | Cancel
     | Park
+    | EndReasoning
     | Credit
     | PullToken
     | SentenceCompared

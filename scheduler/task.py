@@ -16,6 +16,8 @@ from .answer_text import TextAssembler
 from .kv.store import Origin, scoped
 from .messages import Adjust, ResumePoint, TaskSpec, TokenLogprob, TurnStats, unpack_tokens
 from .owner import PRIORITY_MAX
+from .policy.draft_plan import Acceptance
+from .reasoning import Reasoning
 from .stopping import Ending, StopReason, TurnConditions
 
 RESUMED_AHEAD = 1 << 48
@@ -72,13 +74,16 @@ class Task:
     computed: int = 0
     has_logits: bool = False
     forced: int = 0
-    """Tokens of its answer that its grammar forced."""
+    """Tokens of its answer that its grammar or the bound of its reasoning forced."""
     forced_behind: int = 0
     """Tokens that its grammar forced behind the last sampled one, to be computed as a chunk."""
     tokens_requested: int = 0
     """Tokens that a pull reader has requested and not received."""
     credit: int = -1
     has_grammar: bool = False
+    resting_grammar: CompiledGrammar | None = None
+    """The grammar that begins behind its reasoning, until then."""
+    reasoning: Reasoning | None = None
     sampler: Sampler | None = None
     preparing: bool = False
     """It takes no slot yet, as its sampler is still made, in the order of requests for texts."""
@@ -221,6 +226,18 @@ class Task:
     def pending(self) -> int:
         """Number of tokens to decode before the next token can be sampled."""
         return len(self.tokens) - self.computed
+
+    @property
+    def ends_reasoning(self) -> bool:
+        """Whether tokens of a forced end of its reasoning are to be added."""
+        return self.reasoning is not None and len(self.reasoning.ending) > 0
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether several tokens may be forced at once. A context shift needs that a single token
+        is left to compute.
+        """
+        return self.has_grammar or (self.ends_reasoning and not self.spec.ctx_shift)
 
     @property
     def prefilling(self) -> bool:

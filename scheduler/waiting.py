@@ -253,6 +253,7 @@ class TurnEstimator:
         self._output = RunningRatio(OUTPUT_S)
         self.mean_length = RunningRatio(OUTPUT_TOKENS)
         self._share = RunningRatio(0.0)
+        self._mean_reasoning = RunningRatio(0.0)
 
     @property
     def token_times(self) -> TokenTimes:
@@ -267,19 +268,28 @@ class TurnEstimator:
         self._prompt.add_sample(prompt_s, prompt_tokens)
         self._output.add_sample(output_s, output_tokens)
 
-    def learn_length(self, output_tokens: int, limit: int = -1) -> None:
-        """Add the length of an answer that was bounded by *limit* tokens (-1: unbounded)."""
+    def learn_length(
+        self, output_tokens: int, limit: int = -1, *, reasoning_tokens: int = 0
+    ) -> None:
+        """Add the length of an answer that was bounded by *limit* tokens (-1: unbounded), of which
+        so many were *reasoning_tokens*.
+        """
         self.mean_length.add_sample(output_tokens, 1)
+        self._mean_reasoning.add_sample(reasoning_tokens, 1)
         if limit > 0:
             self._share.add_sample(output_tokens, limit)
 
-    def remaining_work(self, prompt_tokens: int, done: int = 0, limit: int = -1) -> RemainingWork:
+    def remaining_work(
+        self, prompt_tokens: int, done: int = 0, limit: int = -1, reasoning_budget: int = -1
+    ) -> RemainingWork:
         """Return the rest of a task with *prompt_tokens* to compute and *done* output tokens, whose
-        output is bounded by *limit*, or unbounded if that is -1.
+        output is bounded by *limit*, and its reasoning by *reasoning_budget* (-1: unbounded).
 
         If the answer is already longer than expected, or nothing was learned, its limit is assumed.
         """
         whole = self.mean_length.value if self.mean_length.known else 0.0
+        if reasoning_budget >= 0:
+            whole -= max(0.0, self._mean_reasoning.value - reasoning_budget)
         bound = math.inf
         if limit >= 0:
             whole, bound = max(min(whole, limit), self._share.value * limit), max(0, limit - done)
@@ -387,7 +397,13 @@ class QueueView:
         prompt = max(0, task.prompt_size - task.computed - task.dropped)
         if task.spec.embed is not None:
             return RemainingWork(prompt, 0, 0)
-        work = self._estimator.remaining_work(prompt, task.generated, task.spec.n_predict)
+        reasoning = task.spec.reasoning
+        work = self._estimator.remaining_work(
+            prompt,
+            task.generated,
+            task.spec.n_predict,
+            -1 if reasoning is None else reasoning.budget,
+        )
         if task.spec.ctx_shift:
             return work
         left = max(0, task.ctx_size - len(task.tokens))

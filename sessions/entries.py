@@ -100,7 +100,7 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     interrupted turn, it may have the metadata alone.
 
     *tokens*, *surprisals* and *metadata* are packed; *shifts* are (the turn's tokens before the
-    shift, kept, dropped).
+    shift, kept, dropped). A forced end of reasoning adds *ending_left* tokens behind *tokens*.
     """
 
     tokens: bytes = b""

@@ -53,6 +53,7 @@ KINDS: dict[Kind, str] = {
     "tools": "Sequence[Mapping[str, Any]] | str",
     "tool-choice": 'Literal["auto", "none", "required"] | Mapping[str, Any]',
     "arguments": "Mapping[str, Any] | str",
+    "efforts": "Mapping[str, int]",
     "answer-form": "str | Mapping[str, Any]",
     "scales": "Mapping[str, float] | Sequence[Any] | None",
 }

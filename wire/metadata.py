@@ -77,7 +77,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     """Number of times that the turn yielded its slot; present after the turn's end."""
     forced_tokens: int
     """Tokens of the output that the grammar forced
-    ([jump-forward](scheduling.md#forced-tokens)).
+    ([jump-forward](scheduling.md#forced-tokens)), or a [bound on reasoning](reasoning.md).
     """
     seed: int
     """The seed of the turn's generator; random if none was given."""

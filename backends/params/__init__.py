@@ -39,12 +39,15 @@ from .reading import (
 )
 from .sampler_options import (
     GRAMMAR_FIELDS,
+    REASONING_BOUNDS,
     SamplingParams,
     StoppingParams,
     adjust_parameters,
     leave_out_unknown_biases,
+    reasoning_budget,
     sampling_params,
     stopping_params,
+    without_grammar,
 )
 from .structural_tags import StructuralTag, StructuralTags, TagPart, structural_tag_text
 
@@ -62,6 +65,7 @@ __all__ = (
     "MMPROJ_NONE",
     "NOT_KEPT_TOKENS",
     "PARAMETERS",
+    "REASONING_BOUNDS",
     "REQUESTABLE",
     "SAMPLERS",
     "SECTION_NAMES",
@@ -84,6 +88,7 @@ __all__ = (
     "leave_out_unknown_biases",
     "nearest",
     "overflow_beside",
+    "reasoning_budget",
     "parse_json_options",
     "parse_turn_json",
     "read_options",
@@ -94,5 +99,6 @@ __all__ = (
     "tool_choice_of",
     "fit_settings",
     "with_whole_numbers",
+    "without_grammar",
     "without_nulls",
 )

@@ -11,9 +11,9 @@ import msgspec
 from ..answer_form import read_answer_form
 from ..texts import choice_of, shorten
 from ..tool_formats import FUNCTION_NAME_CHARACTERS_MAX, KNOWN_FORMS
-from .fitting import Fitting
+from .fitting import Fitting, as_whole
 from .json_texts import check_containers, decode_json, nests_deeper
-from .parameter_table import Parameter
+from .parameter_table import BY_NAME, EFFORTS, Parameter
 
 TOOLS_MAX = 128
 TOOL_CHOICES = ("auto", "none", "required")
@@ -62,11 +62,11 @@ class _Tool(msgspec.Struct):
 
 def read_choice(parameter: Parameter, value: Any) -> str:
     """Return one of the parameter's choices, or raise ValueError. False stands for `off`, True for
-    `on`, or for the first choice after `off` if there is no `on`.
+    `on`, or for the first other choice if there is no `on`.
     """
     choices = parameter.choices
     if isinstance(value, bool) and "off" in choices:
-        on = "on" if "on" in choices else choices[choices.index("off") + 1]
+        on = "on" if "on" in choices else next(c for c in choices if c != "off")
         value = on if value else "off"
     choice = choice_of(value, choices)
     if choice is None:
@@ -147,6 +147,21 @@ def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
         if name in _RESERVED:
             raise ValueError(f"{name!r} is always set: use another name")
     return arguments
+
+
+def read_efforts(_: Parameter, value: Any) -> dict[str, int]:
+    """Return the numbers of all levels of reasoning, of which *value* gives some; or raise
+    ValueError.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{shorten(value)} is not a map of levels to numbers")
+    numbers = {name: as_whole(number) for name, number in value.items()}
+    for name, number in numbers.items():
+        if name not in EFFORTS:
+            raise ValueError(f"{shorten(name)} is not one of {', '.join(EFFORTS)}")
+        if type(number) is not int or not -1 <= number <= BY_NAME["reasoning-budget"].high:
+            raise ValueError(f"{name}: {shorten(number)} is not a number of tokens, or -1")
+    return EFFORTS | numbers
 
 
 def read_json(value: Any, bytes_max: int) -> Any:

@@ -464,7 +464,7 @@ _REASONS: dict[str, str] = {
     "not needed: any text and any token can trigger a grammar": """
         preserved-tokens""",
     "not supported (yet): the answer is generated without it": """
-        reasoning-budget-tokens reasoning-budget-message reasoning-control
+        reasoning-control
         generation-prompt chat-format chat-parser continue-final-message""",
 }
 

@@ -37,6 +37,7 @@ Kind = Literal[
     "tools",
     "tool-choice",
     "arguments",
+    "efforts",
     "answer-form",
     "scales",
 ]
@@ -219,6 +220,10 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("parse-tool-calls", "bool", "request", True, "return the calls of `tools` apart from the text; false: they stay in the text, as the model writes them"),
     Parameter("chat-template-kwargs", "arguments", "request", {}, "arguments of the chat template, such as enable_thinking: a map, or its JSON text; up to 64, of 64 KiB"),
     Parameter("reasoning-format", "choice", "request", "none", "deepseek (or auto): text between `<think>` and `</think>` before the answer is returned as reasoning; none: as text", choices=("none", "auto", "deepseek")),
+    Parameter("reasoning-budget", "int", "request", -1, "maximum number of tokens of a thought; then its end is added to the answer, behind `reasoning-budget-message`; 0: no thought; -1: no limit", ("reasoning-budget-tokens", "thinking-budget-tokens"), low=-1, high=_COUNT_MAX),
+    Parameter("reasoning-budget-message", "text", "request", "", "text that is added to the answer before a forced end of reasoning; at most 1024 characters"),
+    Parameter("reasoning-effort", "choice", "request", "", "level of reasoning, which limits a thought to its number in `reasoning-efforts`, unless `reasoning-budget` is smaller; empty: no level", choices=("", *EFFORTS)),
+    Parameter("reasoning-efforts", "efforts", "request", EFFORTS, "maximum number of tokens of a thought by level; -1: no limit; levels that a map lacks keep their defaults"),
     Parameter("ignore-eos", "bool", "request", False, "continue after the end of generation"),
     Parameter("lora", "scales", "request", None, "adapters and their scales, from the next turn on: a map of names to numbers, or a list of names, of pairs, or of maps with `id` and `scale`; others are off; unset: the scales of the configuration"),
     Parameter("overflow", "choice", "request", "auto", "treatment of a full context: `shift` drops the oldest tokens behind `n-keep`, also within an answer (approximate); `drop-turns` drops whole old turns behind the system message, before an answer; `truncate` drops the middle of the prompt behind `n-keep`; `error` refuses the prompt; `auto`: with `ctx-shift` as `shift`, for messages added to a session's chat as `drop-turns`, else as `error`", choices=tuple(policy.value for policy in OverflowPolicy)),
@@ -294,6 +299,10 @@ _TYPES: dict[Kind, tuple[str, dict[str, Any]]] = {
     "tools": ("array of tools, or text", {"type": _TEXT_OR_LIST, "items": {"type": "object"}}),
     "tool-choice": ("name, or map", {"type": ["string", "object"]}),
     "arguments": ("map, or text", {"type": ["string", "object"]}),
+    "efforts": (
+        "map of ints",
+        {"type": "object", "additionalProperties": {"type": "integer", "minimum": -1}},
+    ),
     "answer-form": ("name, or map", {"type": ["string", "object"]}),
     "scales": ("map of numbers, or array", {"type": ["object", "array", "null"]}),
 }

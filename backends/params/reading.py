@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from .chat_options import (
     read_answer_format,
     read_arguments,
     read_choice,
+    read_efforts,
     read_tool_choice,
     read_tools,
 )
@@ -55,7 +57,7 @@ LIST_ITEMS_MAX = 10_000
 """Items of one list."""
 TEXT_CHARACTERS_MAX = 64 << 10
 """Characters of one text, and of all texts of one list."""
-REFUSED_HINT = "leave the key out; inferd reads and writes text only"
+REFUSED_HINT = "leave the key out; inferd writes text only"
 
 _SECTIONS = {
     "model": "",
@@ -167,11 +169,19 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
     formats: dict[str, tuple[str, str]] = {}
     suggests = True
     strict = strict or raw.get("strict") is True
-    for number, (key, name, value) in enumerate(flat_keys(raw)):
-        if number >= KEYS_MAX:
-            raise TooLarge(f"more than {KEYS_MAX} keys", data={"keys_max": KEYS_MAX})
+    keys = [*islice(flat_keys(raw), KEYS_MAX + 1)]
+    if len(keys) > KEYS_MAX:
+        raise TooLarge(f"more than {KEYS_MAX} keys", data={"keys_max": KEYS_MAX})
+    applies = {
+        BY_SPELLING[name].name: number
+        for number, (_, name, value) in enumerate(keys)
+        if _is_plain(name, value)
+    }
+    for number, (key, name, value) in enumerate(keys):
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
+        if _is_plain(name, value) and applies[BY_SPELLING[name].name] != number:
+            continue  # it may be large, and is not read
         value = without_nulls(value, _LEVELS.get(name, 0))
         try:
             values = FORMS[name](value) if name in FORMS else {name: value}
@@ -208,6 +218,11 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False, lenient: bool 
     if errors:
         raise InvalidArgument("; ".join(errors), hint=PARAMETERS_HINT, data={"errors": errors})
     return options
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Return whether a key is a spelling of one parameter, and gives it a value."""
+    return value is not None and name in BY_SPELLING and name not in FORMS
 
 
 def flat_keys(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -361,6 +376,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "tools": read_tools,
     "tool-choice": read_tool_choice,
     "arguments": read_arguments,
+    "efforts": read_efforts,
     "answer-form": read_answer_format,
 }
 _ITEM_READERS: dict[Kind, Callable[[Any, Clamp | None], Any]] = {

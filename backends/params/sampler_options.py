@@ -217,6 +217,11 @@ def sampling_params(values: Mapping[str, Any], seed: int) -> SamplingParams:
     return SamplingParams(**{**fields_of(SamplingParams, values), "seed": seed})
 
 
+def without_grammar(params: SamplingParams) -> SamplingParams:
+    """Return *params* without the grammar of the answer."""
+    return msgspec.structs.replace(params, **dict.fromkeys(FORMAT_FIELDS, ""), grammar_triggers=())
+
+
 def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return *values* without contradictions, and for each parameter adjusted the reason.
 
@@ -315,6 +320,25 @@ def _check_tool_choice(a: Adjustment) -> None:
         a.errors.append("tool-choice: a required call has its own grammar; leave out the other one")
 
 
+REASONING_MESSAGE_CHARACTERS_MAX = 1024
+REASONING_BOUNDS = ("reasoning-budget", "reasoning-effort", "reasoning-efforts")
+"""The parameters that bound a thought."""
+
+
+def reasoning_budget(values: Mapping[str, Any]) -> int:
+    """Return the most tokens of a thought that the `REASONING_BOUNDS` in *values* allow; -1: no
+    limit.
+    """
+    budget, effort, efforts = (values[name] for name in REASONING_BOUNDS)
+    limits = [number for number in (budget, efforts.get(effort, -1)) if number >= 0]
+    return min(limits, default=-1)
+
+
+def _check_reasoning(a: Adjustment) -> None:
+    name, most = "reasoning-budget-message", REASONING_MESSAGE_CHARACTERS_MAX
+    a.limit(name, len(a.value_of(name)), most, "characters")
+
+
 def _raise_dry_base(a: Adjustment) -> None:
     if a.value_of("dry-base") < 1:
         reason = "below 1 the penalty would shrink: 1.75 is used"
@@ -338,6 +362,7 @@ def _report_unused(a: Adjustment) -> None:
 _RULES: tuple[Rule, ...] = (
     _limit_mirostat_chain,
     _check_breakers,
+    _check_reasoning,
     _check_infill,
     _end_with_grammar,
     _limit_kept_tokens,

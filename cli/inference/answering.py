@@ -226,6 +226,34 @@ def print_answer(
         note(stats_text(session.metadata))
 
 
+@contextmanager
+def _answer_key(session: Session) -> Iterator[None]:
+    """Let Ctrl-\\ end the reasoning of the turn under way, so that its answer begins now. Without a
+    terminal its signal ends the command, as usual.
+    """
+    if not sys.stdin.isatty() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    requesting = threading.Lock()
+
+    def request_end() -> None:
+        with requesting, suppress(InferdError):  # the turn may have ended meanwhile
+            found = session.end_reasoning()
+            if not found.ended:
+                note(NO_END_TEXTS.get(found.reason, found.reason))
+
+    def pressed(_: int, __: object) -> None:
+        # The main thread waits for the stream, within the client.
+        if not requesting.locked():
+            threading.Thread(target=request_end, name="end-reasoning", daemon=True).start()
+
+    before = signal.signal(signal.SIGQUIT, pressed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+
+
 def _answer_output(markdown: bool) -> AnswerOutput | MarkdownOutput:
     if not markdown or not has_colors(sys.stdout):
         return AnswerOutput()

@@ -52,6 +52,7 @@ OTHER_WORDS = {
 }
 """Words of other chats, with the commands that they mean."""
 _WORD = re.compile(r"/[A-Za-z?][\w-]*")
+_END_REASONING = "Ctrl-\\"
 _WIDTH = max(len(f"{name} {command.argument}") for name, command in COMMANDS.items()) + 2
 COMMANDS_HELP = "\n".join(
     [
@@ -60,6 +61,7 @@ COMMANDS_HELP = "\n".join(
             for name, command in COMMANDS.items()
         ),
         f"{'Ctrl-C':{_WIDTH}}stop an answer",
+        f"{_END_REASONING:{_WIDTH}}end the reasoning: the answer begins now",
         f"{'Ctrl-R':{_WIDTH}}search in the typed lines; Alt-Enter begins a new line",
     ]
 )

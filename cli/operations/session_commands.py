@@ -1,5 +1,5 @@
-"""Commands on turns, sessions and named states: cancel, park, edit-session, rm-session,
-restore-session, states.
+"""Commands on turns, sessions and named states: cancel, park, end-reasoning,
+edit-session, rm-session, restore-session, states.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 from ...backends.errors import InvalidArgument, NotFound, PermissionDenied
 from ...daemon.printable import size_text
 from .. import completion
-from ..client import client_of
+from ..client import NO_END_TEXTS, client_of
 from ..monitoring.status_commands import columns_for
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, Label, SocketPath
@@ -64,6 +64,19 @@ def park(
         parked = client.park(_context_of(client, session))
     text = "parked" if parked else "not parked: no other task waits for a slot of its model"
     write_result(as_json, {"parked": parked}, text)
+
+
+def end_reasoning(
+    session: Turn, label: Label = "", socket: SocketPath = None, as_json: JsonOutput = False
+) -> None:
+    """End the reasoning of a session's turn, so that its answer begins now.
+
+    Callers that may see all tasks and manage models can also name other users' sessions.
+    """
+    with client_of(socket, label=label) as client:
+        found = client.end_reasoning(_context_of(client, session))
+    text = "the answer begins" if found.ended else NO_END_TEXTS.get(found.reason, found.reason)
+    write_result(as_json, {"ended": found.ended, "reason": found.reason}, text)
 
 
 def _context_of(client: Client, wanted: str) -> int:

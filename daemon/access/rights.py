@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import pwd
 import queue
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from ...backends.errors import NotFound, PermissionDenied, Timeout
+from ...backends.recent_dict import RecentDict
 from ...ipc.messages import Call, Right
 from ...ipc.names import OWN_USER, check_user_name
 from ...ipc.peer import Peer, groups_of_user
@@ -149,15 +149,12 @@ class OwnUserNames:
     """The latest `NAMES_MAX` names of gateways' own users, for lists. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._names: OrderedDict[int, str] = OrderedDict()
+        self._names = RecentDict[int, str](NAMES_MAX)
 
     def add_name(self, number: int, name: str) -> None:
         """Store a name, unless it is not that of a gateway's own user."""
         if name and is_own_user(number):
             self._names[number] = name
-            self._names.move_to_end(number)
-            if len(self._names) > NAMES_MAX:
-                self._names.popitem(last=False)
 
     def name_of(self, number: int) -> str:
         """Return the name of a gateway's own user, or an empty text for any other number."""
@@ -170,21 +167,15 @@ class DelegatedUsers:
     """
 
     def __init__(self) -> None:
-        self._users: OrderedDict[tuple[int, str], int] = OrderedDict()
-        self._gateways: OrderedDict[int, int] = OrderedDict()
+        self._users = RecentDict[tuple[int, str], int](DELEGATED_MAX)
+        self._gateways = RecentDict[int, int](DELEGATED_MAX)
         """The gateways' users, by the numbers of their own users."""
 
     def add_user(self, gateway: int, name: str, number: int) -> None:
         """Store a user by the name that the *gateway*'s user has given."""
         self._users[gateway, name] = number
-        self._users.move_to_end((gateway, name))
-        if len(self._users) > DELEGATED_MAX:
-            self._users.popitem(last=False)
         if is_own_user(number):
             self._gateways[number] = gateway
-            self._gateways.move_to_end(number)
-            if len(self._gateways) > DELEGATED_MAX:
-                self._gateways.popitem(last=False)
 
     def gateway_of(self, number: int) -> int:
         """Return the user of the gateway whose own user has this number; -1 if there is none."""
@@ -352,9 +343,10 @@ class Access:
             check_priority(rights.quota, priority)
 
     def may_control_turns_of(self, connection: ServerConnection, owner: Owner) -> bool:
-        """Return whether a connection may cancel or park the turns of *owner*. It may if *owner* is
-        its own label or user, or if it has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` the
-        connection does not learn of other users' turns.
+        """Return whether a connection may control the turns of *owner*: cancel or park them, or end
+        their reasoning. It may if *owner* is its own label or user, or if it has the rights
+        `SEE_ALL` and `MANAGE`. Without `SEE_ALL` the connection does not learn of other users'
+        turns.
 
         :raises PermissionDenied: the user has `SEE_ALL` without `MANAGE`.
         """
@@ -364,7 +356,7 @@ class Access:
         if Right.SEE_ALL not in allowed:
             return False
         if Right.MANAGE not in allowed:
-            raise _denied(connection, Right.MANAGE, "cancel or park the turns of other users")
+            raise _denied(connection, Right.MANAGE, "control the turns of other users")
         return True
 
 

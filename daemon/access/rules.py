@@ -87,6 +87,7 @@ def _apply_rule(base: Rights, rule: Rule) -> Rights:
         descriptor_models_max=rule.descriptor_models_max,
         tasks_waiting_max=rule.tasks_waiting_max,
         tokens_per_minute=rule.tokens_per_minute,
+        reasoning_max=rule.reasoning_max or {},
         priority_max=highest,
     )
     return Rights(base.allowed if rule.allow is None else rule.allow, quota, rule.states)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import structlog
 from msgspec.structs import asdict
 
-from ...backends.errors import Cancelled, InvalidArgument, NotFound
+from ...backends.errors import Cancelled, InvalidArgument, NotFound, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...scheduler.kv.store import scoped
 from ...scheduler.owner import Owner
+from ...scheduler.reasoning import EndOutcome
 from ...sessions import NamedState, PlaceWait, Session, SessionState, checked_title
 from ..core import Daemon
 from .arguments import priority_of, seconds_of
@@ -65,9 +67,32 @@ async def park(daemon: Daemon, request: Request) -> w.ParkResult:
     return w.ParkResult(parked=False)
 
 
+async def end_reasoning(daemon: Daemon, request: Request) -> w.EndReasoningResult:
+    """End the present thought of a context's turn, so that its answer begins."""
+    session = _controllable_session(daemon, request, request.params.context)
+    turn = session.turn
+    if turn is None or not session.active:
+        return w.EndReasoningResult(ended=False, reason="no_turn")
+    for worker in daemon.registry.catalog.ready_workers():
+        if turn.spec.id in worker.client.tasks:
+            with contextlib.suppress(WorkerCrashed):  # the turn continues in another worker
+                outcome = await worker.client.end_reasoning(turn.spec.id)
+                turn.end_requested |= outcome is EndOutcome.ENDED
+                return _END_RESULTS[outcome]
+    return w.EndReasoningResult(ended=False, reason="no_worker")
+
+
+_END_RESULTS = {
+    EndOutcome.ENDED: w.EndReasoningResult(ended=True),
+    EndOutcome.NOT_REASONING: w.EndReasoningResult(ended=False, reason="not_reasoning"),
+    EndOutcome.GRAMMAR: w.EndReasoningResult(ended=False, reason="refused_by_grammar"),
+}
+
+
 def _controllable_session(daemon: Daemon, request: Request, handle: int) -> Session:
     """Return a session whose turns the caller may control: a session of the same user (for
-    `inferd cancel`, `park` and `top`) or, with the rights `see-all` and `manage`, of any user.
+    `inferd cancel`, `park`, `end-reasoning` and `top`) or, with the rights `see-all` and `manage`,
+    of any user.
     """
     for session in daemon.all_sessions():
         if session.handle == handle and daemon.connections.access.may_control_turns_of(
@@ -157,7 +182,7 @@ async def _count_cached(session: Session) -> dict[str, Any]:
 
 async def history(daemon: Daemon, request: Request) -> w.HistoryResult:
     """Return the messages of a session, open or dormant, and the turns that can be rewound."""
-    session = _named_session(daemon, request)
+    session = named_session(daemon, request, request.params)
     found = session.history
     return w.HistoryResult(
         messages=found.client_messages,
@@ -175,9 +200,8 @@ def named_session(
 
     :raises NotFound: the caller has no session with this id.
     """
-    p: w.HistoryParams = request.params
     if (p.context is None) == (p.session_id is None):
-        raise InvalidArgument("history takes a context or a session id, and not both")
+        raise InvalidArgument(f"{request.call} takes a context or a session id, and not both")
     if p.session_id is None:
         return daemon.session(request)
     return _session_by_id(daemon, request, p.session_id)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ...ipc.metrics_address import LOOPBACK, Address
 from ..traces.target import Target
-from .access_settings import Rule
+from .access_settings import REASONING_CEILINGS, Rule
 from .declaration import BYTES_MAX, REQUIRED, Applies, setting, settings_of
 from .forms import (
     ADDRESS,
@@ -102,6 +102,7 @@ class Config:
     reader_timeout_s: float = setting(300.0, "time after which a task that nobody reads ends", 0.1, 86_400)
     worker_hang_timeout_s: float = setting(120.0, "time without progress after which a busy worker is replaced and a load ends", 0.1, 86_400, NEXT_LOAD)
     swap_grace_s: float = setting(60.0, "time that turns on the old model of a swap have to finish", 0, 86_400)
+    reasoning_max: dict[str, int] = setting({}, "maximum number of tokens of a thought, for all turns or by class: a number, or a table as `{ low = 1000 }`", applies=AT_ONCE, form=REASONING_CEILINGS, default_doc="none")
     shutdown_grace_s: float = setting(30.0, "time that running turns have to finish after SIGTERM", 0, 86_400, AT_ONCE)
     metrics: Address = setting(Address(LOOPBACK, METRICS_PORT), "address of the metrics listener: a port, HOST:PORT, the path of a Unix socket, or off", form=ADDRESS, default_doc="`127.0.0.1:4633` for the machine's socket; else a Unix socket beside the daemon's, `inferd-metrics.sock`")
     metrics_network: Literal["loopback", "any"] = setting("loopback", "allowed metrics clients: programs on this machine (`loopback`), or `any`")

@@ -21,6 +21,7 @@ from ...backends.tensors import NamedTensor
 from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
 from ...scheduler.owner import Owner, Requester
+from ...scheduler.reasoning import EndOutcome
 from ...sessions.worker_client import ChatTokens, TaskReader
 from ..media.encoder import (
     EncoderEvent,
@@ -213,6 +214,10 @@ class ProcessClient:
     async def park(self, task_id: int) -> bool:
         """Preempt a task in favor of waiting tasks; return whether it is parked."""
         return bool(await self.query(lambda i: m.Park(i, task_id)))
+
+    async def end_reasoning(self, task_id: int) -> EndOutcome:
+        """End the present thought of a task."""
+        return EndOutcome(await self.query(lambda i: m.EndReasoning(i, task_id)))
 
     def withdraw_tasks(self, *, waiting: bool = False) -> dict[int, TaskReader]:
         """Cancel the tasks, or only the waiting ones, in the process; return their readers."""

@@ -342,7 +342,6 @@ def _shortened(message: str) -> str:
 
 _NAME = "use the field of this API"
 _TEMPLATE = "the model has its own; its operator can replace it"
-_BUDGET = "reasoning has no budget of its own"
 _BEAMS = "beam search is not supported"
 _FORM = "replies have the form of this API"
 _OPERATOR = "the operator sets it for the model, in the daemon's configuration"
@@ -371,12 +370,9 @@ OTHER_SERVERS: tuple[Field, ...] = (
     refused("reasoning_in_content", "reasoning is a field of its own", False),
     refused("include_reasoning", "reasoning is a field of its own", True),
     refused("separate_reasoning", "reasoning is a field of its own", True),
-    refused("reasoning_control", "an answer cannot be changed while it is generated", False),
-    refused("reasoning_budget_tokens", _BUDGET, -1),
-    refused("reasoning_budget_message", _BUDGET, ""),
-    refused("thinking_budget_tokens", _BUDGET, -1),
-    refused("thinking_budget", _BUDGET),
-    refused("thinking_token_budget", _BUDGET, -1),
+    ignored("reasoning_control", "every answer can be controlled"),
+    parameter("thinking_budget", "reasoning-budget", "as `reasoning_budget`"),
+    parameter("thinking_token_budget", "reasoning-budget", "vLLM's `reasoning_budget`"),
     refused("echo", "only `/v1/completions` has it", False),
     refused("best_of", "use n, and choose", 1),
     refused("n_cmpl", "use n", 1),

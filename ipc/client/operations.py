@@ -52,6 +52,17 @@ class AsyncOperations(AsyncWasiCalls):
         params = w.ContextParams(context=context)
         return (await self._call("park", params, w.ParkResult, timeout)).parked
 
+    async def end_reasoning(
+        self, context: int, *, timeout: float | None = None
+    ) -> w.EndReasoningResult:
+        """End the present thought of a context's turn, so that its answer begins now.
+
+        Return whether it ends (`ended`), else the `reason`. With the rights `see-all` and `manage`
+        it may be a turn of another user.
+        """
+        params = w.ContextParams(context=context)
+        return await self._call("end_reasoning", params, w.EndReasoningResult, timeout)
+
     async def reset(
         self, context: int, system: str | None = None, *, timeout: float | None = None
     ) -> None:

@@ -201,6 +201,22 @@ class Parameters(TypedDict, total=False):
     """Deepseek (or auto): text between `<think>` and `</think>` before the answer is returned as
     reasoning; none: as text.
     """
+    reasoning_budget: int
+    """Maximum number of tokens of a thought; then its end is added to the answer, behind
+    `reasoning-budget-message`; 0: no thought; -1: no limit.
+    """
+    reasoning_budget_message: str
+    """Text that is added to the answer before a forced end of reasoning; at most 1024
+    characters.
+    """
+    reasoning_effort: Literal["", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
+    """Level of reasoning, which limits a thought to its number in `reasoning-efforts`, unless
+    `reasoning-budget` is smaller; empty: no level.
+    """
+    reasoning_efforts: Mapping[str, int]
+    """Maximum number of tokens of a thought by level; -1: no limit; levels that a map lacks keep
+    their defaults.
+    """
     ignore_eos: bool
     """Continue after the end of generation."""
     lora: Mapping[str, float] | Sequence[Any] | None
@@ -315,6 +331,10 @@ Options = TypedDict(
         "parse-tool-calls": bool,
         "chat-template-kwargs": Mapping[str, Any] | str,
         "reasoning-format": Literal["none", "auto", "deepseek"],
+        "reasoning-budget": int,
+        "reasoning-budget-message": str,
+        "reasoning-effort": Literal["", "none", "minimal", "low", "medium", "high", "xhigh", "max"],
+        "reasoning-efforts": Mapping[str, int],
         "ignore-eos": bool,
         "lora": Mapping[str, float] | Sequence[Any] | None,
         "overflow": Literal["auto", "shift", "drop-turns", "truncate", "error"],

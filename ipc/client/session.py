@@ -523,3 +523,9 @@ class AsyncSession(SessionProperties):
     async def cancel(self, *, timeout: float | None = None) -> bool:
         """Cancel the turn under way, whichever task reads it; return whether there was one."""
         return await self._client.cancel(self.context, timeout=timeout)
+
+    async def end_reasoning(self, *, timeout: float | None = None) -> w.EndReasoningResult:
+        """End the present thought of the turn under way, so that its answer begins now; see
+        `AsyncClient.end_reasoning`.
+        """
+        return await self._client.end_reasoning(self.context, timeout=timeout)

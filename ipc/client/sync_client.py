@@ -206,6 +206,7 @@ class Session(SessionProperties):
     save_state = synchronous(AsyncSession.save_state)
     delete = synchronous(AsyncSession.delete)
     cancel = synchronous(AsyncSession.cancel)
+    end_reasoning = synchronous(AsyncSession.end_reasoning)
 
 
 class _BlockingCalls(AsyncClient):
@@ -355,6 +356,7 @@ class Client:
     embed = synchronous(AsyncClient.embed)
     cancel = synchronous(AsyncClient.cancel)
     park = synchronous(AsyncClient.park)
+    end_reasoning = synchronous(AsyncClient.end_reasoning)
     reset = synchronous(AsyncClient.reset)
     rewind = synchronous(AsyncClient.rewind)
     history = synchronous(AsyncClient.history)

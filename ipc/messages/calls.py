@@ -27,7 +27,7 @@ HANDLES = frozenset(("graph", "context", "contexts"))
 """The fields with handles, in params, results and events alike."""
 SESSION = "session"
 """A field of a result that describes a session, with its context."""
-DESCRIPTORS = frozenset(("fd", "tensor", "inputs"))
+DESCRIPTORS = frozenset(("fd", "tensor", "inputs", "messages"))
 """The fields of params that are, or have, indices of descriptors."""
 
 
@@ -159,7 +159,7 @@ class Call(_Messages, frozen=True, kw_only=True):
     right: Right | None
     """The right that it needs; None if it reads public state or the caller's own, or releases the
     caller's resources. With the param `all`, if it is set, a call needs `SEE_ALL`.
-    `Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.
+    `Access.may_control_turns_of` decides on calls on another user's turns.
     """
     context: ContextUse | None = None
     starts: Starts | None = None
@@ -358,6 +358,12 @@ CALLS: dict[str, Call] = {
     ),
     "park": Call(
         contexts.ContextParams, session_operations.ParkResult, right=None, context=ContextUse.READ
+    ),
+    "end_reasoning": Call(
+        contexts.ContextParams,
+        session_operations.EndReasoningResult,
+        right=None,
+        context=ContextUse.READ,
     ),
     "reset": Call(session_operations.SystemParams, Empty, right=Right.USE, context=ContextUse.WORK),
     "rewind": Call(

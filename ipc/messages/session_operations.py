@@ -34,6 +34,20 @@ class ParkResult(Map):
     """Whether the turn yields; false also if there is no turn, or no memory for its state."""
 
 
+class EndReasoningResult(Map):
+    """Whether the answer begins now, instead of more reasoning."""
+
+    ended: bool
+    """Whether the present thought ends: its end is added to the answer at the next whole character,
+    behind the `reasoning-budget-message`.
+    """
+    reason: str = ""
+    """The reason why it does not end. `no_turn`: no turn is under way. `not_reasoning`: its answer
+    does not reason, or no longer. `refused_by_grammar`: its grammar does not allow the end here.
+    `no_worker`: it waits for a place, or its worker is being replaced; try again.
+    """
+
+
 class SystemParams(ContextParams):
     """`reset`: clear the history; `system` then becomes its first message."""
 

@@ -12,13 +12,14 @@ from typing import NamedTuple
 from ...backends import CompiledGrammar, LanguageModel, Sampler, SamplingParams
 from ...backends.errors import BackendError, InferdError
 from ...backends.media import text_tokens
-from ...backends.params import NOT_KEPT_TOKENS
+from ...backends.params import NOT_KEPT_TOKENS, without_grammar
 from .. import messages as m
 from ..logprobs import prompt_logprobs, token_logprobs
 from ..messages import unpack_floats, unpack_tokens
 from ..policy.batch_plan import ScheduledTokens
 from ..policy.cost import StepCost, StepLoad
 from ..policy.slow_sampling import SlowSampling
+from ..reasoning import EndOutcome, Reasoning
 from ..record import ActivityKind
 from ..stopping import (
     CONTEXT_FULL,
@@ -37,8 +38,9 @@ from .task_table import TaskTable
 
 
 class AddedToken(NamedTuple):
-    """A token of an answer, sampled or *forced* by the grammar. *text* is the text that it
-    releases, or None if it only ends the turn. The *surprisal* is known if the turn needs it.
+    """A token of an answer, sampled, or *forced* by the grammar or a bound. *text* is the text that
+    it releases, or None if it only ends the turn. The *surprisal* of a sampled token is known if
+    the turn needs it.
     """
 
     token: int
@@ -46,6 +48,13 @@ class AddedToken(NamedTuple):
     ending: Ending | None = None
     surprisal: float | None = None
     forced: bool = False
+
+
+def joins_events(task: Task) -> bool:
+    """Return whether several sampled tokens can be reported to a stream in one event, which has one
+    surprisal.
+    """
+    return not needs_surprisal(task)
 
 
 def needs_preparation(sampling: SamplingParams) -> bool:
@@ -58,7 +67,12 @@ def sampler_for(
 ) -> Sampler:
     """Return a sampler that has seen the tokens of *task* so far, with its compiled *grammar*."""
     prompt, answer = task.prompt_and_answer
-    return model.sampler(sampling, text_tokens(prompt), answer, grammar)
+    begin = 0 if task.reasoning is None else task.reasoning.grammar_begin
+    if begin is None and sampling.has_grammar:
+        task.resting_grammar = grammar or model.compile_grammar(sampling, task.spec.owner.user)
+        sampling, grammar, begin = without_grammar(sampling), None, 0
+    before, answer = answer[:begin], answer[begin:]
+    return model.sampler(sampling, [*text_tokens(prompt), *before], answer, grammar)
 
 
 def sample_token(model: LanguageModel, task: Task, now: float, *, last: bool) -> AddedToken:
@@ -82,7 +96,7 @@ def take_forced(model: LanguageModel, task: Task, now: float, *, last: bool) -> 
     No token is forced for a turn that needs the surprisal of its tokens, or that may shift its
     context, because a shift happens only when a single token is left to compute.
     """
-    if task.sampler is None or task.spec.ctx_shift or _needs_surprisal(task):
+    if task.sampler is None or task.spec.ctx_shift or needs_surprisal(task):
         return None
     token = task.sampler.take_forced()
     if token is None:
@@ -93,21 +107,52 @@ def take_forced(model: LanguageModel, task: Task, now: float, *, last: bool) -> 
     return AddedToken(token, text, ending, forced=True)
 
 
-def _needs_surprisal(task: Task) -> bool:
+def take_end(model: LanguageModel, task: Task, now: float, *, last: bool) -> AddedToken | None:
+    """Add the next token of a forced end of reasoning to the tokens of *task*, if there is one.
+    Logits are not needed. The end is not forced if the grammar of *task* refuses it.
+    """
+    reasoning = task.reasoning
+    if reasoning is None or not reasoning.ending or task.sampler is None:
+        return None
+    token = reasoning.ending[0]
+    # The end itself may start a lazy grammar, which then refuses the rest of it.
+    if not task.sampler.allows([*reasoning.ending] if reasoning.ending_is_new else [token]):
+        reasoning.cancel_end()
+        return None
+    task.sampler.force(token)
+    task.forced += 1
+    task.forced_behind += 1
+    text, ending = _add_token(model, task, token, None, now, last=last, ends_reasoning=True)
+    return AddedToken(token, text, ending, forced=True)
+
+
+def needs_surprisal(task: Task) -> bool:
+    """Return whether *task* needs the surprisal of each of its tokens."""
     return task.conditions is not None and task.conditions.surprisal is not None
 
 
 def _add_token(
-    model: LanguageModel, task: Task, token: int, surprisal: float | None, now: float, *, last: bool
+    model: LanguageModel,
+    task: Task,
+    token: int,
+    surprisal: float | None,
+    now: float,
+    *,
+    last: bool,
+    ends_reasoning: bool = False,
 ) -> tuple[bytes | None, Ending | None]:
-    """Add *token* to *task*; return the text that it releases, and the ending that it causes."""
+    """Add *token* to *task*; return the text that it releases, and the ending that it causes. Of
+    the tokens with which reasoning ends, none is an end mark of the answer.
+    """
     spec, conditions = task.spec, task.conditions
     task.has_logits = False
     task.tokens.append(token)
-    if model.is_eog(token) and not spec.sampling.ignore_eos:
+    if model.is_eog(token) and not (spec.sampling.ignore_eos or ends_reasoning):
         return None, Ending(END_MARK, str(token), model.piece(token))
     if conditions is not None and token in conditions.tokens:
         return None, Ending(TOKEN, str(token))
+    if task.reasoning is not None:
+        _follow_reasoning(task, task.reasoning, model.piece(token))
     piece = _piece(model, task, token, len(task.tokens) - 1)
     text, ending = task.text.add_piece(piece)
     if ending is None and conditions is not None:
@@ -117,6 +162,15 @@ def _add_token(
     elif ending is None and last:
         ending = Ending(CONTEXT_FULL, str(task.ctx_size))
     return text, ending
+
+
+def _follow_reasoning(task: Task, reasoning: Reasoning, piece: bytes) -> None:
+    """Add a token to the *reasoning* of *task*, and start the grammar that rested until its end."""
+    reasoning.add_token(piece)
+    if task.resting_grammar is not None and reasoning.grammar_begin is not None:
+        assert task.sampler is not None
+        task.sampler.start_grammar(task.resting_grammar)
+        task.resting_grammar = None
 
 
 def _met_condition(
@@ -151,7 +205,7 @@ def resume_text(model: LanguageModel, task: Task) -> Ending | None:
     before = task.spec.resume_point
     if before is None or not before.output_tokens:
         return None
-    answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.output_tokens :]
+    answer = answer_of(task, before)
     begin = len(task.tokens) - len(answer)
     text = b"".join(_piece(model, task, token, at) for at, token in enumerate(answer, begin))
     ending = task.text.resume(text, before.text_bytes).ending
@@ -164,6 +218,16 @@ def resume_text(model: LanguageModel, task: Task) -> Ending | None:
     if 0 <= task.spec.n_predict <= task.generated:
         return Ending(LENGTH, str(task.spec.n_predict))
     return None
+
+
+NOT_BEGUN = m.ResumePoint()
+
+
+def answer_of(task: Task, before: m.ResumePoint) -> list[int]:
+    """Return the tokens of the answer that *task* has from another worker."""
+    if before.answer:
+        return unpack_tokens(before.answer)
+    return task.tokens[len(task.tokens) - before.output_tokens :]
 
 
 def _piece(model: LanguageModel, task: Task, token: int, place: int) -> bytes:
@@ -235,11 +299,11 @@ class Answers:
                     task.reader_away_since = self._clock.now
 
     def add_forced_tokens(self, tasks: Iterable[Task]) -> None:
-        """Add the tokens that grammars force to the answers of *tasks*, none of which has logits.
-        Their readers did not take these tokens before. A task on trial gets none, because it
-        computes each token before the next.
+        """Add the tokens that grammars and bounds force to the answers of *tasks*, none of which
+        has logits. Their readers did not take these tokens before, or the end of reasoning was just
+        requested. A task on trial gets none, because it computes each token before the next.
         """
-        constrained = [t for t in tasks if t.has_grammar]
+        constrained = [t for t in tasks if t.takes_chunks]
         if not constrained:
             return
         for task in constrained:
@@ -250,20 +314,21 @@ class Answers:
 
     def _extend_answer(self, task: Task) -> None:
         """Add tokens to the answer of *task* until the next one is not forced and there are no
-        logits to sample it from. A stream gets them in one event; a pull reader requests each one.
+        logits to sample it from. A stream gets them in one event, unless their surprisals are
+        wanted; a pull reader requests each one.
         """
         self._recorder.record_activity(ActivityKind.SAMPLE, [task.spec.id])
         event: m.Tokens | None = None
         clock, takes = self._clock, task.pending <= FORCED_MAX
+        joins = joins_events(task)
         while takes:
             started, started_cpu = clock.read(), clock.cpu()
             added = self._next_token(task)
             if added is not None:
-                event = self._report_token(task, added, event)
+                event = self._report_token(task, added, event if joins or added.forced else None)
                 self._continue_task(task, added.ending)
             self._note_time(task, added, started, started_cpu)
-            # Only a grammar forces tokens.
-            takes = added is not None and task.has_grammar and self._takes_forced(task)
+            takes = added is not None and self._takes_another(task, joins=joins)
 
     def _takes_forced(self, task: Task) -> bool:
         """Return whether *task*, which has just got a token, takes another one."""
@@ -306,7 +371,9 @@ class Answers:
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
         now = self._clock.now
         try:
-            added = take_forced(self._model, task, now, last=last) if task.has_grammar else None
+            added = take_end(self._model, task, now, last=last)
+            if added is None and task.has_grammar:
+                added = take_forced(self._model, task, now, last=last)
             if added is None and task.has_logits:
                 added = sample_token(self._model, task, now, last=last)
         except InferdError as exc:
@@ -334,12 +401,14 @@ class Answers:
             event.tokens.append(added.token)
             event.text += added.text
             event.forced += added.forced
+            event.logprobs += self._logprobs_of(task, added)
+            event.ending_left = 0 if task.reasoning is None else len(task.reasoning.ending)
             return event
         event = m.Tokens(task.spec.id, [added.token], added.text, forced=int(added.forced))
         if added.surprisal is not None:
             event.surprisal = added.surprisal
-        if task.spec.sampling.n_probs:
-            event.logprobs = token_logprobs(self._model, task)
+        event.logprobs = self._logprobs_of(task, added)
+        event.ending_left = 0 if task.reasoning is None else len(task.reasoning.ending)
         self._reporter.send(event)
         if task.spec.pull:
             task.tokens_requested -= 1
@@ -348,6 +417,28 @@ class Answers:
         if not task.wants_token:
             task.reader_away_since = self._clock.now
         return event
+
+    def _logprobs_of(self, task: Task, added: AddedToken) -> list[m.TokenLogprob]:
+        """Return the logprobs of an *added* token, if they are wanted; a forced one is certain."""
+        if not task.spec.sampling.n_probs:
+            return []
+        if not added.forced:
+            return token_logprobs(self._model, task)
+        value = 1.0 if task.spec.sampling.post_sampling_probs else 0.0
+        return [m.TokenLogprob(added.token, self._model.piece(added.token), value)]
+
+    def end_reasoning(self, task: Task) -> EndOutcome:
+        """End the present thought of *task* before its next token is sampled.
+
+        :raises InvalidArgument: the vocabulary cannot spell the end.
+        """
+        reasoning, sampler = task.reasoning, task.sampler
+        if reasoning is None or not reasoning.request_end():
+            return EndOutcome.NOT_REASONING
+        if sampler is not None and not sampler.allows(reasoning.ending):
+            reasoning.cancel_end()
+            return EndOutcome.GRAMMAR
+        return EndOutcome.ENDED
 
     def _continue_task(self, task: Task, ending: Ending | None) -> None:
         """Have a completed sentence compared (`stop-similarity`), or else end a task that has met
@@ -376,6 +467,19 @@ class Answers:
             self._continue_task(task, task.text.continue_text().ending or ending)
 
     # Submitted and adjusted tasks.
+
+    def begin_reasoning(self, task: Task) -> None:
+        """Follow the reasoning of a submitted task, whose answer may have begun elsewhere.
+
+        :raises InvalidArgument: the vocabulary cannot spell an end that the budget may force.
+        """
+        model, spec = self._model, task.spec.reasoning
+        if spec is None:
+            return
+        before = task.spec.resume_point or NOT_BEGUN
+        pieces = map(model.piece, answer_of(task, before))
+        task.reasoning = Reasoning(spec, model.spell)
+        task.reasoning.begin(pieces, before.ending_left, end_requested=before.end_requested)
 
     def prepare_sampler(self, task: Task, grammar: CompiledGrammar | None) -> None:
         """Make the sampler of a waiting task, or fail the task if its parameters allow none."""

@@ -14,6 +14,7 @@ from ...backends.errors import (
     Outcome,
     PromptTooLong,
     UnsupportedOperation,
+    error_from_wire,
     error_of,
 )
 from ...backends.media import ShortItems, check_tokens
@@ -22,6 +23,7 @@ from ...wire.frames import CREDIT_MAX
 from .. import messages as m
 from ..embeddings import check_text
 from ..owner import Requester
+from ..reasoning import EndOutcome
 from ..task import Task
 from .answers import needs_preparation
 from .metrics_publisher import MetricsPublisher
@@ -58,6 +60,8 @@ class CommandHandler:
         match command:
             case m.Park():
                 send(m.CommandResult(command.id, self._park_by_hand(command.task_id)))
+            case m.EndReasoning():
+                send(self._end_reasoning(command))
             case m.TaskMessage(task_id):
                 task = self._tasks.find_task(task_id)
                 if task is not None:
@@ -120,6 +124,12 @@ class CommandHandler:
             case m.Cancel():
                 self._tasks.fail_task(task, Cancelled("the turn was cancelled"))
 
+    def _fail_tasks(self, numbers: Iterable[int], error: InferdError | None) -> None:
+        for number in numbers:
+            task = self._tasks.find_task(number)
+            if task is not None and error is not None:
+                self._tasks.fail_task(task, error)
+
     def _note_reader(self, task: Task) -> None:
         clock = self._tasks.clock
         task.note_reader(clock.now, self._tasks.settings.reader_lag_s, clock.step_began)
@@ -132,6 +142,7 @@ class CommandHandler:
             self._short_items.add(spec.media)
             if spec.embed is None:
                 self._steps.check_adapters(spec.adapters)
+                self._steps.answers.begin_reasoning(task)
         except InferdError as exc:
             self._reporter.report_failed(spec, exc)
             return
@@ -184,6 +195,15 @@ class CommandHandler:
         return (
             task is not None and task.spec.embed is None and self._steps.assignment.yield_slot(task)
         )
+
+    def _end_reasoning(self, command: m.EndReasoning) -> m.CommandResult | m.Refused:
+        task, outcome = self._tasks.find_task(command.task_id), EndOutcome.NOT_REASONING
+        try:
+            if task is not None:
+                outcome = self._steps.answers.end_reasoning(task)
+        except InferdError as exc:
+            return m.Refused(command.id, exc.to_wire())
+        return m.CommandResult(command.id, outcome)
 
     def _change_adapters(
         self, command: m.AddAdapter | m.RemoveAdapter

@@ -212,7 +212,11 @@ class TaskTable:
         """End a task without error."""
         stats = self.reporter.report_finished(task, ending, self.clock.now)
         if task.spec.embed is None:
-            self._estimator.learn_length(stats.output_tokens, task.spec.n_predict)
+            self._estimator.learn_length(
+                stats.output_tokens,
+                task.spec.n_predict,
+                reasoning_tokens=stats.reasoning_tokens,
+            )
             if not task.parks and task.spec.resume_point is None:
                 computed = stats.prompt_tokens - stats.cached_tokens
                 prompt_s, output_s = stats.prompt_ms / 1000, stats.predicted_ms / 1000

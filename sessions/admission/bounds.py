@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sized
+from collections.abc import Callable, Hashable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,6 +81,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     descriptor_models_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None
+    reasoning_max: Mapping[str, int] = {}
+    """The maximum number of tokens of a thought, by class."""
     priority_max: Priority = PRIORITY_MAX
 
     def bound(self, key: str) -> str:
@@ -230,6 +232,8 @@ class Ticket:
     prompt_tokens: int
     n_predict: int = -1
     """The bound of its output; −1 means no bound."""
+    reasoning_budget: int = -1
+    """The bound of a thought in its output; −1 means no bound."""
     output: Sized = ()
     """The turn's output so far; only its length is used."""
     state: SessionState = SessionState.WAITING
@@ -284,6 +288,8 @@ class AdmissionBounds:
     """0 means no bound besides that of all users together."""
     session_bytes_owner_max: int = 128 << 20
     kept_sessions_owner_max: int = 100
+    reasoning_max: Mapping[str, int] = field(default_factory=dict)
+    """The maximum number of tokens of a thought for all users, by class."""
     quota_of: Callable[[int], Quota] = lambda _: NO_QUOTA
     gateway_of: Callable[[int], int] = lambda _: -1
 
@@ -307,6 +313,19 @@ class AdmissionBounds:
         if quota.kept_sessions_max is not None:
             return Bound(quota.bound("kept-sessions-max"), quota.kept_sessions_max)
         return Bound("kept-sessions-user-max", self.kept_sessions_owner_max)
+
+    def reasoning_bound(self, user: int, priority: Priority) -> Bound | None:
+        """Return the bound on the tokens of a thought in a user's turn of a class, if any."""
+        quota, name = self.quota_of(user), "reasoning-max"
+        bounds = [
+            Bound(setting, ceilings[priority.label])
+            for setting, ceilings in (
+                (quota.bound(name), quota.reasoning_max),
+                (name, self.reasoning_max),
+            )
+            if priority.label in ceilings
+        ]
+        return min(bounds, key=lambda bound: bound.limit, default=None)
 
     def refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
         """Return why a turn is refused while *waiting* turns wait, or None if it is admitted."""

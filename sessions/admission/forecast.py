@@ -6,10 +6,11 @@ The engines decide; the daemon estimates it from the reports of turns.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 
+from ...backends.recent_dict import RecentDict
 from ...scheduler.messages import TurnStats
 from ...scheduler.owner import PRIORITY_MAX, Owner, OwnerClock, Priority
 from ...scheduler.record import Histogram
@@ -57,7 +58,9 @@ class Forecast:
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
         computed = stats.prompt_tokens - stats.cached_tokens
         self._uncached.add_sample(computed, stats.prompt_tokens)
-        self._estimator.learn_length(stats.output_tokens, ticket.n_predict)
+        self._estimator.learn_length(
+            stats.output_tokens, ticket.n_predict, reasoning_tokens=stats.reasoning_tokens
+        )
         if not stats.parks:
             prompt_s, output_s = stats.prompt_ms / 1000, stats.predicted_ms / 1000
             self._estimator.learn_rates(computed, prompt_s, stats.output_tokens, output_s)
@@ -169,7 +172,7 @@ class Forecast:
     def _computed_at_end(self, ticket: Ticket) -> int:
         """Return the expected number of tokens computed for a turn at its end."""
         output = len(ticket.output)
-        rest = self._estimator.remaining_work(0, output, ticket.n_predict)
+        rest = self._estimator.remaining_work(0, output, ticket.n_predict, ticket.reasoning_budget)
         rest_tokens = min(rest.output_tokens, self._estimator.mean_length.value)
         return round(self._prompt_to_compute(ticket) + output + rest_tokens)
 
@@ -181,7 +184,9 @@ class Forecast:
         elif ticket.state is SessionState.RUNNING:
             done = (now - ticket.state_since) / self._estimator.token_times.prompt_s
             prompt = max(0.0, prompt - done)
-        return self._estimator.remaining_work(round(prompt), output, ticket.n_predict)
+        return self._estimator.remaining_work(
+            round(prompt), output, ticket.n_predict, ticket.reasoning_budget
+        )
 
 
 class ModelForecasts:
@@ -189,13 +194,13 @@ class ModelForecasts:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._forecasts: OrderedDict[str, Forecast] = OrderedDict()
+        self._forecasts = RecentDict[str, Forecast](_FORECASTS_MAX)
 
     def __getitem__(self, model: str) -> Forecast:
-        forecast = self._forecasts.setdefault(model, Forecast(self._settings))
-        self._forecasts.move_to_end(model)
-        if len(self._forecasts) > _FORECASTS_MAX:
-            self._forecasts.popitem(last=False)
+        forecast = self._forecasts.get(model)
+        if forecast is None:
+            forecast = Forecast(self._settings)
+        self._forecasts[model] = forecast
         return forecast
 
     def __len__(self) -> int:

@@ -99,7 +99,8 @@ def answer_forms(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _reasoning_apart(message: dict[str, Any]) -> dict[str, Any] | None:
     """Return an answer with the reasoning in its text apart, or None if there is none."""
-    reasoning, end, text = str(message.get("content", "")).partition(THINK.end)
+    content = message.get("content", "")
+    reasoning, end, text = (content if isinstance(content, str) else "").partition(THINK.end)
     if message["role"] != "assistant" or not end or "reasoning_content" in message:
         return None
     bare = reasoning.lstrip()

@@ -72,7 +72,9 @@ def describe_turn(
         adjusted=_joined(parameters.reported, {} if turn is None else turn.adjusted),
         ignored=parameters.reported_ignored,
     )
-    if turn is None or turn.stats is None:
+    if turn is not None and turn.stats is not None:
+        metadata.reasoning_tokens = turn.stats.reasoning_tokens
+    else:
         metadata.shifted = conversation.shifted
         _set_stop(metadata, metadata.error)
     if turn is None:

@@ -927,6 +927,7 @@ class Session:
             spec.priority,
             len(conversation.prompt),
             spec.n_predict,
+            -1 if spec.reasoning is None else spec.reasoning.budget,
             quota_checked=call.quota_checked,
         )
         ledger.admit_turn(ticket)
@@ -999,6 +1000,10 @@ class Session:
                 "embeddings are made of texts only", hint="leave the images and sounds out"
             )
         spec = msgspec.structs.replace(spec, stop=(*spec.stop, *history.tool_use.answers.stops))
+        ceiling = self.ledger.bounds.reasoning_bound(self.owner.user, spec.priority)
+        spec = parameters.bound_reasoning(
+            spec, history.tool_use, opened=history.opened, ceiling=ceiling
+        )
         spec = parameters.constrain_calls(spec, history.tool_use, opened=history.opened)
         if not call.scores_prompt:
             spec = msgspec.structs.replace(spec, prompt_logprobs=None)

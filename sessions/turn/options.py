@@ -18,6 +18,7 @@ from ...backends.params import (
     BY_NAME,
     KEYS_MAX,
     PARAMETERS,
+    REASONING_BOUNDS,
     Options,
     OverflowPolicy,
     adjust_parameters,
@@ -27,6 +28,7 @@ from ...backends.params import (
     nearest,
     overflow_beside,
     read_options,
+    reasoning_budget,
     sampling_params,
     stopping_params,
     tool_choice_of,
@@ -34,7 +36,7 @@ from ...backends.params import (
 from ...backends.tool_formats import named_form
 from ...scheduler import PRIORITIES
 from ...scheduler import messages as m
-from ...scheduler.messages import AdapterReport, TaskSpec
+from ...scheduler.messages import AdapterReport, ReasoningSpec, TaskSpec
 from ...scheduler.owner import Priority
 from ..answers.calls import ANSWER_CALLS_MAX, NO_TOOLS, ToolUse
 from ..answers.constraint import AUTO, NO_CALLS, constraint_of
@@ -254,8 +256,9 @@ class Parameters:
 
         :raises InvalidArgument: an option is unknown, or its value out of its range.
         """
-        tools = self.in_turn("tools", options)
-        return Rendering(tools=tools, arguments=self.in_turn("chat-template-kwargs", options))
+        tools, effort = (self.in_turn(name, options) for name in ("tools", "reasoning-effort"))
+        arguments = self.in_turn("chat-template-kwargs", options)
+        return Rendering(tools=tools, arguments=effort_arguments(effort) | arguments)
 
     def tool_use(self, options: Mapping[str, Any], form: AnswerForm) -> ToolUse:
         """Return the form of the answer of a turn with *options*, of a model that writes answers in
@@ -280,7 +283,9 @@ class Parameters:
             return spec
         choice, parallel = tool_choice_of(self.get("tool-choice")), use.calls_max > 1
         tools = self.get("tools")
-        thinks = self.get("chat-template-kwargs").get("enable_thinking") is not False
+        arguments = effort_arguments(self.get("reasoning-effort"))
+        arguments |= self.get("chat-template-kwargs")
+        thinks = arguments.get("enable_thinking") is not False
         fields = constraint_of(
             *(use.answers, tools, choice), parallel=parallel, opened=opened, thinks=thinks
         )
@@ -288,6 +293,41 @@ class Parameters:
             return spec
         sampling = msgspec.structs.replace(spec.sampling, **fields, ignore_eos=False)
         return msgspec.structs.replace(spec, sampling=sampling, ctx_shift=False)
+
+    def bound_reasoning(
+        self, spec: TaskSpec, use: ToolUse, *, opened: str, ceiling: tuple[str, int] | None = None
+    ) -> TaskSpec:
+        """Return *spec* with the marks of the reasoning in its answer and with its bound, which is
+        at most that of the *ceiling*, a setting's name and its number. *opened* is the mark of the
+        answer with which the prompt ends. If the answer begins with reasoning that has a budget or
+        is split off, a grammar of the whole answer begins behind that.
+        """
+        form, sampling = use.answers, spec.sampling
+        blocks = tuple(block for block in form.reasoning if block.end.strip())
+        if not blocks or spec.embed is not None:
+            return spec
+        begins = [block.begin.strip() for block in blocks]
+        budget = reasoning_budget({name: self.get(name) for name in REASONING_BOUNDS})
+        apart = budget >= 0 or self.get("reasoning-format") != "none"
+        if ceiling is not None:
+            name, limit = ceiling
+            if budget > limit:
+                self.adjusted["reasoning-budget"] = f"{name} allows {limit} tokens of a thought"
+            budget = min(budget, limit) if budget >= 0 else limit
+        reasons_first = "" in begins or opened.strip() in begins
+        bound = ReasoningSpec(
+            blocks=blocks,
+            opened=opened,
+            contents=tuple(b.begin for b in form.content if b.anywhere and b.begin.strip()),
+            calls=tuple(t for c in form.calls if use.allows_calls for t in c.triggers),
+            budget=budget,
+            message=self.get("reasoning-budget-message"),
+            rests_grammar=sampling.has_grammar
+            and not sampling.grammar_triggers
+            and apart
+            and reasons_first,
+        )
+        return msgspec.structs.replace(spec, reasoning=bound)
 
     def _requests(self, name: str) -> Iterator[tuple[Any, str]]:
         if name in self._turn:
@@ -344,6 +384,13 @@ class Parameters:
             prompt_logprobs=None if embed is not None else values.get("prompt-logprobs"),
             embed=embed,
         )
+
+
+def effort_arguments(effort: str) -> dict[str, Any]:
+    """Return the arguments of the chat template for a level of reasoning."""
+    if not effort:
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 PROMPT_LOGPROBS_MAX = 1 << 15

@@ -181,7 +181,12 @@ class Turn:
         self._logprobs_count = 0
         self.text = bytearray()
         self.forced_tokens = 0
-        """Those of `tokens` that the grammar forced."""
+        """Those of `tokens` that the grammar or the bound of reasoning forced."""
+        self.ending_left = 0
+        """The number of tokens that a forced end of reasoning still adds."""
+        self.end_requested = False
+        """The end of its reasoning was requested, and none of its tokens was sent."""
+        self.drafted_tokens = self.accepted_tokens = 0
         self.surprisals: list[float] = []
         """The surprisal of each token, where it is needed; NaN of a forced one."""
         self.tail = b""

@@ -241,6 +241,7 @@ VALUES: dict[str, list[Any]] = {
         misspelt(15_000),
         "{}" * 30_000,
     ],
+    "efforts": [misspelt(15_000), {"low": "1" * SPACE}, dict.fromkeys(EFFORTS, 1 << 62)],
     "scales": [misspelt(15_000), ["a"] * 31_000, [["a", 1]] * 12_000],
 }
 WITH_RULES = ("stop", "stop-patterns", "stop-tokens", "grammar", "dry-sequence-breakers")

@@ -155,6 +155,24 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(socket: str, tmp_path: Path
         assert screen.until_end() == 0
 
 
+def test_ctrl_backslash_ends_the_reasoning_of_an_answer(socket: str, tmp_path: Path) -> None:
+    thought = "<think>" + "and so on " * 20 + "</think>and the answer"
+    options = ("--session", "thought", "--no-markdown")
+    with shown_chat("slow", *options, socket=socket, state=tmp_path) as screen:
+        screen.enter(thought)
+        screen.until("\n<think>and so")
+        screen.type("\x1c")
+        screen.until_prompt()
+        assert answer_of(screen, "next") == ["next"]
+        screen.type("\x1c")  # at the prompt it does nothing
+        screen.type("\x04")
+        assert screen.until_end() == 0
+    answer = contents(socket, "thought")[1]
+    size = answer.index("</think>")
+    assert size < 200, "the thought was not ended"
+    assert answer == thought[:size] + "</think>" + thought[size + len("</think>") :]
+
+
 def test_a_closed_terminal_ends_the_chat_and_its_turn(socket: str, tmp_path: Path) -> None:
     with (
         shown_chat("slow", socket=socket, state=tmp_path) as screen,

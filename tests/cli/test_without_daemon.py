@@ -35,7 +35,7 @@ COMMANDS = {
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
     "wasm", "nnrpc", "gateway", "fleet", "conformance", "states", "backup", "restore",
-    "edit-session", "restore-session", "tune",
+    "edit-session", "restore-session", "end-reasoning", "tune",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -45,7 +45,7 @@ CLIENT_COMMANDS = [
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
     ("top",), ("stats",), ("drain",), ("logs",), ("log-level",), ("conformance",),
     ("states",), ("states", "delete", "mine"),
-    ("edit-session", "mine"), ("restore-session", "mine"),
+    ("edit-session", "mine"), ("restore-session", "mine"), ("end-reasoning", "mine"),
 ]  # fmt: skip
 
 

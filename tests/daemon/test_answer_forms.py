@@ -25,7 +25,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% if enable_thinking | default(true) %}<why>{% endif %}{% endif %}{# tools #}
 """
-ANSWER = "So.</why><run>add<key>a</key><value>1</value><key>b</key><value>2</value></run>"
+ANSWER = "<run>add<key>a</key><value>1</value><key>b</key><value>2</value></run>"
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +41,23 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-def forced(answer: str) -> dict[str, object]:
-    """Return the options of a turn with this answer."""
-    options = {"grammar": f"root ::= {json.dumps(answer)}", "reasoning-format": "deepseek"}
+def forced(answer: str, thought: str = "") -> dict[str, object]:
+    """Return the options of a turn with this answer, behind a *thought* if it reasons."""
+    options: dict[str, object] = {"grammar": f"root ::= {json.dumps(answer)}"}
+    options |= {"reasoning-format": "deepseek", "reasoning-budget": 0}
+    options["reasoning-budget-message"] = thought
     return {"tools": TOOLS, "temp": 0, "jump-forward": False, **options}
 
 
 def test_marks_of_the_template_alone_give_reasoning_and_calls(client: inferd.Client) -> None:
     with client.session("derived") as session:
-        first = session.chat("One and two?", options=forced(ANSWER))
+        first = session.chat("One and two?", options=forced(ANSWER, "So."))
         [call] = first.tool_calls
         assert (str(first), first.reasoning) == ("", "So.")
         assert (call.name, call.values) == ("add", {"a": 1, "b": "2"})
         assert first.metadata["tool_format"] == "derived"
         result = [{"role": "tool", "tool_call_id": call.id, "content": "3"}]
-        second = session.chat(result, options=forced("Yes.</why>Three."))
+        second = session.chat(result, options=forced("Three.", "Yes."))
         assert (str(second), second.reasoning) == ("Three.", "Yes.")
         assert second.metadata["recomputed_tokens"] == 0, "the template writes the call as it was"
 

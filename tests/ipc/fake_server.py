@@ -329,6 +329,7 @@ ANSWERS: dict[str, Answer] = {
     "chat": _chat,
     "cancel": _cancel,
     "park": _fixed(parked=True),
+    "end_reasoning": _fixed(ended=True),
     "fork_session": _fork,
     "rewind": _fixed(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
     "history": _fixed(messages=[{"role": "user"}], turns=[0], session={"context": 12}),

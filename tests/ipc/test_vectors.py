@@ -203,6 +203,7 @@ async def session_with_an_id(client: AsyncClient) -> None:
     assert reply == "yes" and reply.metadata["session_id"] == "notes"
     assert not await client.cancel(context)
     assert not await client.park(context)
+    assert (await client.end_reasoning(context)).reason == "no_turn"
     assert await client.queue() == []
     assert await client.tokenize(graph, "hi", special=True) == [258, 104, 105, 257]
     assert await client.detokenize(graph, [104, 105]) == b"hi"

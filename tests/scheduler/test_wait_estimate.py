@@ -151,6 +151,18 @@ def test_a_limit_bounds_the_expected_length() -> None:
     assert estimator.remaining_work(0, done=90, limit=90) == RemainingWork(0, 0, 0)
 
 
+def test_a_bound_on_reasoning_shortens_the_expected_answer() -> None:
+    estimator = TurnEstimator()
+    estimator.learn_length(100, reasoning_tokens=70)
+    assert estimator.remaining_work(5) == RemainingWork(5, 100)
+    assert estimator.remaining_work(5, reasoning_budget=20) == RemainingWork(5, 50)
+    assert estimator.remaining_work(5, reasoning_budget=0) == RemainingWork(5, 30)
+    assert estimator.remaining_work(5, done=10, reasoning_budget=0) == RemainingWork(5, 20)
+    assert estimator.remaining_work(5, reasoning_budget=80) == RemainingWork(5, 100)
+    estimator.learn_length(30)
+    assert estimator.remaining_work(5, reasoning_budget=0).output_tokens == pytest.approx(30)
+
+
 def test_an_answer_longer_than_expected_shows_no_sign_of_its_end() -> None:
     estimator = TurnEstimator()
 

@@ -150,6 +150,11 @@ def natural() -> dict[str, Any]:
     )
     x.call("cancel", w.CancelParams(context=context), w.CancelResult(cancelled=False))
     x.call("park", w.ContextParams(context=context), w.ParkResult(parked=False))
+    x.call(
+        "end_reasoning",
+        w.ContextParams(context=context),
+        w.EndReasoningResult(ended=False, reason="no_turn"),
+    )
     x.call("queue", w.Empty(), w.QueueResult(tasks=[]))
     x.call(
         "tokenize",

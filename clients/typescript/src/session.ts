@@ -4,17 +4,19 @@ import { Attachment, place } from "./attachment.js";
 import { Bounds } from "./bounds.js";
 import { Cancelled, errorFromWire, InvalidArgument } from "./errors.js";
 import { readToolCallPart } from "./generated/protocol.js";
+import { withContents } from "./parts.js";
 import { addToolCalls, Stream, toText } from "./stream.js";
 import { scheduling, Turn, turnInput } from "./turn.js";
 import type { SessionOptions } from "./attachment.js";
 import type { CallOptions, Client } from "./client.js";
 import type { InferdError } from "./errors.js";
 import type { ModelParameters } from "./generated/parameters.js";
-import type { HistoryResult, Metadata, RewindResult } from "./generated/protocol.js";
+import type { EndReasoningResult, HistoryResult, Metadata, RewindResult } from "./generated/protocol.js";
+import type { Prompt } from "./parts.js";
 import type { Request } from "./request.js";
 import type { Reply, ToolCall } from "./stream.js";
 import type { TurnOptions } from "./turn.js";
-import type { AnswerFields, Context, Fields, Graph, Message, Priority } from "./types.js";
+import type { AnswerFields, Context, Fields, Graph, Priority } from "./types.js";
 
 export type { SessionOptions } from "./attachment.js";
 export type { TurnOptions } from "./turn.js";
@@ -108,7 +110,7 @@ export class Session implements AsyncDisposable {
   }
 
   /** Compute a turn as `stream` does, and return its whole answer. */
-  async chat(prompt?: string | Message[], options: TurnOptions = {}): Promise<Reply> {
+  async chat(prompt?: Prompt, options: TurnOptions = {}): Promise<Reply> {
     return await this.stream(prompt, options).reply();
   }
 
@@ -139,14 +141,15 @@ export class Session implements AsyncDisposable {
   }
 
   /** Return `n` answers to one prompt, which is computed once; the conversation continues from the first one. */
-  async answers(prompt: string | Message[] | undefined, n = 2, options: TurnOptions = {}): Promise<Answer[]> {
+  async answers(prompt: Prompt | undefined, n = 2, options: TurnOptions = {}): Promise<Answer[]> {
     const { raw, priority } = this.#attachment.settings;
     const settings = { ...options, raw: options.raw ?? raw, priority: options.priority ?? priority };
     const input = { ...turnInput(prompt, settings), ...scheduling(settings, this.#client.timeoutMs) };
+    const contents = await withContents(input);
     await this.#ready(options);
     const { answers } = await this.#attachment.call(
       "answers",
-      { ...input, context: this.context, n },
+      { ...contents, context: this.context, n },
       options,
     );
     this.#attachment.hasHistory = true;
@@ -232,6 +235,11 @@ export class Session implements AsyncDisposable {
   /** Cancel the turn under way; return whether there was one. */
   async cancel(options: CallOptions = {}): Promise<boolean> {
     return (await this.#attachment.call("cancel", { context: this.context }, options)).cancelled;
+  }
+
+  /** End the present thought of the turn under way, so that its answer begins now; without `ended` it has a reason. */
+  async endReasoning(options: CallOptions = {}): Promise<EndReasoningResult> {
+    return this.#attachment.call("end_reasoning", { context: this.context }, options);
   }
 
   /** Close the session, which cancels its turn; one with an id can be opened again. */

@@ -114,3 +114,19 @@ def a_parked_turn_continues(server: Server) -> None:
         text = connection.wait(number).get("text", b"")
         text = connection.requests[number].text + text
         check(text == b"abcd", f"the text is {text!r}")
+
+
+@case("`end_reasoning`")
+def reasoning_ends_on_request(server: Server) -> None:
+    """The end of a thought under way is added to the answer; without one, the reason says why."""
+    thought = "<think>" + "a" * 40 + "</think>b"
+    with paused_stream(server, thought) as (connection, context, number):
+        connection.send([CREDIT, number, 10])
+        connection.wait_events(number, 11)
+        found = connection.call("end_reasoning", context=context)
+        check(found.get("ended") is True, f"the result is {found!r}")
+        connection.send([CREDIT, number, 1000])
+        connection.wait(number)
+        found = connection.call("end_reasoning", context=context)
+        reason = found.get("reason")
+        check(found.get("ended") is False and reason == "no_turn", f"the result is {found!r}")

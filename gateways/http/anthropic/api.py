@@ -18,7 +18,8 @@ from ..exchange import (
     usable_models,
 )
 from ..fields import field_error
-from ..openai.chat_fields import thinking_arguments
+from ..media import RequestMedia
+from ..openai.chat_fields import reasoning_bounds, thinking_arguments
 from ..turns import TurnRequest, schema_options
 from .fields import (
     COUNT_TOKENS,
@@ -90,6 +91,7 @@ def _options_of(fields: PromptFields) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if fields.output_config.effort is not None:
         arguments["reasoning_effort"] = fields.output_config.effort
+    options |= reasoning_bounds(fields.output_config.effort, fields.think, fields.thinking)
     arguments |= thinking_arguments(fields.think, fields.enable_thinking, fields.thinking)
     if arguments:
         options["chat-template-kwargs"] = arguments

@@ -90,11 +90,19 @@ class MessageFields(PromptFields, kw_only=True):
 
 _PROMPT: tuple[Field, ...] = (
     honoured("model"),
-    honoured("messages", "blocks of text, `thinking`, `tool_use`, `tool_result`; others refused"),
+    honoured(
+        "messages",
+        "blocks of text, `image` (in base64, also in a `tool_result`), `thinking`, `tool_use`,"
+        " `tool_result`; others refused",
+    ),
     honoured("system", "a text, or blocks of text"),
     honoured("tools", "the caller's own; Anthropic's tools are refused"),
     honoured("tool_choice"),
-    honoured("thinking", "`enable_thinking` of the chat template; `budget_tokens` has no effect"),
+    honoured(
+        "thinking",
+        "`enable_thinking` of the chat template; `budget_tokens` bounds a thought",
+        sets="reasoning-budget",
+    ),
     honoured(
         "output_config",
         "`format` is a JSON schema, as OpenAI's with `strict`; `effort` is passed to the chat"

@@ -168,6 +168,9 @@ REWIND = FieldTable(
     own_path=True,
 )
 CANCEL = FieldTable(f"{_SESSIONS}/{{session:path}}/cancel", [], kind=Nothing, own_path=True)
+END_REASONING = FieldTable(
+    f"{_SESSIONS}/{{session:path}}/end-reasoning", [], kind=Nothing, own_path=True
+)
 TURN_EVENTS = FieldTable(
     f"{_SESSIONS}/{{session:path}}/events",
     [honoured("after", "the id of the last event that was read, as the header `Last-Event-ID`")],

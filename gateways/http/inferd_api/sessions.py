@@ -25,6 +25,7 @@ from .fields import (
     CANCEL,
     CREATE,
     DELETE,
+    END_REASONING,
     FORK,
     LIST,
     RESTORE,
@@ -430,7 +431,22 @@ async def opened_session(
         if not session.attached:  # it was deleted meanwhile, and opening has created a new one
             await session.delete()
             raise no_session(session_id)
-        yield session
+        yield session, entry
+
+
+async def end_session_reasoning(exchange: Exchange) -> None:
+    """End the reasoning of a session's turn, so that its answer begins."""
+    exchange.read_fields(END_REASONING)
+    session_id, caller = exchange.params["session"], exchange.caller
+    async with exchange.turns.pool.lease(caller) as client:
+        context = (await find_session(client, caller, session_id))["context"]
+        ended, reason = False, "no_turn"
+        if context is not None:
+            found = await client.end_reasoning(context)
+            ended, reason = found.ended, found.reason
+    await exchange.send_json(
+        {"object": "session", "id": session_id, "ended": ended, "reason": reason}
+    )
 
 
 async def cancel_session(exchange: Exchange) -> None:

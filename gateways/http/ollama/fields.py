@@ -82,7 +82,12 @@ _TURN: tuple[Field, ...] = (
     honoured("model", "a tag `:latest` is left out"),
     honoured("stream", "the default is true"),
     honoured("format", "`json`, or a JSON schema, as `response_format` of OpenAI without `strict`"),
-    honoured("think", "passed to the chat template as `enable_thinking` and `reasoning_effort`"),
+    honoured(
+        "think",
+        "passed to the chat template as `enable_thinking` and `reasoning_effort`; a level's number"
+        " bounds a thought",
+        sets="reasoning-effort",
+    ),
     honoured("options", "see the table of options"),
     honoured(
         "keep_alive",

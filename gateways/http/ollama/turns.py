@@ -12,7 +12,8 @@ from ....backends.errors import InferdError, UnsupportedOperation
 from ....backends.params import without_nulls
 from ..exchange import Exchange, collect_answers, stream_turn
 from ..fields import FieldTable, field_error
-from ..openai.chat_fields import thinking_arguments
+from ..media import RequestMedia
+from ..openai.chat_fields import reasoning_bounds, thinking_arguments
 from ..turns import Embedded, TurnRequest, schema_options
 from .fields import (
     CHAT,
@@ -176,6 +177,7 @@ def _turn_of(
         options |= schema_options(fields.format, strict=False)
     if fields.think is not None:
         options["chat-template-kwargs"] = thinking_arguments(fields.think)
+        options |= reasoning_bounds(None, fields.think)
     return TurnRequest(
         model=fields.model,
         prompt=prompt,

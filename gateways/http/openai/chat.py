@@ -35,6 +35,7 @@ from .chat_fields import (
     ResponseFormat,
     ServiceTier,
     read_messages,
+    reasoning_bounds,
     thinking_arguments,
 )
 from .forms import Timings, chat_logprobs, error_body, prompt_logprobs, usage_of, with_fields
@@ -62,6 +63,24 @@ async def answer_chat(exchange: Exchange) -> None:
         raise CHAT.name_field(exc) from None
 
 
+async def control_chat(exchange: Exchange) -> None:
+    """End the reasoning of the caller's completions with an id, as llama-server does.
+
+    :raises NotFound: the caller has no such running completion.
+    """
+    control, _ = exchange.read_fields(CONTROL)
+    results = await exchange.turns.end_reasoning(exchange.caller, control.id)
+    if not results:
+        raise NotFound(
+            f"there is no running completion {control.id!r}",
+            hint="send the id of a chat completion that is being generated",
+            data={"param": "id"},
+        )
+    reason = "" if any(r.ended for r in results) else results[0].reason
+    body = {"id": control.id, "action": control.action, "success": not reason, "reason": reason}
+    await exchange.send_json(body)
+
+
 def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnRequest:
     """Return the turn of a request.
 
@@ -87,6 +106,7 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
         options.update(format_options(chat.response_format))
     effort = effort_arguments(chat.reasoning_effort)
     thinking = thinking_arguments(chat.think, chat.enable_thinking, chat.thinking)
+    options.update(reasoning_bounds(chat.reasoning_effort, chat.think, chat.thinking))
     if kwargs := {**effort, **thinking, **chat.chat_template_kwargs}:
         options["chat-template-kwargs"] = kwargs
     media = RequestMedia()

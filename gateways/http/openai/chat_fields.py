@@ -27,6 +27,7 @@ from ..media import RequestMedia
 
 TOP_LOGPROBS_MAX = 20
 PromptLogprobs = Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)]
+BUDGET_MAX = int(BY_NAME["reasoning-budget"].high)
 PROMPT_LOGPROBS_FIELD = honoured(
     "prompt_logprobs", "vLLM's, up to 20; not of a stream", sets="prompt-logprobs"
 )
@@ -83,9 +84,28 @@ def thinking_arguments(
     return found
 
 
+def reasoning_bounds(
+    effort: Effort | None, think: Think | None, thinking: Thinking | None = None
+) -> dict[str, Any]:
+    """Return the parameters that bound reasoning, for a level of effort and the fields `think` and
+    `thinking`.
+    """
+    found: dict[str, Any] = {}
+    level = think if isinstance(think, str) else effort
+    if level is not None:
+        found["reasoning-effort"] = level
+    if thinking is not None and thinking.budget_tokens is not None:
+        found["reasoning-budget"] = thinking.budget_tokens
+    return found
+
+
 THINKING: tuple[Field, ...] = (
     honoured("enable_thinking", "extension: an argument of the chat template"),
-    honoured("think", "extension: as with Ollama, `enable_thinking` and `reasoning_effort`"),
+    honoured(
+        "think",
+        "extension: as with Ollama, `enable_thinking`; a level as `reasoning_effort`",
+        sets="reasoning-effort",
+    ),
 )
 
 
@@ -183,7 +203,15 @@ CHAT = FieldTable(
         PROMPT_LOGPROBS_FIELD,
         honoured("logit_bias", sets="logit-bias"),
         honoured(
-            "reasoning_effort", "passed to the chat template; with `none`, `enable_thinking` is off"
+            "reasoning_effort",
+            "passed to the chat template; with `none`, `enable_thinking` is off; the level's number"
+            " bounds a thought",
+            sets="reasoning-effort",
+        ),
+        honoured(
+            "prediction",
+            "drafts from this text; `usage` counts those that were accepted and rejected",
+            sets="prediction",
         ),
         honoured("service_tier", "`flex` is the class `low`; `priority` and `fast` are `high`"),
         *SAMPLING,
@@ -202,7 +230,11 @@ CHAT = FieldTable(
         ),
         *STRUCTURED_OUTPUTS,
         *THINKING,
-        honoured("thinking", "extension: `enable_thinking`, in Anthropic's form"),
+        honoured(
+            "thinking",
+            "extension: `enable_thinking` and `budget_tokens`, in Anthropic's form",
+            sets="reasoning-budget",
+        ),
         *PROGRESS,
         PRIORITY_FIELD,
         honoured(
@@ -224,6 +256,25 @@ CHAT = FieldTable(
     kind=ChatRequest,
     parameters=True,
     others=OTHER_SERVERS,
+    media=media_places("messages.*.content.*"),
+)
+
+
+class ControlRequest(Struct, kw_only=True):
+    """A change of a completion that is being generated."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=128)]
+    action: Literal["reasoning_end"]
+
+
+CONTROL = FieldTable(
+    "/v1/chat/completions/control",
+    [
+        honoured("id", "that of a chat completion under way, from its first chunk"),
+        honoured("action", "`reasoning_end`: the answer begins now"),
+        ignored("model", "the id names the completion"),
+    ],
+    kind=ControlRequest,
 )
 
 

@@ -52,6 +52,11 @@ class Answer:
     """The time until the model was loaded and the turn's session was open."""
 
     @property
+    def reasoning_tokens(self) -> int:
+        """The tokens of reasoning in the answer; 0 if they are not known."""
+        return self.metadata.get("reasoning_tokens", 0)
+
+    @property
     def adjusted(self) -> dict[str, dict[str, str]]:
         """The field of an API's object for the parameters that were not applied as requested, with
         the reasons; without any, no field.

@@ -20,6 +20,7 @@ from ....ipc.client import (
     AsyncSession,
     AsyncStream,
     Embeddings,
+    EndReasoningResult,
     Graph,
     HistoryResult,
     Piece,
@@ -347,6 +348,28 @@ class TurnRunner:
                         yield session, request
             if reservation.scope.cancelled_caught:
                 raise turn_cancelled()
+
+    @contextmanager
+    def _answers_by_id(
+        self, caller: Caller, request: TurnRequest, session: AsyncSession
+    ) -> Iterator[None]:
+        """Let the caller control the answers of a request in the context, if it has an id."""
+        if not request.answer_id:
+            yield
+            return
+        key = (*caller.user, request.answer_id)
+        self._answering[key] = [session]
+        try:
+            yield
+        finally:
+            del self._answering[key]
+
+    async def end_reasoning(self, caller: Caller, answer_id: str) -> list[EndReasoningResult]:
+        """End the reasoning of the caller's answers with this id; return a result for each one
+        that is under way.
+        """
+        sessions = self._answering.get((*caller.user, answer_id), [])
+        return [await session.end_reasoning() for session in [*sessions]]
 
     async def _with_own_priority(self, caller: Caller, request: TurnRequest) -> TurnRequest:
         """Return a request with the class of its session, lowered to the caller's highest."""

@@ -19,11 +19,14 @@ from inferd.backends.params import (
     adjust_parameters,
     parse_json_options,
     read_options,
+    reasoning_budget,
     sampling_params,
 )
+from inferd.backends.params.parameter_table import EFFORTS
 
 NUMBERS = [p for p in PARAMETERS if p.kind in ("int", "float")]
 GOOD: dict[str, list[tuple[Any, Any]]] = {
+    "efforts": [({}, EFFORTS), ({"low": -1, "none": 3.0}, EFFORTS | {"low": -1, "none": 3})],
     "text": [("", ""), ("a" * 65536, "a" * 65536)],
     "bool": [(True, True), (False, False)],
     "texts": [("a", ["a"]), (["a", "b"], ["a", "b"]), ([], []), (["", "a"], ["a"])],
@@ -103,6 +106,7 @@ BAD: dict[str, list[Any]] = {
         {"type": "function", "function": {"name": "a b"}},
     ],
     "arguments": [1, "", "[]", [], {"a b": 1}, "\ud800"],
+    "efforts": [1, "low", [], {"lowest": 1}, {"low": -2}, {"low": True}, {"low": "1"}],
     "answer-form": [7, "nobody", [], {"calls": [{"begin": "a"}]}, {"marks": []}, "{"],
 }
 
@@ -658,3 +662,29 @@ def test_sampling_params_have_the_values_that_were_read() -> None:
     assert (params.seed, params.temp, params.samplers) == (9, 0.5, ("top-k", "temperature"))
     assert params.logit_bias == ((7, False),)
     assert sampling_params({}, 0).samplers == tuple(SAMPLERS)[:9]
+
+
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({}, -1),
+        ({"reasoning_budget": 0}, 0),
+        ({"thinking_budget_tokens": 7}, 7),
+        ({"reasoning_effort": "none"}, 0),
+        ({"reasoning_effort": "low"}, 1024),
+        ({"reasoning_effort": "max"}, -1),
+        ({"reasoning_effort": "low", "reasoning_budget": 2000}, 1024),
+        ({"reasoning_effort": "max", "reasoning_budget_tokens": 2000}, 2000),
+        ({"reasoning_effort": "low", "reasoning_efforts": {"low": 5.0}}, 5),
+        ({"reasoning_effort": "high", "reasoning_efforts": {"low": 5}}, 24_576),
+    ],
+)
+def test_the_smaller_bound_of_reasoning_applies(options: dict[str, Any], budget: int) -> None:
+    values = {p.name: p.default for p in PARAMETERS} | read_options(options, strict=True).values
+    assert reasoning_budget(values) == budget
+
+
+def test_the_message_before_a_forced_end_is_bounded() -> None:
+    adjust_parameters({"reasoning-budget-message": "a" * 1024})
+    with pytest.raises(InvalidArgument, match="reasoning-budget-message: 1025 characters"):
+        adjust_parameters({"reasoning-budget-message": "a" * 1025})

@@ -216,12 +216,12 @@ def test_a_user_with_see_all_but_not_manage_gets_the_missing_right() -> None:
     with shared(bobs("see-all")) as (daemon, ada, bob):
         context = diary(ada)
         ada.begin_stream(context, SECRET)
-        for call in ("cancel", "park"):
+        for call in ("cancel", "park", "end_reasoning"):
             with pytest.raises(PermissionDenied) as caught:
                 bob.call(call, context=context)
             assert caught.value.data == {"right": "manage"}
             assert refusal_of(bob, call, context + 1000)
-        assert "may not cancel or park" in said_to_bob(daemon, "cancel", DIARY)
+        assert "may not control the turns of other users" in said_to_bob(daemon, "cancel", DIARY)
         assert task_of(ada, context)
 
 

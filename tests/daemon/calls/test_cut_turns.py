@@ -108,7 +108,7 @@ def test_a_turn_of_the_same_length_has_the_same_figures_whether_it_is_cut_or_not
     found, expected = cancelled(raw, cut, turn), raw.metadata(whole)
     for key in ("input_tokens", "cached_tokens", "parks", "shifts", "shifted"):
         assert found[key] == expected[key], key
-    assert found.keys() == expected.keys() | {"error"}
+    assert found.keys() == expected.keys() - {"reasoning_tokens"} | {"error"}, "counted at the end"
 
 
 def test_a_stream_that_is_left_has_the_metadata_of_the_cancelled_turn(

@@ -173,11 +173,11 @@ class HandlesAreReused(Fault):
 
 
 class NoCancellation(Fault):
-    """`cancel` and `park` are answered without an effect."""
+    """`cancel`, `park` and `end_reasoning` are answered without an effect."""
 
     def request(self, link: Link, message: Message) -> list[Message]:
-        if message[0] == REQUEST and message[2] in ("cancel", "park"):
-            link.to_client([RESULT, message[1], {"cancelled": False, "parked": 0}])
+        if message[0] == REQUEST and message[2] in ("cancel", "park", "end_reasoning"):
+            link.to_client([RESULT, message[1], {"cancelled": False, "parked": 0, "ended": 0}])
             return []
         return [message]
 
@@ -503,6 +503,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         cancellation.a_request_is_cancelled_by_its_id
         cancellation.a_turn_is_cancelled_by_its_context
         cancellation.another_connection_of_the_user_may_cancel errors.Cancelled
+        cancellation.reasoning_ends_on_request
         cancellation.the_output_of_a_cancelled_turn_stays
         """,
     ),

@@ -59,6 +59,9 @@ STEPS = {
     ("POST", f"{SESSION}/restore"): Step(
         "POST", "/sessions/diary/restore", {}, own=UNKNOWN, others=UNKNOWN
     ),
+    ("POST", f"{SESSION}/end-reasoning"): Step(
+        "POST", "/sessions/diary/end-reasoning", {}, others=UNKNOWN
+    ),
     ("GET", f"{PATH}/deletions"): Step("GET", "/deletions", None),
     ("DELETE", f"{PATH}/deletions"): Step("DELETE", "/deletions", None),
     ("DELETE", SESSION): Step("DELETE", "/sessions/diary", None, others=UNKNOWN),

@@ -31,7 +31,8 @@ EXPECTED = {
     Route.LEASES: "unload",
     Route.CONTEXT: "set_input compute compute_single get_output get_output_single fini_single"
     " finalize_execution_context close_execution_context prompt_compute run_inference stream chat"
-    " answers resume park reset rewind fork_session save_state set_options parameters",
+    " answers resume park end_reasoning reset rewind fork_session save_state set_options"
+    " parameters",
     Route.CANCEL: "cancel",
     Route.SESSION: "delete_session history session_media update_session restore_session",
     Route.MODEL: "unload_model pin unpin add_adapter remove_adapter",
@@ -92,11 +93,13 @@ def test_handles_in_results_and_events_are_found() -> None:
 
 def test_fields_with_descriptors_are_found() -> None:
     found = {name for name, call in CALLS.items() if call.has_descriptors}
-    assert found == {"add_model", "load", "set_input", "compute", "run_inference"}
+    with_messages = {"stream", "chat", "answers", "apply_template"}
+    assert found == {"add_model", "load", "set_input", "compute", "run_inference"} | with_messages
     for call in CALLS.values():
         for field in msgspec.structs.fields(call.params):
             has_part = any(hasattr(kind, "fd") for kind in _parts(field.type))
-            assert (field.name in DESCRIPTORS) == (has_part or field.name == "fd"), field.name
+            expected = has_part or field.name in ("fd", "messages")
+            assert (field.name in DESCRIPTORS) == expected, field.name
 
 
 def _parts(kind: Any) -> set[Any]:
@@ -129,7 +132,15 @@ def test_calls_that_read_or_end_a_context_need_no_place() -> None:
         *("finalize_execution_context", "close_execution_context", "delete_session")
     }
     assert names(ContextUse.READ, "context") == {
-        *("fini_single", "parameters", "history", "cancel", "park"),
+        *(
+            "fini_single",
+            "parameters",
+            "history",
+            "session_media",
+            "cancel",
+            "park",
+            "end_reasoning",
+        ),
         *("get_output", "get_output_single"),
     }
 

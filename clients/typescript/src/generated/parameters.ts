@@ -209,6 +209,14 @@ export interface ModelParameters {
   "chat-template-kwargs"?: string | object | undefined;
   /** deepseek (or auto): text between `<think>` and `</think>` before the answer is returned as reasoning; none: as text (default: "none") */
   "reasoning-format"?: "none" | "auto" | "deepseek" | undefined;
+  /** maximum number of tokens of a thought; then its end is added to the answer, behind `reasoning-budget-message`; 0: no thought; -1: no limit (default: -1) */
+  "reasoning-budget"?: number | undefined;
+  /** text that is added to the answer before a forced end of reasoning; at most 1024 characters (default: "") */
+  "reasoning-budget-message"?: string | undefined;
+  /** level of reasoning, which limits a thought to its number in `reasoning-efforts`, unless `reasoning-budget` is smaller; empty: no level (default: "") */
+  "reasoning-effort"?: "" | "none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max" | undefined;
+  /** maximum number of tokens of a thought by level; -1: no limit; levels that a map lacks keep their defaults (default: {"none": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24576, "xhigh": -1, "max": -1}) */
+  "reasoning-efforts"?: object | undefined;
   /** continue after the end of generation (default: false) */
   "ignore-eos"?: boolean | undefined;
   /** adapters and their scales, from the next turn on: a map of names to numbers, or a list of names, of pairs, or of maps with `id` and `scale`; others are off; unset: the scales of the configuration (default: null) */

@@ -215,7 +215,7 @@ export interface Metadata {
   dropped_turns?: number | undefined;
   /** Number of times that the turn yielded its slot; present after the turn's end. */
   parks?: number | undefined;
-  /** Tokens of the output that the grammar forced (jump-forward). */
+  /** Tokens of the output that the grammar forced (jump-forward), or a bound on reasoning. */
   forced_tokens?: number | undefined;
   /** The seed of the turn's generator; random if none was given. */
   seed?: number | undefined;
@@ -1014,6 +1014,19 @@ export function readParkResult(fields: Fields): ParkResult {
   return { ...fields } as unknown as ParkResult;
 }
 
+export type EndReasoningParams = FiniSingleParams;
+
+export interface EndReasoningResult {
+  /** Whether the present thought ends: its end is added to the answer at the next whole character, behind the `reasoning-budget-message`. */
+  ended: boolean;
+  /** The reason why it does not end. `no_turn`: no turn is under way. `not_reasoning`: its answer does not reason, or no longer. `refused_by_grammar`: its grammar does not allow the end here. `no_worker`: it waits for a place, or its worker is being replaced; try again. */
+  reason: string;
+}
+
+export function readEndReasoningResult(fields: Fields): EndReasoningResult {
+  return { reason: "", ...fields } as unknown as EndReasoningResult;
+}
+
 export interface ResetParams {
   /** The handle. */
   context: Context;
@@ -1770,6 +1783,7 @@ export interface Calls {
   embed: { params: EmbedParams; result: EmbedResult; event: never };
   cancel: { params: CancelParams; result: CancelResult; event: never };
   park: { params: FiniSingleParams; result: ParkResult; event: never };
+  end_reasoning: { params: FiniSingleParams; result: EndReasoningResult; event: never };
   reset: { params: ResetParams; result: Empty; event: never };
   rewind: { params: RewindParams; result: RewindResult; event: never };
   fork_session: { params: ForkSessionParams; result: ForkSessionResult; event: never };
@@ -1851,6 +1865,7 @@ export const READERS: Readers = {
   embed: { result: readEmbedResult, event: null },
   cancel: { result: readCancelResult, event: null },
   park: { result: readParkResult, event: null },
+  end_reasoning: { result: readEndReasoningResult, event: null },
   reset: { result: () => ({}), event: null },
   rewind: { result: readRewindResult, event: null },
   fork_session: { result: readForkSessionResult, event: null },

@@ -24,7 +24,7 @@ from ...fields import field_error
 from ...media import RequestMedia, in_base64, rest_of_content
 from ...turns import Answer, TurnRequest, no_previous, schema_options
 from ..chat import effort_arguments, priority_of
-from ..chat_fields import thinking_arguments
+from ..chat_fields import reasoning_bounds, thinking_arguments
 from .fields import (
     IMAGE_URLS,
     INPUT_ITEMS,
@@ -331,6 +331,7 @@ def _prompt_of(
         options["parallel-tool-calls"] = request.parallel_tool_calls
     options.update(_format_options(request.text.format))
     thinking = thinking_arguments(request.think, request.enable_thinking)
+    options.update(reasoning_bounds(request.reasoning.effort, request.think))
     if arguments := {**effort_arguments(request.reasoning.effort), **thinking}:
         options["chat-template-kwargs"] = arguments
     messages = [] if request.input is None else read_input(request.input, media)

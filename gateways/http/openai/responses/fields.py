@@ -110,8 +110,8 @@ _PROMPT: tuple[Field, ...] = (
     honoured("model"),
     honoured(
         "input",
-        "a text, or items: messages with parts of text, `function_call`,"
-        " `function_call_output`; `reasoning` items have no effect",
+        "a text, or items: messages with `input_text`, `input_image` (a data URI) and"
+        " `input_audio`, `function_call`, `function_call_output`; `reasoning` items have no effect",
     ),
     honoured(
         "instructions",

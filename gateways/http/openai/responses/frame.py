@@ -87,7 +87,6 @@ class ResponseFrame:
         return self.ended(answer, output + calls)
 
     def call_item(self, call: ToolCall) -> dict[str, Any]:
-        """Return the item of a call."""
         space = self._namespaces.get(call.name)
         return {
             "id": new_item_id("fc"),
@@ -163,7 +162,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
         "input_tokens": answer.input_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens},
         "output_tokens": answer.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
         "total_tokens": answer.input_tokens + answer.output_tokens,
     }
 

@@ -34,7 +34,9 @@ export class Answer {
   add(delta) {
     if (!delta?.content && !delta?.reasoning_content) return;
     this.hasBegun = true;
-    showProgress("Answering…");
+    // Only a model that reasons can be asked to answer now.
+    byId("answer-now").hidden = Boolean(delta.content);
+    showProgress(delta.content ? "Answering…" : "Reasoning…");
     this.view.add(delta.content ?? "", delta.reasoning_content ?? "");
   }
 }

@@ -239,7 +239,17 @@ export class Chat {
     turn.abort();
   }
 
-  // Sends another text instead of a message; null: instead of the last one.
+  // Ends the reasoning of the answer under way, which then begins.
+  async endReasoning() {
+    if (this.turn === null || this.id === null) return;
+    try {
+      await api.endReasoning(this.id);
+    } catch (error) {
+      showFailure(error, () => this.endReasoning());
+    }
+  }
+
+  // Sends another text instead of that of a message, with the same images; null: of the last one.
   async edit(index, text) {
     if (this.isAnswering) return;
     clearFailure();

@@ -65,6 +65,7 @@ function connectComposer(chat, attachments) {
   field.onkeydown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); submit(); }
   };
+  byId("answer-now").onclick = () => { chat.endReasoning(); field.focus(); };
   byId("stop").onclick = () => { chat.stop(); field.focus(); };
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && chat.isAnswering && !event.defaultPrevented) chat.stop();

@@ -63,6 +63,7 @@ export const api = {
   fork: (id, fields) => send("POST", sessionPath(id, "/fork"), fields),
   rewind: (id, messages) => send("POST", sessionPath(id, "/rewind"), { messages }),
   cancel: (id) => send("POST", sessionPath(id, "/cancel"), {}),
+  endReasoning: (id) => send("POST", sessionPath(id, "/end-reasoning"), {}),
   unload: (model) => send("POST", ownPath("models/unload"), { model }),
   swap: (model, to) => send("POST", ownPath("models/swap"), { model, to }),
   load: (model) => events("POST", ownPath("models/load"), { model, stream: true }),

@@ -74,6 +74,19 @@ def test_stop_ends_the_turn_and_keeps_what_was_answered(
     assert kept.startswith("word") and len(kept) < 900
 
 
+def test_the_reasoning_of_an_answer_is_ended(http: RunningGateway, open_page: PageOpener) -> None:
+    page = open_page(http)
+    choose(page, "slow")
+    send(page, "<think>" + "thought " * 60 + "</think>" + "answer " * 10)
+    expect(page.locator(".reasoning")).to_contain_text("thought thought")
+    page.click("#answer-now")
+    expect(page.locator("#answer-now")).to_be_hidden()
+    thought = page.locator(".message.assistant .reasoning").inner_text()
+    assert thought.startswith("thought") and len(thought) < 400
+    page.click("#stop")
+    expect(page.locator("#send")).to_be_visible()
+
+
 def test_a_message_is_edited_and_sent_again(http: RunningGateway, open_page: PageOpener) -> None:
     page = open_page(http)
     choose(page, "echo")
