@@ -100,6 +100,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_kind: KvKind = "plain"
     can_shift: bool = False
     """Whether `LanguageModel.shift` works."""
+    drafter: str = "ngram"
+    """The drafter of turns with the parameter `speculation` auto, or "off"."""
     n_gpu_layers: int = 0
     """Layers that run on devices."""
     sampling: dict[str, Any] = {}

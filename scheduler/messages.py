@@ -108,6 +108,8 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     shifts: int = 0
     forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     cached_tokens: int = 0
     age_s: float = 0.0
     started_s: float | None = None
@@ -214,6 +216,12 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The KV state of another user with which the tokens begin."""
     no_cache: bool = False
     """Compute the whole prompt and use no KV state."""
+    speculation: str = "auto"
+    """The drafter that proposes tokens (`scheduler.drafting`), "off", or "auto" for the model's."""
+    draft_max: int = 16
+    """The most tokens that are drafted in one step."""
+    prediction: str = ""
+    """A text that the answer is expected to repeat in part."""
     prompt_logprobs: int | None = None
     """Report the logprobs of the prompt's tokens, each with this many top tokens."""
     reasoning: ReasoningSpec | None = None
@@ -594,7 +602,12 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     shifted: bool = False
     """The KV state was approximate after a shift in this turn or an earlier one."""
     forced_tokens: int = 0
-    """Output tokens that the grammar forced."""
+    """Output tokens that the grammar or the bound of reasoning forced."""
+    reasoning_tokens: int = 0
+    drafted_tokens: int = 0
+    """Tokens that a drafter proposed and a step computed."""
+    accepted_tokens: int = 0
+    """Those of them that equal the sampled tokens."""
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -675,8 +688,9 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(TaskMessage):
-    """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs. The
-    last *forced* tokens were not sampled.
+    """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs. Of
+    the tokens, *forced* were not sampled. *drafted* and *accepted* count all drafts of the task
+    when the first of the tokens was sampled.
     """
 
     tokens: list[int]

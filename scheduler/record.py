@@ -124,9 +124,13 @@ class WaitReason(StrEnum):
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 
+DRAFTERS = ("ngram", "draft", "mtp")
+"""The drafters whose drafts are counted, by the names that the parameter `speculation` has."""
+
 ENGINE_COUNTS = (
     *("batch_tokens", "generated", "forced", "prompt", "cached", "prefix_queries"),
     *("parks", "shifts", "kv_full", "tuning_slices"),
+    *(f"{count}_{drafter}" for count in ("drafted", "accepted") for drafter in DRAFTERS),
 )
 """Counters that the engine itself counts, in `MetricsPublisher.counts`."""
 PAGE_COUNTERS = (
@@ -186,7 +190,6 @@ class MetricsPage:
         self._tokens, self._sequences = Histogram(POWERS_OF_TWO), Histogram(POWERS_OF_TWO)
 
     def count_step(self, kind: StepKind, tokens: int, sequences: int, seconds: float) -> None:
-        """Count a step."""
         self._changed = True
         if seconds > self.target_s and kind is not StepKind.PREFILL:
             self.over_target += 1
@@ -216,7 +219,6 @@ class MetricsPage:
         return _PAGE.unpack_from(self._page, ACTIVITY_BYTES)[:_CELLS]
 
     def read_gauges(self) -> dict[str, float]:
-        """Return the gauges."""
         return dict(
             zip(PAGE_GAUGES, _PAGE.unpack_from(self._page, ACTIVITY_BYTES)[_CELLS:], strict=True)
         )

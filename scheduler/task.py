@@ -76,7 +76,19 @@ class Task:
     forced: int = 0
     """Tokens of its answer that its grammar or the bound of its reasoning forced."""
     forced_behind: int = 0
-    """Tokens that its grammar forced behind the last sampled one, to be computed as a chunk."""
+    """Tokens that were forced behind the last sampled one, to be computed as a chunk."""
+    drafts: list[int] = field(default_factory=list)
+    """Drafts in its slot behind the `computed` tokens, which the last step computed. There are none
+    once the tokens of the step are sampled.
+    """
+    prediction: Sequence[int] = ()
+    """The tokens of the text that its answer is expected to repeat, once they are known."""
+    drafter: str = ""
+    """The name of the drafter of its last drafts."""
+    drafted: int = 0
+    accepted: int = 0
+    """Drafts that were computed, and those that equal the sampled tokens."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
     tokens_requested: int = 0
     """Tokens that a pull reader has requested and not received."""
     credit: int = -1
@@ -188,6 +200,8 @@ class Task:
             dropped=before.dropped,
             shifts=before.shifts,
             forced=before.forced_tokens,
+            drafted=before.drafted_tokens,
+            accepted=before.accepted_tokens,
             cached=before.cached_tokens,
             started_at=None if before.started_s is None else now + before.started_s,
             first_token_at=None if before.first_token_s is None else now + before.first_token_s,
@@ -409,4 +423,7 @@ class Task:
             shifts=self.shifts,
             shifted=self.shifted,
             forced_tokens=self.forced,
+            reasoning_tokens=0 if self.reasoning is None else self.reasoning.tokens,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
         )

@@ -79,6 +79,14 @@ class Metadata(msgspec.Struct, kw_only=True):
     """Tokens of the output that the grammar forced
     ([jump-forward](scheduling.md#forced-tokens)), or a [bound on reasoning](reasoning.md).
     """
+    reasoning_tokens: int | UnsetType = UNSET
+    """Tokens of reasoning in the output, with the mark at its end; present once the turn has
+    finished.
+    """
+    drafted_tokens: int
+    """Tokens that a drafter proposed and a step computed ([drafts](scheduling.md#drafts))."""
+    accepted_tokens: int
+    """Those of them that equal the sampled tokens."""
     seed: int
     """The seed of the turn's generator; random if none was given."""
     lora: dict[str, float]

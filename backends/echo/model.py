@@ -28,6 +28,7 @@ from ..base import (
     Rendering,
     Sampler,
     TokenProbs,
+    no_drafts,
 )
 from ..batch import Chunk
 from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbeddingSlots, EmbedInfo
@@ -140,7 +141,6 @@ class EchoEmbedder(EmbeddingSlots):
             self.add_vectors(chunk, vectors)
 
     def clear_slot(self, slot: int) -> None:
-        """Clear a slot."""
         self._tokens.pop(slot, None)
         self._last.pop(slot, None)
         super().clear_slot(slot)
@@ -190,8 +190,9 @@ class EchoSampler:
 
     def __init__(self, params: SamplingParams, tokens: Sequence[int], forced: Collection[int]):
         self._params, self.grammar = params, params.grammar.encode()
-        jumps = params.has_grammar and params.jump_forward and not params.n_probs
-        self._forced = forced if jumps else ()
+        jumps = params.jump_forward and not params.n_probs
+        self._forced_later = forced if jumps else ()
+        self._forced = self._forced_later if params.has_grammar else ()
         self._tokens = list(tokens)
         self.probs: TokenProbs | None = None
 
@@ -212,6 +213,18 @@ class EchoSampler:
             return None
         self._tokens.append(token)
         return token
+
+    def allows(self, tokens: Sequence[int]) -> bool:
+        """Return True: no grammar is followed."""
+        return True
+
+    def force(self, token: int) -> None:
+        """Continue after *token*."""
+        self._tokens.append(token)
+
+    def start_grammar(self, grammar: CompiledGrammar) -> None:
+        """Force the tokens of the option `forced` from now on."""
+        self._forced = self._forced_later
 
     def close(self) -> None:
         """Do nothing."""
@@ -245,6 +258,10 @@ class EchoModel(EchoContext):
         if self.options.tokenize_ms > 0:
             time.sleep(self.options.tokenize_ms * len(text) / 1e6)
         return self._vocabulary.tokenize(text, special=special, bos=bos)
+
+    def spell(self, text: bytes, special: bool) -> list[int]:
+        """Return a token for each byte of *text*, without marks around them."""
+        return [self._vocabulary.token(byte) for byte in text]
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the last message's content, which the model echoes."""
@@ -379,12 +396,14 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         tool_format=options.tool_format,
         answer_form=named_form(options.tool_format),
         unused=dict.fromkeys((*FORMATS, "tool-choice"), "the model echo repeats its prompt")
-        | {"tools": "the model echo has no chat template"},
+        | {"tools": "the model echo has no chat template"}
+        | _without_drafts(options),
         computes_tensors=True,
         media_width=ECHO_MEDIA_WIDTH if options.media else 0,
         media_size_max=spec.batch_size if options.media else 0,
         kv_kind=options.memory,
         can_shift=options.memory == "plain",
+        drafter="off",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),
         embedding=EmbedInfo(
             size=EMBEDDING_SIZE,
@@ -393,6 +412,11 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
             tokens_max=spec.ctx_size or ECHO_CTX_SIZE,
         ),
     )
+
+
+def _without_drafts(options: EchoOptions) -> dict[str, str]:
+    reason = no_drafts(options.memory, encodes=False)
+    return {"speculation": reason, "draft-max": reason} if reason else {}
 
 
 def next_token(tokens: Sequence[int]) -> int:

@@ -353,6 +353,8 @@ def _report_unused(a: Adjustment) -> None:
         map(a.value_of, ("json-schema", "lark", "structural-tag", "tools"))
     ):
         a.reasons["schema-infer"] = "it needs a format with a schema, or tools"
+    if a.value_of("prediction") and a.value_of("speculation") == "off":
+        a.reasons["prediction"] = "speculation is off"
     if a.value_of("adaptive-target") >= 0 and "adaptive-p" not in a.value_of("samplers"):
         a.reasons["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
     if a.value_of("xtc-probability") > 0 and a.value_of("xtc-threshold") > 0.5:

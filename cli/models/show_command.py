@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from ...backends.answer_form import AnswerForm
-from ...backends.errors import NotFound, error_from_wire
+from ...backends.errors import NotFound, PermissionDenied, error_from_wire
 from ...daemon.printable import escape_controls, size_text
 from ..client import client_of
-from ..monitoring.status_commands import memory_text, processor_text, until_text
+from ..monitoring.stats import ACCEPTED, DRAFTED, MetricSums, acceptance_text
+from ..monitoring.status_commands import media_text, memory_text, processor_text, until_text
 from ..options import JsonOutput, ModelName, SocketPath
 from ..output import write, write_answer, write_json
+
+if TYPE_CHECKING:
+    from ...ipc.client import Client
 
 TEMPLATE_LINES, TEMPLATE_COLUMNS = 8, 96
 """The part of a chat template that is shown without `--template`."""
@@ -57,12 +61,28 @@ def show(
     """
     with client_of(socket) as client:
         found: dict[str, Any] = dict(client.show(name))
+        people = not (as_json or template)
+        drafts = _drafts_text(client, found) if people and found["info"] is not None else None
     if as_json:
         write_json(found)
     elif template:
         write_answer(_template_of(found) + _answer_comment(found))
     else:
-        _write_sections(found)
+        _write_sections(found, drafts)
+
+
+def _drafts_text(client: Client, found: Mapping[str, Any]) -> str | None:
+    """Return how many drafts the worker of a loaded model has accepted, if there were any."""
+    try:
+        sums = MetricSums(client.stats())
+    except PermissionDenied:  # only operators may read the metrics of all users
+        return None
+    labels = {"model_name": found["name"]}
+    accepted, drafted = (int(sums.total(family, **labels)) for family in (ACCEPTED, DRAFTED))
+    if not drafted:
+        return None
+    share = acceptance_text(sums, **labels)
+    return f"{count_text(accepted)} of {count_text(drafted)} tokens ({share})"
 
 
 def _template_of(found: Mapping[str, Any]) -> str:
@@ -104,8 +124,8 @@ def _answer_form(found: Mapping[str, Any]) -> AnswerForm | None:
         return made.answer_form
 
 
-def _write_sections(found: Mapping[str, Any]) -> None:
-    paragraphs = [[title, *_aligned(entries)] for title, entries in sections_of(found)]
+def _write_sections(found: Mapping[str, Any], drafts: str | None) -> None:
+    paragraphs = [[title, *_aligned(entries)] for title, entries in sections_of(found, drafts)]
     paragraphs.append(list(_template_lines(found)))
     write("\n\n".join("\n".join(lines) for lines in paragraphs if lines[1:]))
 
@@ -118,8 +138,10 @@ def _aligned(entries: list[Entry]) -> Iterator[str]:
         yield f"  {name:<{width}}   {' '.join(str(value).splitlines())}"
 
 
-def sections_of(found: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield the sections of a model as the call `show` describes it, without its template."""
+def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator[Section]:
+    """Yield the sections of a model as the call `show` describes it, without its template, and the
+    text on its accepted *drafts*.
+    """
     yield found["name"], _entries_of_kind(found)
     yield "State", [*_entries_of_state(found), ("accepted drafts", drafts)]
     yield "Projector", _entries_of_projector(found.get("projector") or {})
@@ -150,6 +172,7 @@ def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
         ("embedding length", embedding),
         ("layers", facts.get("layers")),
         ("tools", _tools_text(found)),
+        ("reads", _reads_text(found)),
         ("license", _license_text(facts)),
         ("chat template", _template_notes(found)),
         *_answer_entries(info),

@@ -52,6 +52,15 @@ class MetricSums:
                 yield sample
 
 
+DRAFTED, ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
+
+
+def acceptance_text(sums: MetricSums, **labels: str) -> str:
+    """Return the share of the drafts with *labels* that were accepted."""
+    drafted = sums.total(DRAFTED, **labels)
+    return f"{sums.total(ACCEPTED, **labels) / drafted:.0%}" if drafted else "-"
+
+
 def stats(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Show the metrics since the daemon's start: tasks, tokens, KV states, refusals.
 
@@ -74,6 +83,7 @@ def sections(sums: MetricSums) -> Iterator[Section]:
     yield _models(sums)
     yield _tasks(sums)
     yield _hits(sums)
+    yield _drafts(sums)
     yield _kv(sums)
     yield _sessions(sums)
     yield _ends(sums)
@@ -106,6 +116,17 @@ def _hits(sums: MetricSums) -> Section:
     counts["nowhere"] = max(0, queried - sum(counts.values()))
     share = [(t, _count(n), f"{n / queried:.0%}" if queried else "-") for t, n in counts.items()]
     return ("KV FOUND IN", "TOKENS", "SHARE"), [*share] if queried else []
+
+
+def _drafts(sums: MetricSums) -> Section:
+    """Return the drafts by drafter, of those that had any."""
+    drafted, accepted = sums.by(DRAFTED, "drafter"), sums.by(ACCEPTED, "drafter")
+    rows: list[tuple[object, ...]] = [
+        (name, _count(count), _count(accepted.get(name, 0)), acceptance_text(sums, drafter=name))
+        for name, count in drafted.items()
+        if count
+    ]
+    return ("DRAFTER", "DRAFTS", "ACCEPTED", "SHARE"), rows
 
 
 def _kv(sums: MetricSums) -> Section:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...daemon.printable import size_text
 from ..nodes import name_on_node
 from ..output import time_text
-from .stats import MetricSums
+from .stats import DRAFTED, MetricSums, acceptance_text
 from .status_commands import user_text
 
 TASKS_LINE = (
@@ -205,7 +205,8 @@ def _header(now: Sample, sums: MetricSums, rates: Rates) -> tuple[str, ...]:
     disk = f"{_bytes(kv, 'disk')} of {_bytes(bounds, 'disk')}"
     return (
         f"{_title(now)}, pid {stats['pid']}, up for {time_text(stats['uptime_s'])}{draining}",
-        f"tokens/s  {_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer",
+        f"tokens/s  {_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer"
+        + (f"; {acceptance_text(sums)} of drafts accepted" if sums.total(DRAFTED) else ""),
         TASKS_LINE.format(**stats),
         _sessions_line(stats),
         (

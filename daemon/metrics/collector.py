@@ -16,7 +16,14 @@ import anyio.lowlevel
 from ... import __version__
 from ...backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
-from ...scheduler.record import PAGE_COUNTERS, Histogram, StepKind, WaitReason, histograms_of
+from ...scheduler.record import (
+    DRAFTERS,
+    PAGE_COUNTERS,
+    Histogram,
+    StepKind,
+    WaitReason,
+    histograms_of,
+)
 from ...sessions.table import ACTIVE, SessionState
 from ..models.model import ManagedModel, ModelState
 from ..models.registry import Lease
@@ -204,6 +211,11 @@ def _engines(daemon: Daemon) -> Read:
         "prefix_cache_hits",
         {(n, tier): found[f"reused_{tier}"] for n, found in counts.items() for tier in TIERS},
     )
+    for family, key in (("draft", "drafted"), ("accepted", "accepted")):
+        yield (
+            f"spec_decode_num_{family}_tokens",
+            {(n, d): found[f"{key}_{d}"] for n, found in counts.items() for d in DRAFTERS},
+        )
     steps = {name: histograms_of(cells) for name, cells in engines.items()}
     yield "step_seconds", {(n, kind): h[f"{kind}_s"] for n, h in steps.items() for kind in StepKind}
     yield "iteration_tokens", {(name,): h["tokens_per_step"] for name, h in steps.items()}

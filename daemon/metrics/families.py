@@ -97,6 +97,16 @@ _TOKENS = (
     counter("prompt_tokens_cached", "Prompt tokens that were not computed again.", MODEL),
     counter("generation_tokens", "Tokens of answers.", MODEL),
     counter("generation_tokens_forced", "Tokens of answers that a grammar forced.", MODEL),
+    counter(
+        "spec_decode_num_draft_tokens",
+        "Tokens that a `drafter` proposed and a step computed.",
+        (*MODEL, "drafter"),
+    ),
+    counter(
+        "spec_decode_num_accepted_tokens",
+        "Those of them that were the sampled tokens.",
+        (*MODEL, "drafter"),
+    ),
     counter("prefix_cache_queries", "Prompt tokens looked up in the KV states.", MODEL),
     counter(
         "prefix_cache_hits",

@@ -173,6 +173,18 @@ class Parameters(TypedDict, total=False):
     """Tokens that the grammar forces are not sampled, and several of them are computed at once;
     false: each token is sampled.
     """
+    speculation: Literal["auto", "ngram", "off"]
+    """Drafter that proposes the next tokens, so that one step can verify several; the text stays
+    the same, and a step has drafts only if that is expected to be faster; ngram: repeats what
+    followed the last tokens where they occurred before in the session; auto: ngram; off: none;
+    see scheduling.md.
+    """
+    draft_max: int
+    """Maximum number of tokens of an answer that are drafted for one step; 0: none."""
+    prediction: str
+    """Text that the answer is expected to repeat in large part, such as a file that is edited:
+    the drafter ngram proposes it, from its beginning and wherever the answer returns to it.
+    """
     n_probs: int
     """Number of top tokens returned with each sampled token, with the model's logprobs; 0: none."""
     prompt_logprobs: int | None
@@ -322,6 +334,9 @@ Options = TypedDict(
         "regex": str,
         "structural-tag": Mapping[str, Any] | str,
         "jump-forward": bool,
+        "speculation": Literal["auto", "ngram", "off"],
+        "draft-max": int,
+        "prediction": str,
         "n-probs": int,
         "prompt-logprobs": int | None,
         "post-sampling-probs": bool,

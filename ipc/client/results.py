@@ -74,7 +74,15 @@ class Metadata(TypedDict):
     parks: int
     """Number of times that the turn yielded its slot; present after the turn's end."""
     forced_tokens: int
-    """Tokens of the output that the grammar forced (jump-forward)."""
+    """Tokens of the output that the grammar forced (jump-forward), or a bound on reasoning."""
+    reasoning_tokens: NotRequired[int]
+    """Tokens of reasoning in the output, with the mark at its end; present once the turn has
+    finished.
+    """
+    drafted_tokens: int
+    """Tokens that a drafter proposed and a step computed (drafts)."""
+    accepted_tokens: int
+    """Those of them that equal the sampled tokens."""
     seed: int
     """The seed of the turn's generator; random if none was given."""
     lora: dict[str, float]

@@ -81,8 +81,9 @@ def sample_token(model: LanguageModel, task: Task, now: float, *, last: bool) ->
     *last* means that this token fills the context.
     """
     assert task.sampler is not None
-    surprisal_of = model.surprisal(task.slot) if _needs_surprisal(task) else None
-    token = model.sample(task.slot, task.sampler, task.generated)
+    place = task.computed - 1 if task.drafts else None
+    surprisal_of = model.surprisal(task.slot, place) if needs_surprisal(task) else None
+    token = model.sample(task.slot, task.sampler, task.generated, place)
     task.forced_behind = 0
     surprisal = None if surprisal_of is None else surprisal_of(token)
     text, ending = _add_token(model, task, token, surprisal, now, last=last)
@@ -278,6 +279,8 @@ class Answers:
                 self._extend_answer(task)
             elif task.unread_since is None:
                 task.reader_away_since = now
+            if task.drafts and task.slot >= 0:
+                self._slots.drop_drafts(task)
         self._recorder.record_activity(ActivityKind.OTHER)
 
     def report_prompts(self, batch: Sequence[ScheduledTokens]) -> None:
@@ -330,11 +333,29 @@ class Answers:
             self._note_time(task, added, started, started_cpu)
             takes = added is not None and self._takes_another(task, joins=joins)
 
-    def _takes_forced(self, task: Task) -> bool:
-        """Return whether *task*, which has just got a token, takes another one."""
-        if self._tasks.find_task(task.spec.id) is not task or task.pending > FORCED_MAX:
+    def _takes_another(self, task: Task, *, joins: bool) -> bool:
+        """Return whether *task*, which has just got a token, takes another one at once: after a
+        draft that equals the token, or one that may be forced.
+        """
+        if self._tasks.find_task(task.spec.id) is not task:
             return False
-        if task.trial_tokens:
+        if task.drafts:
+            reads = task.comparing_since is None and (joins or task.wants_token)
+            if reads and task.drafts[0] == task.tokens[-1]:
+                assert task.pending == 1, "the drafts follow the tokens before the last one"
+                del task.drafts[0]
+                task.computed += 1
+                task.accepted += 1
+                count = f"accepted_{task.drafter}"
+                self._counts[count] = self._counts.get(count, 0) + 1
+                task.has_logits = True
+                return True
+            self._slots.drop_drafts(task)
+        return task.takes_chunks and self._takes_forced(task)
+
+    def _takes_forced(self, task: Task) -> bool:
+        """Return whether *task* takes another token if that is forced."""
+        if task.pending > FORCED_MAX or task.trial_tokens:
             return False
         return task.wants_token if task.spec.pull else task.comparing_since is None
 
@@ -405,6 +426,7 @@ class Answers:
             event.ending_left = 0 if task.reasoning is None else len(task.reasoning.ending)
             return event
         event = m.Tokens(task.spec.id, [added.token], added.text, forced=int(added.forced))
+        event.drafted, event.accepted = task.drafted, task.accepted
         if added.surprisal is not None:
             event.surprisal = added.surprisal
         event.logprobs = self._logprobs_of(task, added)

@@ -150,6 +150,9 @@ class CommandHandler:
         if spec.embed is None:
             self._kv.share_with_task(task)
             self._steps.answers.resume_task(task)
+            if spec.prediction:
+                requester = Requester(spec.owner, spec.priority)
+                self.tokenizing.add_work(requester, self._prediction_parts(task))
             if needs_preparation(spec.sampling):
                 task.preparing = True
                 prepare = self._steps.answers.prepare_sampler
@@ -182,6 +185,11 @@ class CommandHandler:
             if grammar is not None and grammar.dropped:
                 self._reporter.send(m.ConstraintsDropped(task.spec.id, list(grammar.dropped)))
             make(grammar)
+        return None
+
+    def _prediction_parts(self, task: Task) -> Parts:
+        """Tokenize the prediction of a task. It does not wait for that: its drafts begin later."""
+        task.prediction = yield from self.tokenizing.tokens_of(task.spec.prediction)
         return None
 
     def _fail_compilation(self, task: Task, error: InferdError) -> None:

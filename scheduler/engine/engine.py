@@ -158,6 +158,7 @@ class Engine:
         self.reporter = self.tasks.reporter
         self._cost = cost
         self._steps = Steps(model, self.tasks, cost, self.metrics)
+        self.speculation = self._steps.speculation
         self.assignment, self._answers = self._steps.assignment, self._steps.answers
         self._commands = CommandHandler(model, self.tasks, self._steps, self.metrics)
         self.tokenizing = self._commands.tokenizing
@@ -212,6 +213,8 @@ class Engine:
     def end_iteration(self) -> None:
         """Do the work that no client waits for, while the reports are being sent."""
         self._steps.learn_step()
+        self.speculation.forget_ended()
+        self.tasks.free_media()
         busy = self.tokenizing or self._waits_for_batch(self.clock.now)
         if self.clock.now >= self.clock.busy_at + IDLE_SAVE_S and not (busy or self._can_compute()):
             self.kv.idle.save_ahead()

@@ -11,6 +11,7 @@ from ...backends.errors import BackendError, KvFull
 from ..embeddings import embeds_next
 from ..policy.batch_plan import (
     ScheduledTokens,
+    item_step_s,
     load_of,
     next_trial,
     plan_tokens,
@@ -27,6 +28,7 @@ from ..task import Task
 from .answers import Answers
 from .metrics_publisher import MetricsPublisher
 from .slot_assignment import SlotAssignment
+from .speculation import Speculation
 from .task_table import TaskTable
 
 
@@ -57,6 +59,7 @@ class Steps:
     ):
         self.answers = Answers(model, tasks, metrics, cost)
         self.assignment = SlotAssignment(model, tasks, metrics, self.answers)
+        self.speculation = Speculation(model, tasks, cost, metrics)
         self._model, self._tasks, self._cost, self._metrics = model, tasks, cost, metrics
         self._clock, self._slots, self._embeddings = tasks.clock, tasks.slots, tasks.embeddings
         self._recorder = metrics.recorder
@@ -163,6 +166,8 @@ class Steps:
             self._model.step(chunks)
             self.answers.report_prompts(batch)
         except KvFull as exc:
+            if self.speculation.retract(batch):
+                return
             self.assignment.make_kv_space(batch, exc)
             return
         except BackendError as exc:
@@ -176,6 +181,7 @@ class Steps:
         for task in self.skipping:
             task.quantum += 1
         self._count_tokens(batch)
+        self.speculation.count_drafts(batch)
         now, with_logits = self._clock.now, [p.task for p in batch if p.task.has_logits]
         for task in with_logits:
             task.last_logits_at = now
@@ -202,7 +208,7 @@ class Steps:
         self._metrics.page.count_step(step.kind, load.tokens, len(step.batch), step.seconds)
         self._age_others(step.batch, step.candidates)
 
-    def _plan_tokens(self, order: Order, generating: Sequence[Task]) -> list[ScheduledTokens]:
+    def _plan_tokens(self, order: Order, generating: Sequence[Task]) -> Sequence[ScheduledTokens]:
         settings = self._tasks.settings
         full = [t for t in generating if len(t.tokens) >= t.ctx_size and t.pending == 1]
         for task in full:
@@ -227,6 +233,7 @@ class Steps:
         batch = plan_tokens(
             tasks, order, settings, size, self._cost, adapters, logits_max, self._seconds_max
         )
+        return self.speculation.add_drafts(batch, order)
 
     def _count_tokens(self, batch: Sequence[ScheduledTokens]) -> None:
         """Count the tokens of a step that was computed, and report the progress of prompts."""
@@ -235,16 +242,16 @@ class Steps:
             self._clock.now,
             self._tasks.owners.count_work,
         )
-        tokens = sum(part.count for part in batch)
+        tokens = sum(part.size for part in batch)
         self._clock.tokens += tokens
         counts["batch_tokens"] += tokens
         for part in batch:
-            task, work = part.task, part.count
+            task, work = part.task, part.size
             prompt_left = task.prompt_size - task.computed - task.dropped
             if prompt_left > 0:
                 counts["prompt"] += min(part.count, prompt_left)
             task.computed += part.count
-            task.count_tokens(part.count, now, self._excluded)
+            task.count_tokens(part.size, now, self._excluded)
             if part.logits > 1:
                 work += self._cost.logits_as_tokens(part.logits_read)
             task.quantum += work
@@ -265,7 +272,7 @@ class Steps:
         if len(candidates) == len(batch):
             return
         served = {id(p.task) for p in batch}
-        computed = sum(p.count for p in batch)
+        computed = sum(p.size for p in batch)
         for task in candidates:
             if task.has_work and id(task) not in served:
                 task.age += computed

@@ -41,6 +41,10 @@ class SlotTable:
         """The tasks that have a slot, by slot. Every step reads them several times."""
         self.changes = 0
         """Number of changes to the contents of idle slots."""
+        self.drafts_cut_states = False
+        """Whether drafts could not be removed without the tokens before them, which are then
+        computed again. No cause is known.
+        """
         self._model = model
 
     def __len__(self) -> int:
@@ -74,6 +78,8 @@ class SlotTable:
 
     def release_slot(self, task: Task, *, keep: bool = True) -> None:
         """Free the task's slot; with *keep* its KV stays there, for a task that extends it."""
+        if task.drafts:
+            self.drop_drafts(task)
         slot = self.slots[task.slot]
         self._set_task(slot, None)
         slot.origin, slot.saved = task.origin, False
@@ -94,6 +100,16 @@ class SlotTable:
         """Clear the KV of a task whose step has failed, or that is parked without its state."""
         task.computed = self._model.trim(task.slot, 0)
         task.has_logits = task.shift_pending = False
+        task.drafts = []
+
+    def drop_drafts(self, task: Task) -> None:
+        """Remove the drafts of *task* from its slot, with all logits. If all of its tokens were
+        computed, the last one is removed, too, so that its logits are computed again.
+        """
+        keep = task.computed - (task.pending == 0)
+        task.drafts, task.has_logits = [], False
+        task.computed = self._model.trim(task.slot, keep)
+        self.drafts_cut_states |= task.computed < keep
 
     def swap_slots(self, a: Slot, b: Slot) -> None:
         """Exchange two slots, with their contents and tasks."""
@@ -128,7 +144,7 @@ class SlotTable:
 
     def check_integrity(self) -> None:
         """Assert that tasks and slots name each other, and that the model has their tokens."""
-        assert all(self.slots[t.slot].task is t for t in self.tasks)
+        assert all(self.slots[t.slot].task is t and not t.drafts for t in self.tasks)
         assert len(self.tasks) == len(self.slots) - len(self.idle)
         for slot in self.slots:
             size = slot.task.computed if slot.task is not None else len(slot.tokens)

@@ -20,6 +20,7 @@ from ..owner import Priority
 from ..settings import EngineSettings
 from ..task import Task
 from .cost import StepCost, StepLoad
+from .draft_plan import passes_of
 from .order import Order
 
 LOW_STEP = 2 / 3
@@ -63,11 +64,13 @@ class StepBudget:
 
         Each chunk has a cost of its own. So a small rest of the prompt is added to the chunk before
         it, and a prompt does not begin with a few tokens. A prompt whose logprobs are wanted gets
-        no more tokens than may have logits. Items are scheduled whole.
+        no more tokens than may have logits. Items are scheduled whole, unless their entries see
+        only those before them.
         """
-        if task.item_size:
-            return task.item_size
-        most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
+        item_left = task.item_left
+        if item_left and task.item_is_whole:
+            return item_left
+        most = min(item_left or task.pending, task.tokens_to_checkpoint(), self.tokens_left)
         most = min(most, task.reserved_tokens or most, task.spec.batch_size or most)
         scored = task.tokens_within(1 + self.logits_left)
         if scored < min(most, CHUNK_MIN) and not self.tokens_min:
@@ -226,7 +229,8 @@ FIRST_STEP_TOKENS = 32
 
 class ScheduledTokens(msgspec.Struct, frozen=True):
     """The next *count* pending tokens of *task* go into the batch. The last *logits* of them have
-    logits.
+    logits. Behind them are *drafts*, which all have logits. The first *proposed* of these are of a
+    drafter, the others are fill.
     """
 
     task: Task
@@ -234,6 +238,8 @@ class ScheduledTokens(msgspec.Struct, frozen=True):
     """The position of the first of these tokens."""
     count: int
     logits: int
+    drafts: tuple[int, ...] = ()
+    proposed: int = 0
 
     @classmethod
     def of_task(cls, task: Task, count: int) -> ScheduledTokens:
@@ -242,19 +248,32 @@ class ScheduledTokens(msgspec.Struct, frozen=True):
 
     def chunk(self) -> Chunk:
         """Return the chunk for the model."""
-        tokens = self.task.tokens[self.start : self.start + self.count]
-        return Chunk(self.task.slot, tokens, self.start, self.logits)
+        task, start = self.task, self.start
+        tokens = task.tokens[start : start + self.count]
+        begin = task.item_at(start) if task.media else None
+        if begin is None:
+            logits = self.logits + len(self.drafts)
+            return Chunk(task.slot, [*tokens, *self.drafts], start, logits)
+        return Chunk(task.slot, tokens, start, self.logits, task.embeddings[begin], start - begin)
+
+    @property
+    def size(self) -> int:
+        """The tokens of the chunk, with the drafts."""
+        return self.count + len(self.drafts)
 
     @property
     def logits_read(self) -> int:
-        """The tokens with logits, except the last one."""
+        """The tokens with logits, except the last one and drafts."""
         return max(0, self.logits - 1)
 
 
 def load_of(batch: Sequence[ScheduledTokens]) -> StepLoad:
     """Return the load of a step, before or after its tokens were counted as computed."""
-    chunks = [(part.start, part.count) for part in batch]
-    return StepLoad.of_chunks(chunks, sum(part.logits_read for part in batch))
+    chunks = [(part.start, part.size) for part in batch]
+    load = StepLoad.of_chunks(chunks, sum(part.logits_read for part in batch))
+    if any(part.drafts for part in batch):
+        load = msgspec.structs.replace(load, passes=tuple(passes_of([s for _, s in chunks])))
+    return load
 
 
 def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | None:
@@ -274,11 +293,19 @@ def next_trial(tasks: Sequence[Task], order: Order, *, tried: bool) -> Task | No
 
 
 def plan_trial(
-    task: Task, settings: EngineSettings, batch_size: int, cost: StepCost, logits_max: int
+    task: Task,
+    settings: EngineSettings,
+    batch_size: int,
+    cost: StepCost,
+    logits_max: int,
+    seconds: float | None = None,
 ) -> list[ScheduledTokens]:
-    """Return the tokens of a step that computes only *task*."""
+    """Return the tokens of a step that computes only *task*, in about *seconds*, by default the
+    target.
+    """
     left = batch_size if cost.known else min(batch_size, FIRST_STEP_TOKENS)
-    tokens_min, seconds = settings.prompt_tokens_min, settings.step_s_target
+    tokens_min = settings.prompt_tokens_min
+    seconds = settings.step_s_target if seconds is None else seconds
     step = StepBudget([], cost, left, tokens_min, seconds, logits_max - 1)
     return [ScheduledTokens.of_task(task, step.schedule_prompt(task))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,13 @@ LOGITS_GAIN = 0.2
 """Weight of the last step in the time of a token's logits."""
 DECODE_GAIN = 0.1
 """Weight of the last step in the time of a decoding step."""
+TRIED_TOKENS, UNKNOWN_SHARE = 2, 0.6
+"""Tokens more than in a known step that are tried as if they cost as little as those of a prompt,
+and the cost of further ones as a share of a step of one token: that of a CPU. So the first steps
+with drafts are short.
+"""
+STALE_STEPS = 4096
+"""After this many decoding steps without one of a size, its time is forgotten."""
 LOST_FACTOR = 100.0
 """If such a trend is slower by this factor, the coefficients begin anew. Otherwise they would grow
 too slowly, because their own size bounds their uncertainty.
@@ -47,6 +55,8 @@ class StepLoad(msgspec.Struct, frozen=True):
     logits: int = 0
     decodes: bool = False
     """Whether each chunk has one token."""
+    passes: tuple[int, ...] = ()
+    """In a step with drafts, the tokens of each pass (`draft_plan.passes_of`)."""
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[tuple[int, int]], logits: int = 0) -> StepLoad:
@@ -150,6 +160,22 @@ class StepCost:
         known = self._decoding.seconds(tokens)
         return self.predict(StepLoad(1, tokens, 0)) if known is None else known
 
+    def logits_pass_s(self, tokens: int) -> float:
+        """Return the seconds of a pass of *tokens* that all have logits, without those of depth. It
+        hardly matters whether they are of one sequence or of several. Sizes that were not seen are
+        estimated from the others (`DecodeTimes.interpolate`), low enough that some larger steps are
+        tried. The result is 0.0 before the first step that decodes.
+        """
+        if not self._decoding.known:
+            return 0.0
+        known = self._decoding.interpolate(tokens, self._cost.coefficients[1])
+        return self.predict(StepLoad(1, tokens, 0)) if known is None else known
+
+    @property
+    def position_s(self) -> float:
+        """The seconds that each earlier token adds to a token that attends to it."""
+        return self._cost.coefficients[2]
+
     def use_threads(self, threads: int) -> None:
         """Predict steps with this many *threads* from now on, by the costs learned for this number.
         If there are none, the present costs continue, scaled up for fewer threads. They are not
@@ -165,10 +191,13 @@ class StepCost:
 
     def learn_step(self, load: StepLoad, seconds: float) -> None:
         """Update the cost by a step of *load* that took *seconds*. A step with logits, apart from
-        the first step, does not change the costs of the others.
+        the first step, does not change the costs of the others. Neither does one with drafts.
         """
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
+        if load.passes:
+            self._decoding.learn_passes(load.passes, seconds - self.position_s * load.depth)
+            return
         if load.logits and self.steps > 1:
             self._learn_logits(load, seconds)
             return
@@ -199,15 +228,72 @@ class DecodeTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._sizes: list[int] = []
+        """The known numbers of tokens, ascending."""
+        self._learned_at: dict[int, int] = {}
+        self._steps = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a step yet."""
+        return bool(self._sizes)
 
     def seconds(self, tokens: int) -> float | None:
         """Return the seconds of a step of that many tokens; None if there was none yet."""
         return self._seconds.get(tokens)
 
+    def interpolate(self, tokens: int, token_s: float) -> float | None:
+        """Return the seconds of a step of *tokens*, between those of the nearest known sizes, or
+        None if no smaller size is known. Beyond the largest one, a token costs as much as on
+        average up to there. If a single size is known, `TRIED_TOKENS` more cost *token_s* each, and
+        those behind them `UNKNOWN_SHARE` of the smallest step.
+        """
+        known = self._seconds.get(tokens)
+        if known is not None:
+            return known
+        above = bisect_left(self._sizes, tokens)
+        if not above:
+            return None
+        first, low = self._sizes[0], self._sizes[above - 1]
+        more = tokens - low
+        if above < len(self._sizes):
+            high = self._sizes[above]
+            token_s = (self._seconds[high] - self._seconds[low]) / (high - low)
+        elif first < low:
+            risen = (self._seconds[low] - self._seconds[first]) / (low - first)
+            token_s = max(token_s, risen)
+        elif more > TRIED_TOKENS:
+            more_s = UNKNOWN_SHARE * self._seconds[low] / low * (more - TRIED_TOKENS)
+            return self._seconds[low] + token_s * TRIED_TOKENS + more_s
+        return self._seconds[low] + token_s * more
+
     def learn(self, tokens: int, seconds: float) -> None:
         """Add a step."""
-        before = self._seconds.get(tokens, seconds)
+        self._steps += 1
+        before = self._seconds.get(tokens)
+        if before is None:
+            insort(self._sizes, tokens)
+            before = seconds
         self._seconds[tokens] = before + DECODE_GAIN * (seconds - before)
+        self._learned_at[tokens] = self._steps
+        if not self._steps % STALE_STEPS:
+            self._forget_stale()
+
+    def learn_passes(self, passes: Sequence[int], seconds: float) -> None:
+        """Add a step of several passes, if the times of all but the last one are known."""
+        known = [self._seconds.get(tokens) for tokens in passes[:-1]]
+        rest = seconds - sum(time for time in known if time is not None)
+        if rest > 0 and None not in known:
+            self.learn(passes[-1], rest)
+
+    def _forget_stale(self) -> None:
+        """Forget sizes that were not seen for long: the first step of a size may have been slow for
+        another reason, and a size that looks slow is not tried again.
+        """
+        for tokens, at in list(self._learned_at.items()):
+            if at <= self._steps - STALE_STEPS:
+                self._sizes.remove(tokens)
+                del self._seconds[tokens], self._learned_at[tokens]
 
 
 class LinearCost:

@@ -62,6 +62,8 @@ def describe_turn(
         dropped_turns=history.dropped.turns,
         parks=stats.parks if turn is not None and turn.ended.is_set() else UNSET,
         forced_tokens=stats.forced_tokens,
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
         seed=parameters.seed,
         lora={} if turn is None else settings.lora,
         model=model,

@@ -381,6 +381,9 @@ class Parameters:
             n_keep=values.get("n-keep", 0),
             n_discard=values.get("n-discard", 0),
             cache_reuse=values.get("cache-reuse", 0),
+            speculation=values.get("speculation", "auto"),
+            prediction=values.get("prediction", ""),
+            draft_max=values.get("draft-max", BY_NAME["draft-max"].default),
             prompt_logprobs=None if embed is not None else values.get("prompt-logprobs"),
             embed=embed,
         )

@@ -258,6 +258,8 @@ class Turn:
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
             forced_tokens=self.forced_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
             cached_tokens=self._cached_tokens,
             age_s=time.monotonic() - self.queued_at,
             started_s=self._since_queued(self.started_at),
@@ -371,8 +373,12 @@ class Turn:
                 self.tokens += tokens
                 self.text += text
                 self.forced_tokens += report.forced
-                if report.surprisal is not None:
-                    self.surprisals.append(report.surprisal)
+                self.ending_left = report.ending_left
+                self.end_requested &= not report.forced
+                if self.spec.stopping.stop_surprisal:
+                    self.surprisals += _surprisals_of(report)
+                self.drafted_tokens = report.drafted
+                self.accepted_tokens = report.accepted
                 if report.logprobs and self.spec.credit < 0:  # a stream sends them
                     self._keep_logprobs(report.logprobs)
                 if self._shifted is not None:
@@ -535,6 +541,8 @@ class Turn:
             parks=self._parks,
             shifts=len(self.shifts),
             forced_tokens=self.forced_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
 
     @property

@@ -83,8 +83,10 @@ def flood(daemon: RunningDaemon, works: list[Work]) -> Iterator[None]:
 
 
 def pace(daemon: RunningDaemon) -> float:
-    """Return the tokens per second of a stream, its begin included."""
-    options = {"n-predict": TOKENS, "ignore-eos": True}
+    """Return the tokens per second of a stream, its begin included. Drafts would make it faster
+    while it is alone, and are left out under load.
+    """
+    options = {"n-predict": TOKENS, "ignore-eos": True, "speculation": "off"}
     with as_user(ADA):
         client = Client(daemon.socket)
     with client, client.session("m", raw=True) as session:

@@ -103,12 +103,11 @@ INTERRUPTS: dict[str, Interrupt] = {"dies": kill, "swapped": swap, "parked": par
 
 
 def interrupted(
-    daemon: RunningDaemon, client: Client, name: str, interrupt: Interrupt
+    daemon: RunningDaemon, client: Client, name: str, interrupt: Interrupt, options: dict[str, Any]
 ) -> tuple[bytes, dict[str, Any]]:
     """Return the answer and the metadata of a turn that is interrupted after some events, while it
     waits for its reader.
     """
-    options = FORMATS[name] | SAMPLED
     with RawClient(daemon.socket) as raw:
         turn = {"context": raw.context("tiny"), "prompt": "x", "raw": True, "options": options}
         request = raw.start_request("stream", credit=EVENTS, **turn)
@@ -139,8 +138,25 @@ def test_an_answer_is_the_same_if_its_turn_is_interrupted(
     daemon: RunningDaemon, client: Client, answered: tuple[str, Reply], interrupt: str
 ) -> None:
     name, expected = answered
-    text, metadata = interrupted(daemon, client, name, INTERRUPTS[interrupt])
+    options = FORMATS[name] | SAMPLED
+    text, metadata = interrupted(daemon, client, name, INTERRUPTS[interrupt], options)
     assert text.decode() == str(expected)
     assert metadata["output_tokens"] == expected.metadata["output_tokens"]
     assert metadata["forced_tokens"] == expected.metadata["forced_tokens"]
+    assert (metadata["parks"] > 0) == (interrupt == "parked")
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_an_answer_with_drafts_is_the_same_if_its_turn_is_interrupted(
+    daemon: RunningDaemon, client: Client, interrupt: str
+) -> None:
+    """The tiny model soon repeats itself, so the n-gram drafter is right."""
+    options = {"temp": 0, "regex": "[a-z]{250}"}
+    expected = client.chat("tiny", "x", raw=True, options=options | {"speculation": "off"})
+    assert not expected.metadata["drafted_tokens"]
+    drafts = options | {"speculation": "ngram"}
+    text, metadata = interrupted(daemon, client, "regex", INTERRUPTS[interrupt], drafts)
+    assert text.decode() == str(expected)
+    assert metadata["output_tokens"] == expected.metadata["output_tokens"] == 251
+    assert 0 < metadata["accepted_tokens"] <= metadata["drafted_tokens"]
     assert (metadata["parks"] > 0) == (interrupt == "parked")

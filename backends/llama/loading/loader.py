@@ -13,7 +13,8 @@ import msgspec
 from llama_cpp import llama_cpp as lib
 
 from ...answer_form import PLAIN_ANSWERS, AnswerForm
-from ...base import ModelInfo
+from ...base import KvKind, ModelInfo, no_drafts
+from ...batch import MediaFormat
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
 from ...errors import InvalidArgument, UnsupportedOperation, load_cancelled
@@ -349,6 +350,8 @@ def _ends_generation(vocab: Vocab, text: str) -> bool:
 
 def _unused(template: ChatTemplate | None, start_token: int | None, kind: KvKind) -> dict[str, str]:
     found = {} if template is None or template.uses_tools else {"tools": _NO_TOOLS}
+    if reason := no_drafts(kind, encodes=start_token is not None):
+        found |= {"speculation": reason, "draft-max": reason}
     return found if start_token is None else found | _NO_HISTORY
 
 

@@ -100,6 +100,8 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
     check_prompt_logprobs(chat.prompt_logprobs, stream=chat.stream)
     if chat.prompt_logprobs is not None:
         options["prompt-logprobs"] = chat.prompt_logprobs
+    if chat.prediction is not None:
+        options["prediction"] = chat.prediction.text
     if chat.logit_bias:
         options["logit-bias"] = bias_pairs(chat.logit_bias)
     if chat.response_format is not None:

@@ -59,6 +59,26 @@ class ResponseFormat(Struct):
     json_schema: JsonSchemaFormat | None = None
 
 
+class PredictionPart(Struct):
+    """A part of a predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Struct):
+    """A text that the answer is expected to repeat (OpenAI's predicted outputs)."""
+
+    type: Literal["content"]
+    content: str | list[PredictionPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Thinking(Struct, kw_only=True):
     """Whether the model thinks before it answers, and for how many tokens, in Anthropic's form."""
 
@@ -124,6 +144,7 @@ class ChatRequest(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
     prompt_logprobs: PromptLogprobs | None = None
     logit_bias: dict[str, float] = {}
+    prediction: Prediction | None = None
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
     think: Think | None = None
@@ -246,7 +267,6 @@ CHAT = FieldTable(
         refused("audio", "answers are text; a sound is a part of a message"),
         refused("modalities", "answers are text", ["text"]),
         refused("web_search_options", "the gateway does not search the web"),
-        refused("prediction", "predicted outputs are not supported"),
         refused("verbosity", "no model here has it", "medium"),
         refused("store", "completions are not stored; use session_id", False),
         refused("moderation", "nothing is moderated"),

@@ -84,21 +84,40 @@ def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:
     prompt = max((answer.input_tokens for answer in answers), default=0)
     completion = sum(answer.output_tokens for answer in answers)
     cached = min((answer.cached_tokens for answer in answers), default=0)
+    drafted = sum(answer.metadata.get("drafted_tokens", 0) for answer in answers)
+    accepted = sum(answer.metadata.get("accepted_tokens", 0) for answer in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **_draft_details(accepted, drafted - accepted),
     }
+
+
+def _draft_details(accepted: int, rejected: int) -> dict[str, Any]:
+    """Return the field with the drafts of an answer, if it had any: those of a `prediction`, and
+    those from the conversation.
+    """
+    if not accepted + rejected:
+        return {}
+    counts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    return {"completion_tokens_details": counts}
 
 
 def add_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the sum of the usages of several prompts."""
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    drafts = [usage.get("completion_tokens_details", {}) for usage in usages]
+    accepted, rejected = (
+        sum(counts.get(f"{kind}_prediction_tokens", 0) for counts in drafts)
+        for kind in ("accepted", "rejected")
+    )
     return {
         **{name: sum(usage[name] for usage in usages) for name in names},
         "prompt_tokens_details": {"cached_tokens": cached},
+        **_draft_details(accepted, rejected),
     }
 
 

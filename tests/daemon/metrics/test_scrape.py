@@ -25,6 +25,7 @@ from inferd.backends.errors import (
     PromptTooLong,
     Timeout,
 )
+from inferd.cli.monitoring.stats import MetricSums, acceptance_text
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.metrics.scraping import ScrapedMetrics, scrape, scrape_metrics, until, where_of
@@ -116,6 +117,55 @@ def test_forced_tokens_are_counted() -> None:
         assert (session.metadata["forced_tokens"], session.metadata["output_tokens"]) == (4, 7)
         found = until(daemon, lambda f: f("generation_tokens_total", model_name="m") == 7)
         assert found("generation_tokens_forced_total", model_name="m") == 4
+
+
+def test_drafts_are_counted_by_drafter_and_shown() -> None:
+    text = "the quick brown fox; the quick brown fox; the quick brown fox; " * 3
+    with (
+        running_daemon(echo_model("m", step_ms=1, speculation="ngram")) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", raw=True) as session,
+    ):
+        assert session.chat(text) == text
+        metadata = session.metadata
+        drafted, accepted = metadata["drafted_tokens"], metadata["accepted_tokens"]
+        assert drafted >= accepted > len(text) // 2
+        labels = {"model_name": "m", "drafter": "ngram"}
+        found = until(
+            daemon, lambda f: f("spec_decode_num_draft_tokens_total", **labels) == drafted
+        )
+        assert found("spec_decode_num_accepted_tokens_total", **labels) == accepted
+        assert found("spec_decode_num_draft_tokens_total", model_name="m", drafter="mtp") == 0
+        session.chat(text, options={"speculation": "off"})
+        assert session.metadata["drafted_tokens"] == 0
+        assert acceptance_text(MetricSums(client.stats())) == f"{accepted / drafted:.0%}"
+
+
+def test_a_prediction_is_drafted() -> None:
+    text = "".join(chr(97 + (n * n * 7 + n // 5) % 26) for n in range(150))
+    with (
+        running_daemon(echo_model("m", step_ms=1, speculation="ngram")) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", raw=True) as session,
+    ):
+        assert session.chat(text[:20] + "#" + text[21:], options={"prediction": text}) != text
+        assert session.metadata["accepted_tokens"] > 100
+        session.chat("x", options={"prediction": "x", "speculation": "off"})
+        assert session.metadata["adjusted"]["prediction"] == "speculation is off"
+        with pytest.raises(InvalidArgument, match="65536 at most"):
+            session.chat("x", options={"prediction": "x" * 65_537})
+
+
+def test_a_model_that_has_no_drafts_says_so() -> None:
+    with (
+        running_daemon(echo_model("m", memory="recurrent")) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", raw=True) as session,
+    ):
+        session.chat("hello", options={"speculation": "ngram"})
+        assert "cannot be cut back" in session.metadata["adjusted"]["speculation"]
+        session.chat("hello", options={"speculation": "auto"})
+        assert "speculation" not in session.metadata["adjusted"]
 
 
 def test_running_and_waiting_turns_are_counted_by_class() -> None:

@@ -203,3 +203,20 @@ def test_an_assistants_refusal_is_its_text(api: openai.OpenAI) -> None:
     refusal: Any = {"role": "assistant", "content": None, "refusal": "No."}
     done = api.chat.completions.create(model="echo", messages=[USER, refusal, USER])
     assert done.choices[0].finish_reason == "stop"
+
+
+def test_a_prediction_is_drafted_from_and_the_usage_counts_its_tokens(api: openai.OpenAI) -> None:
+    text = "".join(chr(97 + (n * n * 7 + n // 5) % 26) for n in range(150))
+    prediction: Any = {"type": "content", "content": [{"type": "text", "text": text}]}
+    done = api.chat.completions.create(
+        model="echo",
+        messages=[{"role": "user", "content": text}],
+        prediction=prediction,
+        extra_body={"speculation": "ngram"},
+    )
+    assert done.choices[0].message.content == text and done.usage is not None
+    details = done.usage.completion_tokens_details
+    assert details is not None and (details.accepted_prediction_tokens or 0) > 100
+    other: Any = {"type": "other", "content": "x"}
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        api.chat.completions.create(model="echo", messages=HELLO, prediction=other)

@@ -173,6 +173,8 @@ class EngineMachine(RuleBasedStateMachine):
         upper=st.booleans(),
         timeout=st.sampled_from([0.0, 0.0, 0.5]),
         grammar=st.booleans(),
+        item=st.sampled_from(IMAGES),
+        speculation=st.sampled_from(["off", "ngram", "ngram"]),
     )
     def arrive(
         self,
@@ -186,10 +188,13 @@ class EngineMachine(RuleBasedStateMachine):
         upper: bool,
         timeout: float,
         grammar: bool,
+        item: MediaItem | None,
+        speculation: str,
     ) -> None:
         spec = self.bench.spec(
             len(self.specs) + 1,
             head + tail,
+            speculation=speculation,
             sampling=SamplingParams(grammar="root ::= .*" if grammar else ""),
             priority=priority,
             owner=owner,

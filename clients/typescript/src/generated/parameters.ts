@@ -191,6 +191,12 @@ export interface ModelParameters {
   "structural-tag"?: object | string | undefined;
   /** tokens that the grammar forces are not sampled, and several of them are computed at once; false: each token is sampled (default: true) */
   "jump-forward"?: boolean | undefined;
+  /** drafter that proposes the next tokens, so that one step can verify several; the text stays the same, and a step has drafts only if that is expected to be faster; ngram: repeats what followed the last tokens where they occurred before in the session; auto: ngram; off: none; see scheduling.md (default: "auto") */
+  "speculation"?: "auto" | "ngram" | "off" | undefined;
+  /** maximum number of tokens of an answer that are drafted for one step; 0: none (default: 16) */
+  "draft-max"?: number | undefined;
+  /** text that the answer is expected to repeat in large part, such as a file that is edited: the drafter ngram proposes it, from its beginning and wherever the answer returns to it (default: "") */
+  "prediction"?: string | undefined;
   /** number of top tokens returned with each sampled token, with the model's logprobs; 0: none (default: 0) */
   "n-probs"?: number | undefined;
   /** number of top tokens returned with each token of the prompt, with the model's logprobs; the whole prompt is computed; unset: no logprobs of the prompt (default: null) */

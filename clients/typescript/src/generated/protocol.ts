@@ -217,6 +217,12 @@ export interface Metadata {
   parks?: number | undefined;
   /** Tokens of the output that the grammar forced (jump-forward), or a bound on reasoning. */
   forced_tokens?: number | undefined;
+  /** Tokens of reasoning in the output, with the mark at its end; present once the turn has finished. */
+  reasoning_tokens?: number | undefined;
+  /** Tokens that a drafter proposed and a step computed (drafts). */
+  drafted_tokens?: number | undefined;
+  /** Those of them that equal the sampled tokens. */
+  accepted_tokens?: number | undefined;
   /** The seed of the turn's generator; random if none was given. */
   seed?: number | undefined;
   /** The turn's adapters and their scales, a map. */

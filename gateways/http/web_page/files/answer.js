@@ -1,6 +1,6 @@
 // An answer that arrives: its events, over several connections.
 
-import { showProgress } from "./elements.js";
+import { byId, showProgress } from "./elements.js";
 import { Failure, LOST } from "./server.js";
 
 // The codes of errors after which a turn can be continued.
@@ -43,6 +43,10 @@ export class Answer {
 
 export function describeUsage(usage, seconds) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const drafts = usage.completion_tokens_details;
+  const accepted = drafts?.accepted_prediction_tokens ?? 0;
+  const drafted = accepted + (drafts?.rejected_prediction_tokens ?? 0);
   return `${usage.completion_tokens} tokens in ${seconds.toFixed(1)} s; `
-    + `${cached} of ${usage.prompt_tokens} tokens of the prompt were reused.`;
+    + `${cached} of ${usage.prompt_tokens} tokens of the prompt were reused.`
+    + (drafted ? ` ${accepted} of ${drafted} drafts were accepted.` : "");
 }

@@ -1,0 +1,210 @@
+"""Speculation: the drafts of a step, from the proposals of drafters and the decision of
+`draft_plan`, and the acceptance of each stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ...backends import LanguageModel
+from ..drafting.drafter import Drafter
+from ..drafting.ngram import NgramDrafter
+from ..policy.batch_plan import ScheduledTokens
+from ..policy.cost import StepCost
+from ..policy.draft_plan import DRAFT_MAX, StreamOffer, plan_drafts
+from ..policy.order import Order
+from ..task import Task
+from .answers import joins_events
+from .metrics_publisher import MetricsPublisher
+from .task_table import TaskTable
+
+PAUSE_MAX = 64
+"""The most tokens that a stream generates without drafts after its drafts failed."""
+FULL_PAUSE_STEPS = 256
+"""Steps without drafts after a step found no KV cells for its drafts."""
+AUTO = "auto"
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream whose answer is drafted. *predicted* are the tokens that its drafter expected behind
+    the first *seen* of the answer. The drafter was right *run* times in a row.
+    """
+
+    name: str
+    drafter: Drafter
+    predicted: Sequence[int] = ()
+    seen: int = 0
+    run: int = 0
+    fails: int = 0
+    """Steps in a row whose drafts took more time than they saved."""
+    paused_until: int = 0
+    """The size of the answer from which on it may have drafts again."""
+    tried: int = 0
+    """Accepted drafts before its last step with drafts."""
+    slowdown: float = 0.0
+    """How many times as long that step took with its drafts; 0 if it had none."""
+
+
+class Speculation:
+    """Owned by the engine. The proposals that are not computed are compared with the tokens that
+    follow, too. So the acceptance of a stream is known before it has its first draft, and a stream
+    that no drafter can predict loses nothing.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tasks: TaskTable,
+        cost: StepCost,
+        metrics: MetricsPublisher,
+        drafters: Mapping[str, Drafter] | None = None,
+    ):
+        self.drafters: dict[str, Drafter] = dict(drafters or {"ngram": NgramDrafter()})
+        """By name; more can be added before the first step."""
+        self._model, self._tasks, self._cost, self._counts = model, tasks, cost, metrics.counts
+        self._slots = tasks.slots
+        self._streams: dict[int, _Stream] = {}
+        self._pause_steps = 0
+
+    def _new_stream(self, task: Task) -> _Stream | None:
+        """Return the stream of a task's answer, if it has a drafter."""
+        info, wanted = self._model.info, task.spec.speculation
+        name = info.drafter if wanted == AUTO else wanted
+        drafter = self.drafters.get(name)
+        if drafter is None or task.spec.pull or not task.spec.draft_max:
+            return None
+        stream = self._streams[task.spec.id] = _Stream(name, drafter, seen=task.generated)
+        return stream
+
+    def add_drafts(
+        self, batch: Sequence[ScheduledTokens], order: Order
+    ) -> Sequence[ScheduledTokens]:
+        """Return *batch* with the drafts that the next step verifies."""
+        able = self._model.info.no_drafts == "" and not self._slots.drafts_cut_states
+        if not able or any(part.task.prefilling for part in batch):
+            return batch
+        if self._pause_steps:
+            self._pause_steps -= 1
+            return batch
+        offers, proposals, offered = [], [], False
+        for part in batch:
+            offer, tokens = self._offer(part, order)
+            offered |= bool(tokens)
+            offers.append(offer)
+            proposals.append(tokens)
+        if not offered:
+            return batch
+        info, cost = self._model.info, self._cost
+        left = min(info.logits_max - len(batch), info.batch_size - sum(p.count for p in batch))
+        target_s = self._tasks.settings.step_s_target
+        plan = plan_drafts(offers, cost.logits_pass_s, cost.position_s, target_s, left)
+        return [
+            self._with_drafts(part, tokens[:count], count, plan.slowdown) if count else part
+            for part, tokens, count in zip(batch, proposals, plan.counts, strict=True)
+        ]
+
+    def _offer(self, part: ScheduledTokens, order: Order) -> tuple[StreamOffer, Sequence[int]]:
+        """Return what a stream offers for the next step, and the tokens that its drafter proposes,
+        of which there are none while the stream pauses.
+        """
+        task, limit = part.task, self._limit(part)
+        offer = StreamOffer(part.count, part.start + part.count, limit)
+        stream = self._streams.get(task.spec.id)
+        if stream is None:
+            stream = self._new_stream(task)
+            if stream is None:  # it has no fill either
+                return offer._replace(drafts_max=0), ()
+        self._compare(task, stream)
+        proposed = stream.drafter.propose(task, max(limit, 1))
+        if stream.predicted and proposed[:1] != stream.predicted[:1]:
+            stream.run = 0
+        stream.predicted = proposed
+        if limit < 1 or not proposed or task.generated < stream.paused_until:
+            return offer, ()
+        proposed = proposed[:limit]
+        expected = task.acceptance.expected(stream.run, len(proposed))
+        return offer._replace(expected=expected, level=order.effective(task)), proposed
+
+    def _limit(self, part: ScheduledTokens) -> int:
+        """Return the most drafts that *part* can have: no token would be sampled after more."""
+        task = part.task
+        if part.count < task.pending or task.trial_tokens or task.comparing_since is not None:
+            return 0
+        spec = task.spec
+        limit = min(spec.draft_max, DRAFT_MAX, task.ctx_size - len(task.tokens) - 1)
+        if spec.n_predict >= 0:
+            limit = min(limit, spec.n_predict - task.generated - 1)
+        if task.credit >= 0 and not joins_events(task):
+            limit = min(limit, task.credit - 1)
+        return limit
+
+    def _compare(self, task: Task, stream: _Stream) -> None:
+        """Compare the tokens of *task* since the last step with those that were expected."""
+        new = task.generated - stream.seen
+        stream.seen = task.generated
+        if stream.slowdown:
+            accepted = task.accepted - stream.tried
+            stream.fails = stream.fails + 1 if 1 + accepted < stream.slowdown else 0
+            if stream.fails:
+                stream.paused_until = task.generated + min(1 << stream.fails, PAUSE_MAX)
+            stream.slowdown = 0.0
+        predicted, acceptance = stream.predicted, task.acceptance
+        for done, token in enumerate(task.tokens[-new:] if new > 0 else ()):
+            if done >= len(predicted):
+                stream.predicted = ()
+                return
+            right = token == predicted[done]
+            acceptance.note(stream.run, right=right)
+            stream.run = stream.run + 1 if right else 0
+            if not right:
+                stream.predicted = ()
+                return
+        stream.predicted = predicted[max(new, 0) :]
+
+    def _with_drafts(
+        self, part: ScheduledTokens, tokens: Sequence[int], count: int, slowdown: float
+    ) -> ScheduledTokens:
+        """Return *part* with *count* drafts: the proposed *tokens* first, then fill."""
+        task = part.task
+        if tokens:
+            stream = self._streams[task.spec.id]
+            stream.slowdown, stream.tried = slowdown, task.accepted
+        fill = (task.tokens[-1],) * (count - len(tokens))
+        return msgspec.structs.replace(part, drafts=(*tokens, *fill), proposed=len(tokens))
+
+    def count_drafts(self, batch: Sequence[ScheduledTokens]) -> None:
+        """Count the drafts of a step that was computed: they are in the slots of their tasks."""
+        for part in batch:
+            if part.drafts:
+                part.task.drafts = list(part.drafts)
+                part.task.drafted += part.proposed
+            if part.proposed:
+                name = part.task.drafter = self._streams[part.task.spec.id].name
+                self._counts[f"drafted_{name}"] = (
+                    self._counts.get(f"drafted_{name}", 0) + part.proposed
+                )
+
+    def retract(self, batch: Sequence[ScheduledTokens]) -> bool:
+        """Make the next steps without drafts if that of *batch*, which found no KV cells, had some.
+        Return whether it had.
+        """
+        if not any(part.drafts for part in batch):
+            return False
+        for part in batch:
+            part.task.computed = self._model.trim(part.task.slot, part.task.computed)
+        for stream in self._streams.values():
+            stream.slowdown = 0.0
+        self._pause_steps = FULL_PAUSE_STEPS
+        return True
+
+    def forget_ended(self) -> None:
+        """Forget the streams of tasks that have ended or lost their slots."""
+        if not self._streams:
+            return
+        running = {t.spec.id for t in self._slots.tasks}
+        for number in [n for n in self._streams if n not in running]:
+            self._streams.pop(number).drafter.forget(number)

@@ -1,0 +1,167 @@
+"""The decision how many drafts of each stream the next step verifies.
+
+A draft is a token that a drafter expects next. The step computes it behind the stream's last token,
+and it is kept if the sampler then picks the same token. The functions are pure: predicted times
+come in as a function, acceptance as the numbers that `Acceptance` has learned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+DRAFT_MAX = 64
+"""The most drafts of a stream in a step."""
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, DRAFT_MAX)
+"""The numbers of drafts that are tried. Few sizes are enough, and their costs are soon known."""
+GAIN_MIN = 1.1
+"""Drafts are computed if the step then has at least this many times as many tokens per second. Less
+is within the error of the prediction.
+"""
+LOSS_MAX = 0.02
+"""A stream without drafts may lose this share of its pace to the drafts of others."""
+STREAMS_MAX = 16
+"""The most streams that get drafts in a pass of their own; this bounds what is tried."""
+POSITIONS = 16
+"""Positions with an acceptance of their own; later ones share the last one."""
+WEIGHT = 1 / 8
+"""Weight of the last token in an acceptance."""
+_PRIOR = tuple(1 - 0.6 * 0.87**position for position in range(POSITIONS))
+"""The acceptance before any is known. A drafter that was right several times in a row copies a text
+or a loop, so it is likely to be right again.
+"""
+
+
+class Acceptance:
+    """The probability that the token at each position of a draft is right if all tokens before it
+    were, as moving averages. Owned by the engine.
+    """
+
+    def __init__(self) -> None:
+        self.rates = list(_PRIOR)
+
+    def note(self, position: int, *, right: bool) -> None:
+        """Record whether the token at *position* was right."""
+        position = min(position, POSITIONS - 1)
+        self.rates[position] += WEIGHT * (right - self.rates[position])
+
+    def expected(self, position: int, count: int) -> list[float]:
+        """Return for each number of drafts, 1 … *count*, how many will be accepted if the first one
+        is at *position*.
+        """
+        rates, last = self.rates, POSITIONS - 1
+        chances = accumulate((rates[min(position + n, last)] for n in range(count)), mul)
+        return list(accumulate(chances))
+
+
+class StreamOffer(NamedTuple):
+    """A stream of the next step: the *pending* tokens that it computes in any case, the last one at
+    *position*, and the tokens that are *expected* to be accepted of 1, 2, … drafts, as many as are
+    proposed. Its chunk can have *drafts_max* drafts. Streams of a lower *level* lose their drafts
+    first.
+    """
+
+    pending: int
+    position: int
+    drafts_max: int = 0
+    expected: Sequence[float] = ()
+    level: int = 0
+
+    def gain(self, drafts: int) -> float:
+        """Return how many of that many *drafts* are expected to be accepted. Those beyond the
+        proposal are fill, of which none is.
+        """
+        proposed = min(drafts, len(self.expected))
+        return self.expected[proposed - 1] if proposed else 0.0
+
+
+class DraftPlan(NamedTuple):
+    """The number of drafts of each stream, which may be more than its proposal has, and how many
+    times as long the step takes with them.
+    """
+
+    counts: list[int]
+    slowdown: float = 1.0
+
+
+def passes_of(lengths: Sequence[int]) -> list[int]:
+    """Return the tokens of each pass in which the backend computes chunks of these *lengths*: all
+    chunks advance equally far in a pass (`llama_batch_allocr::split_equal`).
+    """
+    counts = Counter(lengths)
+    passes, left, done = list[int](), len(lengths), 0
+    for length in sorted(counts):
+        passes.append(left * (length - done))
+        left, done = left - counts[length], length
+    return passes
+
+
+def plan_drafts(
+    streams: Sequence[StreamOffer],
+    pass_s: Callable[[int], float],
+    position_s: float,
+    seconds_max: float,
+    tokens_max: int,
+) -> DraftPlan:
+    """Return the number of drafts of each of *streams*.
+
+    It is the same for all that have some, because chunks of different lengths are computed in
+    several passes. Either all chunks get this number, filled up where less is proposed, and the
+    step is one pass; or the streams of the highest levels get it, in a pass of their own.
+
+    The drafts are those with which the step computes most tokens per second, if they are
+    `GAIN_MIN` times as many as without drafts. Nobody pays for them: no stream falls below its pace
+    without drafts, except for `LOSS_MAX`. The step takes at most *seconds_max*, and has at most
+    *tokens_max* drafts. *pass_s* returns the seconds of a pass by its number of tokens, to which
+    *position_s* is added for each earlier token that a token attends to.
+    """
+    count = len(streams)
+    best = DraftPlan([0] * count)
+    able = [i for i, s in enumerate(streams) if s.expected and s.expected[-1] > GAIN_MIN - 1]
+    if not able or not tokens_max:
+        return best
+    able.sort(key=lambda i: (-streams[i].level, -streams[i].expected[-1]))
+    lengths = [s.pending for s in streams]
+    tokens, plain = sum(lengths), lengths == [1] * count
+    depth_s = position_s * sum(s.pending * s.position for s in streams)
+    before_s = sum(map(pass_s, passes_of(lengths))) + depth_s
+    if before_s <= 0 or before_s > seconds_max:
+        return best
+    rate_best = GAIN_MIN * tokens / before_s
+    slowdown_max = 1 + LOSS_MAX
+
+    def consider(chosen: Sequence[int], size: int) -> None:
+        nonlocal best, rate_best
+        drafts = [0] * count
+        for index in chosen:
+            drafts[index] = size
+        if plain and len(chosen) == count:
+            passes = [count * (1 + size)]
+        else:
+            passes = passes_of([n + more for n, more in zip(lengths, drafts, strict=True)])
+        more_s = position_s * size * sum(streams[i].position for i in chosen)
+        seconds = sum(map(pass_s, passes)) + depth_s + more_s
+        if seconds > seconds_max:
+            return
+        gains = [s.gain(n) for s, n in zip(streams, drafts, strict=True)]
+        slowdown, rate = seconds / before_s, (tokens + sum(gains)) / seconds
+        if rate > rate_best and slowdown <= slowdown_max * (1 + min(gains)):
+            best, rate_best = DraftPlan(drafts, slowdown), rate
+
+    together = min(s.drafts_max for s in streams) if plain else 0
+    # Mostly a second pass alone takes longer than that, whatever its size.
+    apart = before_s + pass_s(1) <= slowdown_max * before_s or not plain
+    longest = max(len(streams[i].expected) for i in able)
+    for size in SIZES:
+        if size > longest or size > tokens_max:
+            break
+        if size <= together and size * count <= tokens_max:
+            consider(range(count), size)
+        if apart:
+            proposed = [i for i in able if len(streams[i].expected) >= size]
+            for most in range(1, min(len(proposed), STREAMS_MAX, tokens_max // size) + 1):
+                consider(proposed[:most], size)
+    return best

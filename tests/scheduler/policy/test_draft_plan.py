@@ -1,0 +1,222 @@
+"""The number of drafts of each stream, decided without a model or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from inferd.scheduler.policy.cost import StepCost, StepLoad
+from inferd.scheduler.policy.draft_plan import (
+    DRAFT_MAX,
+    POSITIONS,
+    SIZES,
+    STREAMS_MAX,
+    Acceptance,
+    DraftPlan,
+    StreamOffer,
+    passes_of,
+    plan_drafts,
+)
+
+CPU_ROWS = {
+    **{1: 1.0, 2: 1.87, 3: 2.46, 4: 2.98, 5: 3.72, 6: 4.32, 8: 4.95},
+    **{12: 7.03, 16: 9.01, 24: 13.4, 32: 17.2},
+}
+"""SmolLM2-135M Q4_1 on one thread: the time of a pass by its tokens, 1 being a decode."""
+
+
+def learned(rows: dict[int, float], second: float = 0.01) -> Callable[[int], float]:
+    """Return the cost of a pass as a worker learns it from steps of these sizes."""
+    cost = StepCost()
+    for size, factor in sorted(rows.items()):
+        for _ in range(20):
+            chunks = [(0, 1)] * size
+            cost.learn_step(StepLoad.of_chunks(chunks), factor * second)
+    return cost.logits_pass_s
+
+
+def gpu(tokens: int) -> float:
+    """Passes are nearly free in their tokens: 5 ms, and 10 us for each."""
+    return 0.005 + 1e-5 * tokens
+
+
+def stream(rate: float, limit: int = 16, level: int = 1, pending: int = 1) -> StreamOffer:
+    """Return a stream whose drafts are accepted at *rate* each."""
+    expected, chance, total = [], 1.0, 0.0
+    for _ in range(limit):
+        chance *= rate
+        total += chance
+        expected.append(total)
+    return StreamOffer(pending, 100, limit, expected, level)
+
+
+def silent(drafts_max: int = 16) -> StreamOffer:
+    """Return a stream without a proposal."""
+    return StreamOffer(1, 100, drafts_max)
+
+
+def decide(
+    streams: Sequence[StreamOffer],
+    pass_s: Callable[[int], float],
+    seconds_max: float = 10.0,
+    tokens_max: int = 1000,
+    position_s: float = 0.0,
+) -> DraftPlan:
+    return plan_drafts(streams, pass_s, position_s, seconds_max, tokens_max)
+
+
+def counts(*streams: StreamOffer, pass_s: Callable[[int], float], **bounds: float) -> list[int]:
+    return decide(streams, pass_s, **bounds).counts  # type: ignore[arg-type]
+
+
+def test_where_tokens_are_nearly_free_long_drafts_are_chosen_even_for_free_text() -> None:
+    assert counts(stream(0.3, DRAFT_MAX), pass_s=gpu) >= [4]
+    assert counts(stream(0.8, DRAFT_MAX), pass_s=gpu) >= [16]
+    assert counts(stream(1.0, DRAFT_MAX), pass_s=gpu) == [DRAFT_MAX]
+    assert decide([stream(0.8)], gpu).slowdown < 1.1
+
+
+def test_on_a_cpu_free_text_has_no_drafts_and_a_copied_text_has_many() -> None:
+    cpu = learned(CPU_ROWS)
+    for rate in (0.05, 0.3, 0.5, 0.6, 0.7):
+        assert counts(stream(rate), pass_s=cpu) == [0]
+    assert counts(stream(0.9), pass_s=cpu) >= [3]
+    assert counts(stream(1.0), pass_s=cpu) == [16]
+    assert counts(stream(1.0, 7), pass_s=cpu) == [6], "as many as there are proposals"
+    assert decide([stream(1.0)], cpu).slowdown == pytest.approx(9.5, abs=0.2)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97, 1.0])
+@pytest.mark.parametrize("streams", [1, 2, 4, 16])
+@pytest.mark.parametrize("pass_s", [gpu, learned(CPU_ROWS)])
+def test_what_is_chosen_is_expected_to_be_faster_for_every_stream(
+    rate: float, streams: int, pass_s: Callable[[int], float]
+) -> None:
+    offers = [stream(rate if n % 2 == 0 else rate / 2) for n in range(streams)]
+    plan = decide(offers, pass_s)
+    lengths = [1 + n for n in plan.counts]
+    before, after = pass_s(streams), sum(map(pass_s, passes_of(lengths)))
+    assert plan.slowdown == pytest.approx(after / before if any(plan.counts) else 1.0)
+    for offer, count in zip(offers, plan.counts, strict=True):
+        assert (1 + offer.gain(count)) / plan.slowdown >= 0.98
+
+
+def test_a_stream_without_a_proposal_does_not_pay_for_the_drafts_of_others() -> None:
+    """On the CPU, a pass with more tokens takes longer, and a second pass, too."""
+    cpu = learned(CPU_ROWS)
+    assert counts(stream(1.0), pass_s=cpu) == [16]
+    assert counts(stream(1.0), silent(), pass_s=cpu) == [0, 0]
+    assert counts(stream(1.0), stream(0.98), pass_s=cpu) >= [4, 4], "they share the pass"
+
+
+def test_where_tokens_are_free_all_chunks_are_filled_up_to_one_length() -> None:
+    short = stream(0.9, 2)._replace(drafts_max=16)
+    plan = decide([stream(1.0), silent(), short], gpu)
+    assert plan.counts[0] == plan.counts[1] == plan.counts[2] >= 3
+    assert plan.slowdown <= 1.02
+    assert counts(stream(1.0), silent(3), pass_s=gpu) == [3, 3]
+    assert counts(stream(1.0), silent(0), pass_s=gpu) == [0, 0], "a second pass doubles the time"
+    assert counts(*[stream(1.0)] * 40, pass_s=gpu) == [16] * 40
+
+
+def pair_is_free(tokens: int) -> float:
+    """A pass of two tokens costs almost nothing, one of more than three very much."""
+    return {2: 0.0001, 3: 0.01}.get(tokens, 0.0001 if tokens == 1 else 10.0)
+
+
+def test_streams_of_lower_classes_lose_their_drafts_first() -> None:
+    offers = [stream(0.9, 2, level=1), stream(0.7, 2, level=3), stream(0.8, 2, level=1)]
+    assert counts(*offers, pass_s=pair_is_free, tokens_max=1) == [0, 1, 0]
+    assert counts(*offers, pass_s=lambda _: 0.01, tokens_max=6) == [2, 2, 2]
+
+
+def test_of_one_class_the_stream_that_gains_most_comes_first() -> None:
+    offers = [stream(0.5, 2), stream(0.9, 2), stream(0.8, 2)]
+    assert counts(*offers, pass_s=pair_is_free, tokens_max=1) == [0, 1, 0]
+
+
+def test_a_step_keeps_to_its_target() -> None:
+    cpu = learned(CPU_ROWS)
+    assert counts(stream(1.0), pass_s=cpu, seconds_max=0.06) == [8]
+    assert counts(stream(1.0), pass_s=cpu, seconds_max=0.026) == [2]
+    assert counts(stream(1.0), pass_s=cpu, seconds_max=0.009) == [0]
+    deep = decide([stream(1.0)], cpu, seconds_max=0.05, position_s=2e-5)
+    assert deep.counts < [8], "each draft attends to 100 positions: 2 ms"
+
+
+def test_the_tokens_with_logits_are_bounded() -> None:
+    assert counts(stream(1.0), pass_s=gpu, tokens_max=5) == [4]
+    assert counts(stream(1.0), pass_s=gpu, tokens_max=0) == [0]
+    many = [stream(1.0) for _ in range(256)]
+    for most in (0, 255, 256, 1000, 10_000):
+        assert sum(counts(*many, pass_s=gpu, tokens_max=most)) <= most
+    apart = [*many[: 2 * STREAMS_MAX], silent(0)]
+    few = counts(*apart, pass_s=lambda tokens: 1.0 if tokens == 33 else 0.001)
+    assert sum(n > 0 for n in few) == STREAMS_MAX
+
+
+def test_drafts_stand_behind_forced_tokens() -> None:
+    offers = [stream(1.0, 4, pending=5), stream(1.0, 4, pending=5)]
+    assert decide(offers, gpu).counts == [4, 4]
+
+
+def test_nothing_is_drafted_while_no_cost_is_known() -> None:
+    assert counts(stream(1.0), pass_s=StepCost().logits_pass_s) == [0]
+
+
+def test_passes_are_those_of_llama_cpp() -> None:
+    assert passes_of([1, 1, 1]) == [3]
+    assert passes_of([5, 1, 1]) == [3, 4]
+    assert passes_of([5, 5, 2]) == [6, 6]
+    assert passes_of([7]) == [7]
+
+
+def test_unknown_sizes_are_tried_and_then_known() -> None:
+    cost = StepCost()
+    for _ in range(20):
+        cost.learn_step(StepLoad.of_chunks([(0, 64)]), 0.064)
+        cost.learn_step(StepLoad.of_chunks([(100, 1)]), 0.01)
+    assert counts(stream(0.5), pass_s=cost.logits_pass_s) == [2], "a prompt's token takes 1 ms"
+    for size in SIZES:
+        load = StepLoad.of_chunks([(100, 1 + size)])
+        seconds = 0.01 * (1 + 0.55 * size)
+        cost.learn_step(StepLoad(1, 1 + size, load.depth, passes=(1 + size,)), seconds)
+    assert counts(stream(0.5), pass_s=cost.logits_pass_s) == [0]
+    assert cost.logits_pass_s(15) == pytest.approx(0.01 * (1 + 0.55 * 14), rel=0.1)
+
+
+def test_a_second_pass_is_learned_as_the_rest_of_its_step() -> None:
+    cost = StepCost()
+    for _ in range(50):
+        cost.learn_step(StepLoad.of_chunks([(0, 1)] * 3), 0.02)
+    before = cost.coefficients()
+    for _ in range(50):
+        cost.learn_step(StepLoad(2, 7, 0, passes=(3, 4)), 0.05)
+        cost.learn_step(StepLoad(2, 70, 0, passes=(30, 40)), 9.0)  # the first one is unknown
+    assert cost.logits_pass_s(4) == pytest.approx(0.03, rel=0.05)
+    assert cost.coefficients() == before, "steps with drafts do not change the cost of others"
+    assert cost.logits_pass_s(40) < 0.5
+
+
+def test_a_time_is_forgotten_if_its_size_was_not_seen_for_long() -> None:
+    cost = StepCost()
+    cost.learn_step(StepLoad.of_chunks([(0, 1)]), 0.01)
+    cost.learn_step(StepLoad(1, 9, 0, passes=(9,)), 1.0)
+    assert cost.logits_pass_s(9) > 0.9
+    for _ in range(9000):
+        cost.learn_step(StepLoad.of_chunks([(0, 1)]), 0.01)
+    assert cost.logits_pass_s(9) < 0.2
+
+
+def test_acceptance_is_learned_by_position() -> None:
+    acceptance = Acceptance()
+    expected = acceptance.expected(0, 4)
+    assert 0.3 < expected[0] < 0.5 and expected == sorted(expected)
+    assert acceptance.expected(12, 1)[0] > 0.85, "a drafter that was right so often copies"
+    for _ in range(200):
+        acceptance.note(0, right=True)
+        acceptance.note(1, right=False)
+        acceptance.note(POSITIONS + 5, right=False)
+    assert acceptance.expected(0, 2) == pytest.approx([1.0, 1.0], abs=1e-3)
+    assert acceptance.expected(POSITIONS - 1, 3) == pytest.approx([0.0] * 3, abs=1e-3)
