@@ -26,3 +26,6 @@ class Drafter(Protocol):
         """Free the memory for a task that has ended or lost its slot. Nothing else is lost: the
         next proposal for it begins anew.
         """
+
+    def forget_session(self, user: int, session: str) -> None:
+        """Drop everything that is kept of a session, which is being deleted."""

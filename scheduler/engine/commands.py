@@ -87,7 +87,8 @@ class CommandHandler:
                 send(*self._kv.save_named_state(command))
             case m.ShareKv():
                 self._kv.share_kv(command)
-            case m.DeleteSessionStates():
+            case m.DeleteSessionStates(user=user, session=session):
+                self._steps.speculation.forget_session(user, session)
                 send(*self._kv.delete_session_states(command))
             case m.KvFileEvicted(name):
                 self._kv.forget_file(name)

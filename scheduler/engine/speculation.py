@@ -208,3 +208,8 @@ class Speculation:
         running = {t.spec.id for t in self._slots.tasks}
         for number in [n for n in self._streams if n not in running]:
             self._streams.pop(number).drafter.forget(number)
+
+    def forget_session(self, user: int, session: str) -> None:
+        """Drop the text of a session that is being deleted."""
+        for drafter in self.drafters.values():
+            drafter.forget_session(user, session)

@@ -49,6 +49,9 @@ class Knowing:
     def forget(self, task_id: int) -> None:
         pass
 
+    def forget_session(self, user: int, session: str) -> None:
+        pass
+
 
 class Line:
     """An engine on a model, with the reports of each task."""

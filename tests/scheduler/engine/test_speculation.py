@@ -47,6 +47,9 @@ class Knowing:
     def forget(self, task_id: int) -> None:
         self.forgotten.append(task_id)
 
+    def forget_session(self, user: int, session: str) -> None:
+        pass
+
 
 _benches: list[Bench] = []
 
@@ -404,15 +407,31 @@ def test_a_worker_that_dies_between_draft_and_report_loses_nothing() -> None:
 
 
 def test_one_users_text_is_never_drafted_for_another() -> None:
-    """Both have the same beginning; only the first one's text says how it continues."""
-    bench = bench_of(slots=2)
+    """Sessions of the same name: the second user's acceptance is the same as if the first user had
+    written something else.
+    """
     secret = "the password is swordfish, and swordfish it is"
-    bench.run(bench.submit(1, f"{secret} {secret}", owner=1, speculation="ngram"))
-    assert bench.stats(1).accepted_tokens > 10
-    bench.run(bench.submit(2, "the password is ", owner=2, speculation="ngram"))
-    assert bench.stats(2).accepted_tokens <= len("the password is ")
+    bench, unlike = bench_of(slots=2), bench_of(slots=2)
+
+    def run(number: int, text: str, owner: int, where: Bench = bench) -> m.TurnStats:
+        where.run(where.submit(number, text, owner=owner, speculation="ngram", session="s"))
+        return where.stats(number)
+
+    assert run(1, f"{secret} {secret}", 1).accepted_tokens > 10
+    run(1, f"{secret} {secret}".upper(), 1, unlike)
+    other = run(2, "the password is ", 2)
+    expected = run(2, "the password is ", 2, unlike)
+    assert (other.drafted_tokens, other.accepted_tokens) == (
+        expected.drafted_tokens,
+        expected.accepted_tokens,
+    )
     drafter = bench.engine.speculation.drafters["ngram"]
-    assert isinstance(drafter, NgramDrafter) and not len(drafter)
+    assert isinstance(drafter, NgramDrafter) and len(drafter) == 2
+    index = drafter._histories[1, "s"].index
+    run(3, f"{secret} {secret}", 1)
+    assert drafter._histories[1, "s"].index is index, "the index continues"
+    bench.run(m.DeleteSessionStates(9, 1, "s"))
+    assert [*drafter._histories] == [(2, "s")]
 
 
 def test_ended_tasks_are_forgotten() -> None:
