@@ -345,10 +345,13 @@ class Tokenize(RequestMessage):
 
 
 class Detokenize(RequestMessage):
-    """Return the bytes of packed token ids, which are in the vocabulary."""
+    """Return the bytes of packed token ids, which are in the vocabulary; with *apart* a list of the
+    bytes of each.
+    """
 
     tokens: bytes
     requester: Requester = NOBODY
+    apart: bool = False
 
 
 class ChatPrompt(RequestMessage):

@@ -120,6 +120,9 @@ class TextClient(Protocol):
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of token ids."""
 
+    async def pieces_of(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the text of each of the token ids, none of which is of an image or a sound."""
+
     async def chat_prompt(
         self,
         messages: Sequence[dict[str, Any]],

@@ -64,8 +64,11 @@ async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
         if not 0 <= token < size:
             raise InvalidArgument(f"token {token} is not in the vocabulary of {size}")
     requester = _requester(daemon, request)
-    text = await lease.query(lambda client: client.texts_of(requester).detokenize(p.tokens))
-    return w.TextResult(text=text)
+    if not p.sizes:
+        text = await lease.query(lambda client: client.texts_of(requester).detokenize(p.tokens))
+        return w.TextResult(text=text)
+    pieces = await lease.query(lambda client: client.texts_of(requester).pieces_of(p.tokens))
+    return w.TextResult(text=b"".join(pieces), sizes=list(map(len, pieces)))
 
 
 async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:

@@ -470,11 +470,21 @@ class ProcessTexts:
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of *tokens*; see `TextClient.detokenize`."""
-        packed = m.pack_tokens(tokens)
-        text: bytes = await self._client.query(
-            lambda i: m.Detokenize(i, packed, self._requester), packed, self._requester.owner.user
-        )
+        text: bytes = await self._detokenize(tokens, apart=False)
         return text
+
+    async def pieces_of(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the text of each of *tokens*; see `TextClient.pieces_of`."""
+        pieces: list[bytes] = await self._detokenize(tokens, apart=True)
+        return pieces
+
+    async def _detokenize(self, tokens: Sequence[int], *, apart: bool) -> Any:
+        packed = m.pack_tokens(tokens)
+        return await self._client.query(
+            lambda i: m.Detokenize(i, packed, self._requester, apart),
+            packed,
+            self._requester.owner.user,
+        )
 
     async def chat_prompt(
         self,

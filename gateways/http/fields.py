@@ -138,7 +138,7 @@ class FieldTable(Generic[S]):
         media: Sequence[str] = (),
     ):
         self.path, self.fields, self.parameters = path, tuple(fields), parameters
-        self.kind, self.method, self._media = kind, method, tuple(media)
+        self.kind, self.method, self.media = kind, method, tuple(media)
         self.others, self.own_path = tuple(others), own_path
         self._by_name = {field.name: field for field in (*others, *fields)}
         listed = {field.name for field in fields}
@@ -169,7 +169,7 @@ class FieldTable(Generic[S]):
             return _decode_object(body)
         with suppress(InvalidArgument):
             fields = _decode_object(body.text)
-            if body.put_strings(fields, self._media):
+            if body.put_strings(fields, self.media):
                 return fields
         return _decode_object(body.body)
 

@@ -37,7 +37,8 @@ BODY_BYTES_MAX_BY_PATH: Mapping[str, int] = {
     **dict.fromkeys(("/v1/completions", "/v1/embeddings", "/api/embed"), TEXTS_BYTES_MAX),
     **dict.fromkeys(
         (
-            *("/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens"),
+            *("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/apply-template"),
+            *("/v1/responses", "/v1/responses/input_tokens"),
             *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate"),
         ),
         MEDIA_BYTES_MAX,

@@ -19,11 +19,12 @@ from .connection import Protocol, TlsProtocol
 from .exchange import Api
 from .inferd_api import INFERD
 from .limits import Limits
+from .llama_server import LLAMA_SERVER
 from .ollama import OLLAMA
 from .openai import OPENAI
 from .web_page import PAGE
 
-APIS: Sequence[Api] = (PAGE, ANTHROPIC, OLLAMA, INFERD, OPENAI)
+APIS: Sequence[Api] = (PAGE, ANTHROPIC, OLLAMA, INFERD, LLAMA_SERVER, OPENAI)
 """Longer prefixes of paths come first. The last API shapes the errors of paths that belong to
 none.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Literal, Unpack, cast
 
 from .. import messages as w
@@ -648,12 +649,28 @@ class AsyncOperations(AsyncWasiCalls):
         self, graph: int, tokens: Sequence[int], *, timeout: float | None = None
     ) -> bytes:
         """Return the bytes of token ids; many of them take several calls."""
-        text = b""
+        parts = await self._detokenize(graph, tokens, timeout)
+        return b"".join(part.text for part in parts)
+
+    async def token_pieces(
+        self, graph: int, tokens: Sequence[int], *, timeout: float | None = None
+    ) -> list[bytes]:
+        """Return the bytes of each token id; those of one token may be incomplete characters."""
+        pieces = list[bytes]()
+        for part in await self._detokenize(graph, tokens, timeout, sizes=True):
+            ends = list(accumulate(part.sizes, initial=0))
+            pieces += [part.text[begin:end] for begin, end in pairwise(ends)]
+        return pieces
+
+    async def _detokenize(
+        self, graph: int, tokens: Sequence[int], timeout: float | None, *, sizes: bool = False
+    ) -> list[w.TextResult]:
+        found = []
         for start in range(0, max(1, len(tokens)), w.DETOKENIZE_TOKENS_MAX):
             part = list(tokens[start : start + w.DETOKENIZE_TOKENS_MAX])
-            params = w.DetokenizeParams(graph=graph, tokens=part)
-            text += (await self._call("detokenize", params, w.TextResult, timeout)).text
-        return text
+            params = w.DetokenizeParams(graph=graph, tokens=part, sizes=sizes)
+            found.append(await self._call("detokenize", params, w.TextResult, timeout))
+        return found
 
     async def apply_template(
         self,

@@ -398,6 +398,7 @@ class Client:
     metrics = synchronous(AsyncClient.metrics)
     tokenize = synchronous(AsyncClient.tokenize)
     detokenize = synchronous(AsyncClient.detokenize)
+    token_pieces = synchronous(AsyncClient.token_pieces)
     apply_template = synchronous(AsyncClient.apply_template)
     log_level = synchronous(AsyncClient.log_level)
     drain = synchronous(AsyncClient.drain)

@@ -79,6 +79,8 @@ class DetokenizeParams(GraphParams):
 
     tokens: Annotated[list[int], msgspec.Meta(max_length=DETOKENIZE_TOKENS_MAX)]
     """The ids, at most `DETOKENIZE_TOKENS_MAX`: the text of a list is that of its parts, joined."""
+    sizes: bool = False
+    """Also return the number of each token's bytes."""
 
 
 class TextResult(Map):
@@ -86,6 +88,8 @@ class TextResult(Map):
 
     text: bytes
     """The bytes; those of a single token may be incomplete characters."""
+    sizes: list[int] = []
+    """With `sizes`: the number of bytes of each token, in their order."""
 
 
 class TemplateParams(GraphParams):

@@ -430,7 +430,8 @@ class TokenizeQueue:
             tokens = yield from self._tokenize(fitted, request.special, request.bos, marks)
             return m.pack_tokens(tokens)
         if isinstance(request, m.Detokenize):
-            return (yield from self._detokenize(m.unpack_tokens(request.tokens)))
+            pieces = yield from self._pieces_of(m.unpack_tokens(request.tokens))
+            return pieces if request.apart else b"".join(pieces)
         if isinstance(request, m.ComputeTensors):
             compute = self._computation(request, arrived_at)
             if self._seconds() < self._alone_until:
@@ -469,13 +470,13 @@ class TokenizeQueue:
         render = partial(self._model.render, messages, rendering)
         return LaneCall(self._rendering, render, RENDER_S, charged_s_max=RENDER_CHARGED_S)
 
-    def _detokenize(self, tokens: Sequence[int]) -> Generator[None, Any, bytes]:
-        pieces, tokens = [], text_tokens(tokens)
+    def _pieces_of(self, tokens: Sequence[int]) -> Generator[None, Any, list[bytes]]:
+        pieces, tokens = list[bytes](), text_tokens(tokens)
         for begin in range(0, len(tokens), PIECES):
             if begin:
                 yield None
-            pieces.append(b"".join(map(self._model.piece, tokens[begin : begin + PIECES])))
-        return b"".join(pieces)
+            pieces += map(self._model.piece, tokens[begin : begin + PIECES])
+        return pieces
 
     def _fit_text(self, text: bytes, cut_behind: int, marks: MediaMarks) -> bytes:
         """Return *text*, without a part in its middle if it is too long to be tokenized. The rest

@@ -143,6 +143,9 @@ class InProcessClient:
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         return b"".join(map(self.bench.model.piece, tokens))
 
+    async def pieces_of(self, tokens: Sequence[int]) -> list[bytes]:
+        return list(map(self.bench.model.piece, tokens))
+
     async def chat_prompt(
         self,
         messages: Sequence[dict[str, Any]],

@@ -71,10 +71,12 @@ async def answer_count_tokens(exchange: Exchange) -> None:
     prompt, options = read_prompt(fields, media), _options_of(fields)
     await media.decode(exchange.run_in_thread)
     try:
-        tokens = await exchange.turns.count_tokens(exchange.caller, fields.model, prompt, options)
+        rendered = await exchange.turns.render_prompt(
+            exchange.caller, fields.model, prompt, options
+        )
     except InferdError as exc:
         raise media.name_item(exc, prompt) from None
-    await exchange.send_json({"input_tokens": tokens})
+    await exchange.send_json({"input_tokens": rendered.tokens})
 
 
 def _options_of(fields: PromptFields) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .exchange import Api, Endpoint, Exchange, offered_to, served_ctx_size, usable_models
-from .streaming import StreamForm, collect_answers, collect_turns, stream_turn
+from .streaming import StreamForm, collect_answers, collect_turns, render_prompt, stream_turn
 from .waiting import WaitingStreams
 
 __all__ = (
@@ -15,6 +15,7 @@ __all__ = (
     "collect_answers",
     "collect_turns",
     "offered_to",
+    "render_prompt",
     "served_ctx_size",
     "stream_turn",
     "usable_models",

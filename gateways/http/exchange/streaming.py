@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import anyio
 
 from ....backends.errors import InferdError
-from ....ipc.client import Piece, QueueEvent
+from ....ipc.client import Piece, QueueEvent, Rendered
 from ..limits import CHECK_AFTER_S, PLACE_PAUSE_S, WAITING_PAUSE_S
 from ..turns import Answer, TurnProgress, TurnRequest
 from .exchange import Exchange, status_of
@@ -287,6 +287,26 @@ async def collect_answers(exchange: Exchange, request: TurnRequest) -> list[Answ
     for answer in answers:
         exchange.adjusted |= answer.adjusted.get("adjusted", {})
     return answers
+
+
+async def render_prompt(
+    exchange: Exchange, request: TurnRequest, *, add_generation_prompt: bool = True
+) -> Rendered:
+    """Return the prompt of a turn with messages, as the model's template writes it.
+
+    :raises InferdError: the request was refused or failed.
+    """
+    await request.media.decode(exchange.run_in_thread)
+    try:
+        return await exchange.turns.render_prompt(
+            exchange.caller,
+            request.model,
+            request.messages,
+            request.options,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except InferdError as exc:
+        raise request.name_item(exc) from None
 
 
 async def collect_turns(exchange: Exchange, requests: Sequence[TurnRequest]) -> list[list[Answer]]:

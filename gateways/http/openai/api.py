@@ -7,8 +7,9 @@ from typing import Any
 
 from ..callers import RequestKind
 from ..exchange import Endpoint, Exchange, served_ctx_size, usable_models
-from .chat import answer_chat, control_chat
+from .chat import answer_chat, control_chat, count_chat_tokens
 from .chat_fields import CHAT, CONTROL
+from .chat_fields import INPUT_TOKENS as CHAT_INPUT_TOKENS
 from .completions import COMPLETIONS, answer_completion
 from .embeddings import EMBEDDINGS, answer_embeddings
 from .forms import ERROR_SCHEMA, error_body
@@ -83,6 +84,7 @@ class OpenAIApi:
     prefixes = ("/v1/",)
     tables = (
         CHAT,
+        CHAT_INPUT_TOKENS,
         CONTROL,
         COMPLETIONS,
         EMBEDDINGS,
@@ -99,6 +101,7 @@ class OpenAIApi:
         Endpoint(method="GET", path="/v1/models", answer=answer_models),
         Endpoint(method="GET", path="/v1/models/{model:path}", answer=answer_model),
         Endpoint(method="POST", path="/v1/chat/completions", answer=answer_chat),
+        Endpoint(method="POST", path="/v1/chat/completions/input_tokens", answer=count_chat_tokens),
         Endpoint(
             method="POST",
             path="/v1/chat/completions/control",

@@ -14,7 +14,7 @@ from ....backends.errors import InferdError, NotFound
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.names import Priority
 from ..callers import Caller
-from ..exchange import Exchange, collect_answers, stream_turn
+from ..exchange import Exchange, collect_answers, render_prompt, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields import field_error
 from ..media import RequestMedia
@@ -30,6 +30,7 @@ from ..turns import (
 from .chat_fields import (
     CHAT,
     CONTROL,
+    INPUT_TOKENS,
     ChatRequest,
     Effort,
     ResponseFormat,
@@ -61,6 +62,16 @@ async def answer_chat(exchange: Exchange) -> None:
             await exchange.send_json(frame.whole(answers))
     except InferdError as exc:
         raise CHAT.name_field(exc) from None
+
+
+async def count_chat_tokens(exchange: Exchange) -> None:
+    """Answer with the number of a chat's tokens, as llama-server does."""
+    chat, options = exchange.read_fields(INPUT_TOKENS)
+    try:
+        rendered = await render_prompt(exchange, turn_of(chat, options, exchange.caller))
+    except InferdError as exc:
+        raise INPUT_TOKENS.name_field(exc) from None
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": rendered.tokens})
 
 
 async def control_chat(exchange: Exchange) -> None:

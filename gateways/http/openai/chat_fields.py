@@ -280,6 +280,16 @@ CHAT = FieldTable(
 )
 
 
+INPUT_TOKENS = FieldTable(
+    "/v1/chat/completions/input_tokens",
+    CHAT.fields,
+    kind=ChatRequest,
+    parameters=True,
+    others=OTHER_SERVERS,
+    media=CHAT.media,
+)
+
+
 class ControlRequest(Struct, kw_only=True):
     """A change of a completion that is being generated."""
 

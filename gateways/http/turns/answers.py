@@ -13,7 +13,7 @@ import msgspec
 from ....backends.errors import InferdError
 from ....ipc.client import Metadata, Piece, QueueEvent, ToolCall, ToolCallPart
 from ....ipc.names import Priority
-from ....ipc.payloads import Prompt
+from ....ipc.payloads import Prompt, turn_input
 from ..media import RequestMedia
 
 
@@ -171,6 +171,12 @@ class TurnRequest:
     """Called before the first piece of a streamed answer with its number and the logprobs of the
     prompt, if there are any.
     """
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of its prompt, as clients of the daemon have them."""
+        messages: list[dict[str, Any]] = turn_input(self.prompt)["messages"]
+        return messages
 
     def name_item(self, error: InferdError) -> InferdError:
         """Return an *error* of the turn, which then names the place of the image or sound that it

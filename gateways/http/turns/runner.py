@@ -25,6 +25,7 @@ from ....ipc.client import (
     HistoryResult,
     Piece,
     QueueEvent,
+    Rendered,
     Reply,
 )
 from ....ipc.names import Priority
@@ -270,27 +271,29 @@ class TurnRunner:
         self.quotas.charge_tokens(caller, sum(found.tokens), time.monotonic())
         return Embedded(found, load_s)
 
-    async def count_tokens(
+    async def render_prompt(
         self,
         caller: Caller,
         model: str,
         messages: Sequence[dict[str, Any]],
         options: dict[str, Any],
-    ) -> int:
-        """Return the number of a prompt's tokens, as the model's template writes *messages* with
-        the tools and arguments in *options*.
+        *,
+        add_generation_prompt: bool = True,
+    ) -> Rendered:
+        """Return the prompt that the model's template makes of *messages* with the tools and
+        arguments in *options*.
 
         :raises InferdError: the request was refused or failed.
         """
         async with self.lease_graph(caller, model) as (client, graph):
-            rendered = await client.apply_template(
+            return await client.apply_template(
                 graph,
                 messages,
                 tools=options.get("tools", ()),
                 arguments=options.get("chat-template-kwargs", {}),
+                add_generation_prompt=add_generation_prompt,
                 timeout=self._limits.turn_s_max,
             )
-        return rendered.tokens
 
     async def detokenize(
         self, caller: Caller, model: str, prompts: Sequence[Sequence[int]]
@@ -302,9 +305,9 @@ class TurnRunner:
         deadline = time.monotonic() + self._limits.turn_s_max
         async with self.lease_graph(caller, model) as (client, graph):
             return [
-                (
-                    await client.detokenize(graph, tokens, timeout=self._remaining_s(deadline))
-                ).decode(errors="replace")
+                (await client.detokenize(graph, tokens, timeout=self.remaining_s(deadline))).decode(
+                    errors="replace"
+                )
                 for tokens in prompts
             ]
 
@@ -474,7 +477,7 @@ class TurnRunner:
         seed = options.get("seed")
         if number and isinstance(seed, int) and seed != RANDOM_SEED:
             options = {**options, "seed": (seed + number) & SEED_MAX}
-        remaining_s = self._remaining_s(deadline)
+        remaining_s = self.remaining_s(deadline)
         return {
             "options": options,
             "priority": request.priority,
@@ -482,7 +485,7 @@ class TurnRunner:
             "timeout": remaining_s,
         }
 
-    def _remaining_s(self, deadline: float) -> float:
+    def remaining_s(self, deadline: float) -> float:
         """Return the seconds until the deadline of a request.
 
         :raises Timeout: it has passed.

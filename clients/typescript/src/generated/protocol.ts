@@ -1679,15 +1679,19 @@ export interface DetokenizeParams {
   graph: Graph;
   /** The ids, at most `DETOKENIZE_TOKENS_MAX`: the text of a list is that of its parts, joined. */
   tokens: number[];
+  /** Also return the number of each token's bytes. */
+  sizes?: boolean | undefined;
 }
 
 export interface DetokenizeResult {
   /** The bytes; those of a single token may be incomplete characters. */
   text: Uint8Array;
+  /** With `sizes`: the number of bytes of each token, in their order. */
+  sizes: number[];
 }
 
 export function readDetokenizeResult(fields: Fields): DetokenizeResult {
-  return { ...fields } as unknown as DetokenizeResult;
+  return { sizes: [], ...fields } as unknown as DetokenizeResult;
 }
 
 export interface ApplyTemplateParams {

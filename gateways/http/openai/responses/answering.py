@@ -250,14 +250,14 @@ async def count_input_tokens(exchange: Exchange) -> None:
         if request.previous_response_id is not None:
             messages = await _history_of(exchange, request.previous_response_id) + messages
         try:
-            tokens = await exchange.turns.count_tokens(
+            rendered = await exchange.turns.render_prompt(
                 exchange.caller, request.model, messages, options
             )
         except InferdError as exc:
             raise media.name_item(exc, messages) from None
     except InferdError as exc:
         raise INPUT_TOKENS.name_field(exc) from None
-    await exchange.send_json({"object": "response.input_tokens", "input_tokens": tokens})
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": rendered.tokens})
 
 
 async def _history_of(exchange: Exchange, previous: str) -> list[dict[str, Any]]:
