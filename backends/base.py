@@ -47,14 +47,14 @@ the recurrent part was saved as a checkpoint.
 """
 
 
-def no_drafts(kind: KvKind, *, encodes: bool) -> str:
+def no_drafts(kind: KvKind, *, encodes: bool, rollback: int = 0) -> str:
     """Return the reason for which a model with such KV states has no drafts, or empty. *encodes* is
-    whether it has an encoder.
+    whether it has an encoder; *rollback* is `ModelInfo.rollback`.
     """
     if encodes:
         return "an encoder-decoder computes one token at a time"
-    if kind in ("recurrent", "hybrid"):
-        return "a recurrent state cannot be cut back to the accepted tokens"
+    if kind in ("recurrent", "hybrid") and not rollback:
+        return "its recurrent state cannot be cut back to the accepted tokens"
     return ""
 
 
@@ -98,6 +98,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     name has the note on all chats; others are roles or keys of the messages that a note concerns.
     """
     kv_kind: KvKind = "plain"
+    rollback: int = 0
+    """Of a memory that is *recurrent* or *hybrid*, the tokens that `trim` can drop nevertheless:
+    once, from the end of a chunk of the last step that has more than these. It has their states.
+    """
     can_shift: bool = False
     """Whether `LanguageModel.shift` works."""
     drafter: str = "ngram"
@@ -128,7 +132,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """The reason for which answers have no drafts, or empty. Rejected drafts must be trimmed
         from a slot.
         """
-        return no_drafts(self.kv_kind, encodes=self.decoder_start_token is not None)
+        encodes = self.decoder_start_token is not None
+        return no_drafts(self.kv_kind, encodes=encodes, rollback=self.rollback)
+
+    @property
+    def drafts_max(self) -> int | None:
+        """The most drafts of a chunk of which all can be rejected; None sets no bound."""
+        return self.rollback if self.kv_kind in ("recurrent", "hybrid") else None
 
     @property
     def media_format(self) -> MediaFormat:

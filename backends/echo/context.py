@@ -28,6 +28,8 @@ class EchoSlot:
     adapters: tuple[str, ...] = ()
     shifted: bool = False
     has_logits: bool = False
+    rollback: int = 0
+    """The tokens at its end that can be dropped although its memory cannot be cut."""
     scored: range = range(0)
     has_media: bool = False
 
@@ -67,7 +69,7 @@ class EchoContext:
             assert slot.adapters == adapters or not slot.tokens, "mixed adapters in one slot"
         self._check_cells(sum(len(c.tokens) for c in chunks))
         for slot in self.slots:
-            slot.scored = range(0)
+            slot.scored, slot.rollback = range(0), 0
 
     def _check_cells(self, tokens: int) -> None:
         used, cells = sum(len(s.tokens) for s in self.slots), self._options.kv_cells
@@ -78,6 +80,7 @@ class EchoContext:
         """Append a checked chunk to its slot, and return the slot."""
         slot = self.slots[chunk.slot]
         slot.tokens.extend(chunk.tokens)
+        slot.rollback = min(self._options.rollback, len(chunk.tokens) - 1)
         slot.has_media |= is_entry(chunk.tokens[0])
         slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits > 0
         slot.scored = range(len(slot.tokens) - chunk.logits, len(slot.tokens))
@@ -89,7 +92,7 @@ class EchoContext:
     def _can_continue(self, slot: EchoSlot, keep: int) -> bool:
         """Return whether llama.cpp's memory could decode on after *keep* tokens."""
         if self._options.memory in _WHOLE_ONLY:
-            return keep == len(slot.tokens)
+            return len(slot.tokens) - slot.rollback <= keep
         return slot.first_cell <= max(0, keep - self._options.window)
 
     def hold_logits(self, slot: int) -> None:
@@ -131,7 +134,9 @@ class EchoContext:
         if keep <= 0 or not self._can_continue(sequence, keep):
             self.slots[slot] = EchoSlot()
             return 0
-        del sequence.tokens[keep:]
+        if keep < len(sequence.tokens):
+            del sequence.tokens[keep:]
+            sequence.rollback = 0
         return keep
 
     def length(self, slot: int) -> int:

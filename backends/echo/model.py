@@ -402,6 +402,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         media_width=ECHO_MEDIA_WIDTH if options.media else 0,
         media_size_max=spec.batch_size if options.media else 0,
         kv_kind=options.memory,
+        rollback=options.rollback,
         can_shift=options.memory == "plain",
         drafter="off",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),
@@ -415,7 +416,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
 
 
 def _without_drafts(options: EchoOptions) -> dict[str, str]:
-    reason = no_drafts(options.memory, encodes=False)
+    reason = no_drafts(options.memory, encodes=False, rollback=options.rollback)
     return {"speculation": reason, "draft-max": reason} if reason else {}
 
 

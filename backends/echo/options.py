@@ -120,6 +120,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_format: Annotated[str, msgspec.Meta(pattern=_FORM_NAME)] = "none"
     memory: KvKind = "plain"
     window: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 8
+    rollback: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     kv_cells: Number = -1
     weight_bytes: Bytes = 0
     token_bytes: Bytes = 0

@@ -121,6 +121,7 @@ def probe_context_params(
     attention: Literal["on", "off"] = "on" if setting.flash_attn else "off"
     params = context_params(spec, replace(options, flash_attn=attention), model)
     params.n_seq_max = params.n_outputs_max = layout.sequences
+    params.n_rs_seq = 0
     params.kv_unified = layout.deep
     params.n_ctx = layout.cells * (1 if layout.deep else layout.sequences)
     params.n_batch = layout.batch_size

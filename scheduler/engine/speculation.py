@@ -136,6 +136,8 @@ class Speculation:
             return 0
         spec = task.spec
         limit = min(spec.draft_max, DRAFT_MAX, task.ctx_size - len(task.tokens) - 1)
+        if (most := self._model.info.drafts_max) is not None:
+            limit = min(limit, most)
         if spec.n_predict >= 0:
             limit = min(limit, spec.n_predict - task.generated - 1)
         if task.credit >= 0 and not joins_events(task):

@@ -168,6 +168,9 @@ class LlamaContext:
         self._window = int(lib.llama_model_n_swa(model))
         self._hybrid = bool(lib.llama_model_is_hybrid(model))
         self._whole_only = self._hybrid or bool(lib.llama_model_is_recurrent(model))
+        self.rollback = int(lib.llama_n_rs_seq(pointer)) if self._whole_only else 0
+        self._can_roll_back = dict[int, int]()
+        """By slot, the tokens of whose states the last decode has kept those before them."""
         # A hybrid reports that it can shift, but would move only the cells of its attention.
         self.can_shift = bool(lib.llama_memory_can_shift(self.memory)) and not self._whole_only
         mrope = lib.llama_model_rope_type(model) in _MROPE
@@ -230,10 +233,14 @@ class LlamaContext:
             result = self._threads.decode(self._batch.struct)
         if result in (0, _NO_CELLS):
             self._shifted.clear()
+        self._can_roll_back.clear()
         if result != 0:
             raise self._failure(result, [chunk.slot for chunk in chunks])
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.position + len(chunk.tokens)
+            if self.rollback and chunk.media is None:
+                # The state before the chunk itself is not kept, and llama.cpp does not check that.
+                self._can_roll_back[chunk.slot] = min(self.rollback, len(chunk.tokens) - 1)
         return logits
 
     def _placed(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
@@ -328,6 +335,7 @@ class LlamaContext:
         lib.llama_memory_seq_rm(self.memory, self._checked(slot), -1, -1)
         self._set_length(slot, 0)
         self._shifted.discard(slot)
+        self._can_roll_back.pop(slot, None)
 
     def _set_length(self, slot: int, length: int) -> None:
         self._lengths[slot] = length
@@ -344,7 +352,9 @@ class LlamaContext:
         if 0 < length <= keep:
             return length
         inside = self._places and not self._places[slot].is_border(keep)
-        if keep > 0 and not self._whole_only and not inside:
+        # A state that was rolled back once has no earlier ones.
+        able = not self._whole_only or length - keep <= self._can_roll_back.pop(slot, 0)
+        if keep > 0 and able and not inside:
             lib.llama_memory_seq_rm(self.memory, slot, self._position_after(slot, keep), -1)
             if self._is_complete(slot, keep):
                 self._set_length(slot, keep)
@@ -363,6 +373,10 @@ class LlamaContext:
         least = first + self._window
         return min(length, self._places[slot].least_length(least) if self._places else least)
 
+    def _last_position(self, slot: int, length: int) -> int:
+        """Return the position of the last of the first *length* tokens."""
+        return self._places[slot].last_cell(length) if self._places else length - 1
+
     def _is_complete(self, slot: int, length: int) -> bool:
         """Return whether the slot has all cells that the token after *length* attends to.
 
@@ -372,7 +386,7 @@ class LlamaContext:
         first, last = self._positions(slot)
         after = self._position_after(slot, length)
         needed = max(0, after - self._window) if self._window else 0
-        if last != (self._places[slot].last_cell(length) if self._places else length - 1):
+        if last != self._last_position(slot, length):
             return False
         return self._whole_only or not length or 0 <= first <= needed
 
@@ -479,6 +493,8 @@ class LlamaContext:
             header is not None
             and 0 < header.length <= self.length(slot)
             and self._read(slot, checkpoint, header.size, flags)
+            # The least last position of both parts. llama.cpp would roll another state back.
+            and self._positions(slot)[1] == self._last_position(slot, header.length)
             and lib.llama_memory_seq_rm(
                 self.memory, slot, self._position_after(slot, header.length), -1
             )
@@ -488,6 +504,7 @@ class LlamaContext:
             self.clear(slot)
             return False
         self._set_length(slot, header.length)
+        self._can_roll_back.pop(slot, None)
         return True
 
     def _read_header(self, state: bytes, flags: int) -> _Header | None:
@@ -544,7 +561,7 @@ class EncoderContext(LlamaContext):
     def __init__(self, slots: int, ctx_size: int, batch_size: int, fingerprint: str):
         self.pointer, self.logits_max = None, 0
         self.slots, self.ctx_size, self.batch_size = slots, ctx_size, batch_size
-        self.can_shift = False
+        self.can_shift, self.rollback, self._can_roll_back = False, 0, {}
         self._key = bytes.fromhex(fingerprint)[:16]
         self._window, self._hybrid, self._whole_only = 0, False, False
         self._lengths = dict.fromkeys(range(slots), 0)

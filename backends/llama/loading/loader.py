@@ -13,7 +13,7 @@ import msgspec
 from llama_cpp import llama_cpp as lib
 
 from ...answer_form import PLAIN_ANSWERS, AnswerForm
-from ...base import KvKind, ModelInfo, no_drafts
+from ...base import ModelInfo, no_drafts
 from ...batch import MediaFormat
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
@@ -317,9 +317,10 @@ def _model_info(
         has_chat_template=template is not None and "chat-template" not in notes,
         tool_format=form.shown_name,
         answer_form=form,
-        unused=_unused(template, opened.start_token, context.kv_kind),
+        unused=_unused(template, opened.start_token, context),
         chat_notes=notes,
         kv_kind=context.kv_kind,
+        rollback=context.rollback,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model),
         sampling=_recommended_sampling(model),
@@ -348,9 +349,12 @@ def _ends_generation(vocab: Vocab, text: str) -> bool:
     return bool(tokens) and blank and vocab.is_eog(tokens[-1])
 
 
-def _unused(template: ChatTemplate | None, start_token: int | None, kind: KvKind) -> dict[str, str]:
+def _unused(
+    template: ChatTemplate | None, start_token: int | None, context: LlamaContext
+) -> dict[str, str]:
     found = {} if template is None or template.uses_tools else {"tools": _NO_TOOLS}
-    if reason := no_drafts(kind, encodes=start_token is not None):
+    encodes = start_token is not None
+    if reason := no_drafts(context.kv_kind, encodes=encodes, rollback=context.rollback):
         found |= {"speculation": reason, "draft-max": reason}
     return found if start_token is None else found | _NO_HISTORY
 

@@ -508,6 +508,48 @@ def logits_max_of(slots: int, batch_size: int, model: Any, logits_per_slot: int 
     return max(slots, min(batch_size, max(slots * logits_per_slot, of_prompts)))
 
 
+ROLLBACK_MAX = 8
+"""The most tokens for which a recurrent state can be rolled back, which bounds drafts."""
+ROLLBACK_BYTES_MAX = 256 << 20
+"""The most bytes of the earlier states of all slots that this takes."""
+
+
+def rollback_of(slots: int, ubatch_size: int, model: Any) -> int:
+    """Return for how many tokens the recurrent states of *model* can be rolled back after a step:
+    0 if the states of 2 tokens would take too much memory, or if their size is not known. llama.cpp
+    ignores it for architectures that it cannot roll back. It aborts if a micro-batch does not have
+    more tokens.
+    """
+    if not (lib.llama_model_is_hybrid(model) or lib.llama_model_is_recurrent(model)):
+        return 0
+    token_bytes = slots * _recurrent_bytes(model)
+    most = min(ROLLBACK_MAX, ubatch_size // 4)
+    most = min(most, ROLLBACK_BYTES_MAX // token_bytes) if token_bytes else 0
+    return most if most > 1 else 0
+
+
+def _recurrent_bytes(model: Any) -> int:
+    """Return the bytes of the recurrent states of a sequence, at least (`llama_hparams::n_embd_r`,
+    `n_embd_s`): as if all layers were recurrent. 0 if the size is not known.
+    """
+    architecture = _value(model, "general.architecture")
+
+    def number(name: str) -> int:
+        text = _value(model, f"{architecture}.{name}")
+        return int(text) if text.isdecimal() else 0
+
+    width, heads = number("embedding_length"), number("attention.head_count")
+    if cache := number("shortconv.l_cache"):
+        values = width * (cache - 1)
+    elif head := number("kda.head_dim"):
+        values = heads * head * (head + 3 * max(number("ssm.conv_kernel"), 4))
+    else:
+        inner, state = number("ssm.inner_size"), number("ssm.state_size")
+        conv = inner + 2 * number("ssm.group_count") * state
+        values = inner * state + number("ssm.conv_kernel") * conv
+    return 4 * number("block_count") * values
+
+
 def _keeps_threads(spec: ModelSpec) -> bool:
     return spec.tuning is not None and spec.tuning.keeps_threads
 
@@ -544,6 +586,7 @@ def context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
     params.kv_unified = False
     params.offload_kqv = params.op_offload = spec.n_gpu_layers != 0
     params.no_perf = True
+    params.n_rs_seq = rollback_of(spec.slots, params.n_ubatch, model)
     if decoder_start_token(model) is not None:
         _set_for_encoder(params, spec, model)
     return params

@@ -129,7 +129,7 @@ def _open(
     keys, values = types
     changes: dict[str, Any] = {"cache_type_k": keys, "cache_type_v": values, "flash_attn": "on"}
     params = context_params(spec, replace(options, **changes), model)
-    params.n_seq_max, params.n_ctx = 1, TOKENS_MAX
+    params.n_seq_max, params.n_ctx, params.n_rs_seq = 1, TOKENS_MAX, 0
     params.n_batch = params.n_ubatch = params.n_outputs_max = PIECE_TOKENS
     log.clear()
     return LlamaContext(

@@ -17,6 +17,7 @@ from llama_cpp import llama_cpp as lib
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory, load_model
 from inferd.backends.errors import LoadFailed
+from inferd.backends.llama.loading import opening
 from inferd.backends.llama.loading.devices import Share, breakdown, place_layers
 from inferd.backends.llama.loading.memory_estimate import (
     WORK_GAP_BYTES,
@@ -27,7 +28,7 @@ from inferd.backends.llama.loading.opening import context_params, open_context
 from tests.models import gemma3, smollm2
 from tests.repetitions import FACTOR
 from tests.sparse_gguf import DEEP, TOKEN_BYTES, WEIGHT_BYTES_MIN, Sizes, write_sparse
-from tests.tiny_gguf import write_tiny
+from tests.tiny_gguf import EMBEDDING, write_tiny
 
 TOLERANCE = 0.04
 MEASURE = """
@@ -147,6 +148,17 @@ def test_the_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> N
     one = need_of(spec, Shape(1, 512, 32))
     assert need.context == pytest.approx(4 * one.context, abs=30_000), "reported in 0.01 MiB"
     assert need.compute >= one.compute
+
+
+def test_the_earlier_states_of_recurrent_layers_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of the tiny model's layers are recurrent, with 2 numbers for each of the embedding."""
+    spec = spec_of(write_tiny("lfm2", tmp_path), slots=64)
+    counted = need_of(spec).context
+    monkeypatch.setattr(opening, "ROLLBACK_BYTES_MAX", 0)
+    states = 64 * opening.ROLLBACK_MAX * 2 * 2 * EMBEDDING * 4
+    assert counted - need_of(spec).context == pytest.approx(states, abs=30_000)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2"])

@@ -118,7 +118,7 @@ def spec_of(number: int, prompt: list[int], sampling: SamplingParams, **fields: 
     )
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "gemma3-full"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "gemma3-full", "lfm2"])
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaModel]:
@@ -225,7 +225,7 @@ def test_streams_of_different_lengths_share_steps(model: LlamaModel) -> None:
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+@pytest.mark.parametrize("kind", ["mamba", "jamba"])
 def test_models_whose_state_cannot_be_cut_have_no_drafts(kind: str, tmp_path: Path) -> None:
     with (
         contextlib.closing(load_tiny(kind, tmp_path)) as model,

@@ -302,15 +302,24 @@ def test_parked_and_preempted_tasks_continue(drafter: str, rate: float | None) -
     assert not bench.engine.speculation._streams
 
 
-@pytest.mark.parametrize("kind", ["plain", "window", "recurrent", "hybrid"])
+@pytest.mark.parametrize(
+    ("kind", "rollback"),
+    [("plain", 0), ("window", 0), ("recurrent", 0), ("hybrid", 0), ("recurrent", 5), ("hybrid", 3)],
+)
 @pytest.mark.parametrize(("drafter", "rate"), DRAFTERS)
-def test_every_kind_of_memory(kind: KvKind, drafter: str, rate: float | None) -> None:
-    bench = bench_of(rate, options=EchoOptions(memory=kind))
+def test_every_kind_of_memory(
+    kind: KvKind, rollback: int, drafter: str, rate: float | None
+) -> None:
+    bench = bench_of(rate, options=EchoOptions(memory=kind, rollback=rollback))
+    steps = chunks_of(bench)
     for number in (1, 2, 3):
         bench.run(bench.submit(number, TEXT, speculation=drafter, session="s"))
         assert bench.text(number).decode() == TEXT
         drafts = bench.stats(number).drafted_tokens
-        assert bool(drafts) == (kind in ("plain", "window"))
+        assert bool(drafts) == (kind in ("plain", "window") or rollback > 0)
+    assert not bench.engine.slots.drafts_cut_states
+    if rollback:
+        assert max(sizes[0] for sizes in steps if sizes[0] < 10) <= 1 + rollback
 
 
 def test_streams_share_a_step_with_chunks_of_one_length() -> None:
