@@ -86,7 +86,7 @@ def check_offered(model: str, config: Config) -> None:
         return  # the daemon reports it
     names = {
         ECHO,
-        *config.models,
+        *config.tables,
         *found.files,
         *_persisted_names(config.state_dir / SETTINGS_FILE),
     }

@@ -59,6 +59,7 @@ from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
+from .models.catalog import NamedModel
 from .models.registry import DormantLease, Registry
 from .models.similarity import EmbeddingComparer
 from .models.specs import engine_settings
@@ -340,6 +341,14 @@ class Daemon:
         """Return a handle that neither this daemon nor an earlier one has used."""
         self._handles += 1
         return self.instance << 32 | self._handles
+
+    def find_model(self, request: Request, name: str) -> NamedModel:
+        """Return the model that *name* means to a request's user.
+
+        :raises ModelNotFound: there is no such model that the user may use.
+        """
+        allowed = self.connections.access.models_of(request.connection)
+        return self.registry.catalog.find(name, request.owner.user, allowed)
 
     def graph(self, request: Request) -> Graph:
         """Return the graph that a call names."""

@@ -116,7 +116,7 @@ def preferred_model(models: Sequence[ModelInfo], memory: Mapping[str, Any]) -> s
     the largest that fits into the *memory* of the daemon's statistics, else the smallest. Return
     None if there are only test models, or models that generate no text.
     """
-    usable = [m for m in models if not is_test_model(m) and _generates(m)]
+    usable = [m for m in models if not is_test_model(m) and not m.get("of") and _generates(m)]
     loaded = [m for m in usable if m["state"] == "ready"]
     fitting = loaded or [m for m in usable if _fits(m, memory)]
     if fitting:

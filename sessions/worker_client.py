@@ -11,7 +11,7 @@ from ..backends.errors import WorkerCrashed
 from ..backends.media import MarkedMedia, MediaContent, MediaTokens
 from ..backends.tensors import NamedTensor
 from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
-from ..scheduler.owner import Owner, Priority, Requester
+from ..scheduler.owner import PRIORITY_MAX, Owner, Priority, Requester
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -227,12 +227,42 @@ class Predecessor(Protocol):
         """
 
 
+class NameCeilings(NamedTuple):
+    """The bounds of turns by one name of a model, in the table *setting* of the configuration."""
+
+    setting: str = ""
+    n_predict_max: int | None = None
+    reasoning_max: Mapping[str, int] = {}
+    """The maximum number of tokens of a thought, by class."""
+    priority_max: Priority = PRIORITY_MAX
+    """Turns of a higher class have this one."""
+
+    def reasoning_bound(self, priority: Priority) -> tuple[str, int] | None:
+        """Return the bound on the tokens of a thought in a turn of a class, if any, after the name
+        of its setting.
+        """
+        if priority.label not in self.reasoning_max:
+            return None
+        return f"{self.setting}.reasoning-max", self.reasoning_max[priority.label]
+
+
+NO_CEILINGS = NameCeilings()
+
+
 class ModelSource(Protocol):
     """A lease on a model, which may have to be loaded first."""
 
     @property
     def name(self) -> str:
         """The name that clients use."""
+
+    @property
+    def base(self) -> str:
+        """The model's own name, of which `name` may be another name."""
+
+    @property
+    def ceilings(self) -> NameCeilings:
+        """The bounds of turns by `name`."""
 
     @property
     def held(self) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inferd.daemon.config.access_settings import ACCESS_KEYS
 from inferd.daemon.config.declaration import Applies, Setting
+from inferd.daemon.config.names import NAME_KEYS
 from inferd.daemon.config.settings import SETTINGS
 
 HEAD = """\
@@ -25,6 +28,17 @@ for editors; `inferd config schema` prints it.
 | setting | default | from … to | meaning | takes effect |
 |---|---|---|---|---|
 """
+NAMES_HEAD = """
+## Other names of models
+
+A table `[models.NAME]` with the key `of` makes NAME another name of a model
+([configuration.md](configuration.md#several-names-for-one-model)). Beside these keys it has
+parameters of turns and `ctx-size`. A change takes effect at once; contexts that are open keep the
+parameters with which they began.
+
+| key | from … to | meaning |
+|---|---|---|
+"""
 ACCESS_HEAD = """
 ## Access
 
@@ -40,8 +54,11 @@ to whom none applies. All keys are optional.
 def page() -> str:
     """Return the page."""
     settings = "".join(_row(name, setting) for name, setting in SETTINGS.items())
-    rules = (f"| `{key}` | {_range(s)} | {s.doc} |\n" for key, s in ACCESS_KEYS.items())
-    return HEAD + settings + ACCESS_HEAD + "".join(rules)
+    return HEAD + settings + NAMES_HEAD + _rows(NAME_KEYS) + ACCESS_HEAD + _rows(ACCESS_KEYS)
+
+
+def _rows(keys: Mapping[str, Setting]) -> str:
+    return "".join(f"| `{key}` | {_range(s)} | {s.doc} |\n" for key, s in keys.items())
 
 
 def _row(name: str, setting: Setting) -> str:

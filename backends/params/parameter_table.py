@@ -149,6 +149,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("mmproj", "text", "model", MMPROJ_AUTO, "file of the projector with which the model reads images and sounds; auto: the one beside the model's file whose name contains `mmproj` (see media.md), if exactly one fits; none, or empty in the configuration: none"),
     Parameter("similarity-model", "text", "model", "", "model whose embeddings `stop-similarity` compares while it is loaded; empty: none"),
     Parameter("similarity-wait-ms", "int", "model", 1000, "maximum time in milliseconds that a turn waits for one comparison", low=1, high=60_000),
+    Parameter("system-prompt", "text", "context", "", "system message with which a chat begins if its own messages have none; empty: none"),
     Parameter("append", "bool", "context", False, "set_input(0) adds to the history instead of replacing it"),
     Parameter("cache-prompt", "bool", "request", True, "reuse existing KV state; false: compute the whole prompt", ("enable-prompt-cache",)),
     Parameter("image-tokens-max", "int", "request", 0, "maximum number of tokens of an image, to which it is scaled down before it is encoded, where the message names none; 0: the projector's own", low=0, high=IMAGE_TOKENS_MAX),

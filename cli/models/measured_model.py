@@ -53,7 +53,9 @@ def _found(model: str, config: Config) -> tuple[str, ModelConfig]:
         return file.name, ModelConfig(file=Path(os.path.abspath(file)))
     check_offered(model, config)
     files = find_models(config.models_dir).files
-    name = find_name(model, {ECHO, *config.models, *files}) or model
+    name = find_name(model, {ECHO, *config.tables, *files}) or model
+    if (derived := config.names.get(name)) is not None:
+        name = find_name(derived.of, {ECHO, *config.models, *files}) or derived.of
     configured = config.models.get(name, ModelConfig())
     own = configured.file or files.get(name)
     return name, ModelConfig(file=own, backend=configured.backend, options=configured.options)

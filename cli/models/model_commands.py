@@ -47,7 +47,7 @@ MODELS: Columns = {
     "SIZE": lambda m: size_text(m["size_bytes"]) if m["size_bytes"] else None,
     "BACKEND": "backend",
     "READS": "media",
-    "FILE": lambda m: m["file"] or None,
+    "FILE": lambda m: f"another name of {m['of']}" if m.get("of") else m["file"] or None,
 }
 FILES: Columns = {**NODE_COLUMN, "NOT OFFERED": "file", "REASON": "reason"}
 

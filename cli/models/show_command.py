@@ -149,6 +149,7 @@ def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator
     yield title, _entries_of_memory(found)
     adapters = [(a["name"], _adapter_text(a)) for a in found["adapters"]]
     yield "Adapters", [*adapters]
+    yield "Ceilings of turns by this name", list(_settings(found.get("ceilings") or {}))
     yield "Settings that differ from the defaults", list(_settings(_changed(found["options"])))
     sampling = (found["info"] or {}).get("sampling") or {}
     special = (found["info"] or {}).get("special_tokens") or {}
@@ -164,6 +165,8 @@ def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
     embedding = facts.get("embedding_size") or (info.get("embedding") or {}).get("size")
     file, sizes = found["file"], [size_text(found["size_bytes"])] if found["size_bytes"] else []
     return [
+        ("another name of", found.get("of") or None),
+        ("other names", ", ".join(found.get("names") or ()) or None),
         ("title", facts.get("title")),
         ("architecture", ECHO if found["backend"] == "echo" else facts.get("architecture")),
         ("parameters", count_text(parameters) if parameters else None),

@@ -37,7 +37,11 @@ def processor_text(model: Mapping[str, Any]) -> str:
 
 
 def memory_text(model: Mapping[str, Any]) -> str | None:
-    """Return the memory in use: measured on the host, and estimated on devices."""
+    """Return the memory in use: measured on the host, and estimated on devices. Another name of a
+    model has none of its own.
+    """
+    if of := model.get("of"):
+        return f"in {of}"
     if not model.get("resident_bytes"):  # an older daemon, or no process yet
         return None
     host = size_text(model["resident_bytes"])
@@ -62,7 +66,11 @@ def until_text(model: Mapping[str, Any]) -> str:
 
 
 def file_text(model: Mapping[str, Any]) -> str | None:
-    """Return what the model's name stands for: its file, and the target of a swap."""
+    """Return what the model's name stands for: its file, and the target of a swap; or the model of
+    which it is another name.
+    """
+    if of := model.get("of"):
+        return f"another name of {of}"
     file = PurePath(model["file"]).name or ("echo" if model["backend"] == "echo" else None)
     swapped_to = model.get("swapped_to")
     return f"{file or '-'}, swapped to {swapped_to}" if swapped_to else file

@@ -49,15 +49,15 @@ def check(
     except OSError as exc:  # a folder that may not be read may have the files
         warnings.append(f"models-dir: {config.models_dir} cannot be read: {exc.strerror}")
         there = config.models
-    warnings += missing_files(config.models, there) + sources.notes
+    warnings += missing_files(config.tables, there) + sources.notes
     warnings += [
         f"{one.file} is not offered as a model: {one.reason}"
-        for one in files_not_offered(config.models_dir, found, config.models, other_content)
+        for one in files_not_offered(config.models_dir, found, config.tables, other_content)
         if not one.is_expected
     ]
     document = {
         "file": str(path or ""),
-        "models": list(config.models),
+        "models": list(config.tables),
         "errors": [],
         "warnings": warnings,
     }

@@ -311,6 +311,10 @@ class Access:
         rights = self._open.get(connection.peer.uid, {}).get(connection)
         return self._rights_by_rules(connection) if rights is None else rights
 
+    def models_of(self, connection: ServerConnection) -> Collection[str] | None:
+        """Return the names of models that a connection's user may use; None: all."""
+        return self.rights_of_connection(connection).models
+
     def shared_states(self, connection: ServerConnection) -> Collection[SharedState]:
         """Return the named states that the access rules share with a connection's user."""
         return self.rights_of_connection(connection).states

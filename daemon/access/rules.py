@@ -28,11 +28,14 @@ MEANINGS = {
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """The rights and the quota of one user, and the states of others that the user may open."""
+    """The rights and the quota of one user, the states of others that the user may open, and the
+    names of models that the user may use (None: all).
+    """
 
     allowed: frozenset[Right]
     quota: Quota
     states: frozenset[SharedState] = frozenset()
+    models: frozenset[str] | None = None
 
 
 OPERATOR = Rights(frozenset(Right), Quota(priority_max=PRIORITY_MAX))
@@ -63,7 +66,13 @@ def delegated_rights(gateway: Rights, named: Rights) -> Rights:
     highest = min(gateway.quota.priority_max, named.quota.priority_max)
     allowed = gateway.allowed & named.allowed - {Right.DELEGATE}
     quota = msgspec.structs.replace(named.quota, priority_max=highest)
-    return Rights(allowed, quota, named.states)
+    return Rights(allowed, quota, named.states, _common(gateway.models, named.models))
+
+
+def _common(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
 
 
 def needs_groups(rules: Sequence[Rule], uid: int, own: int) -> bool:
@@ -90,4 +99,5 @@ def _apply_rule(base: Rights, rule: Rule) -> Rights:
         reasoning_max=rule.reasoning_max or {},
         priority_max=highest,
     )
-    return Rights(base.allowed if rule.allow is None else rule.allow, quota, rule.states)
+    allowed = base.allowed if rule.allow is None else rule.allow
+    return Rights(allowed, quota, rule.states, rule.models)

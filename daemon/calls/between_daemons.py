@@ -50,6 +50,7 @@ from ...sessions.media_store import MediaStore
 from .. import copy_streams
 from ..config.model_settings import check_model_name
 from ..core import Daemon
+from ..models.model_files import is_other_model
 from ..models.transfers import ImportedPart, PassedModel, check_single_file
 from ..pull.part import NOTE_NAME
 from ..workers.worker import Worker
@@ -440,7 +441,7 @@ async def export_model(daemon: Daemon, request: Request) -> w.ExportModelResult:
     if p.offset:
         export = exports.find(p.transfer, owner)
     else:
-        model = daemon.registry.catalog.get(p.name, request.owner.user)
+        model = daemon.find_model(request, p.name).model
         if model.uid is not None:
             raise UnsupportedOperation(f"the model {p.name!r} came by a descriptor")
         configured = daemon.registry.catalog.configuration_of(model).file
@@ -528,8 +529,8 @@ def _check_served(daemon: Daemon, name: str, file: Path) -> None:
 
     :raises InvalidArgument: it is the name of another model.
     """
-    model = daemon.config.models.get(name)
-    if model is not None and (model.backend != "llama" or model.file not in (None, file)):
+    table = daemon.config.tables.get(name)
+    if table is not None and is_other_model(table, file):
         raise InvalidArgument(
             f"the configuration gives the name {name} to another model", hint="choose another name"
         )

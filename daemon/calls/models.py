@@ -35,8 +35,9 @@ from ...scheduler.owner import Priority
 from ..core import Daemon
 from ..media.settings import has_encoder
 from ..models import model_adapters
+from ..models.catalog import NamedModel, other_name_refused
 from ..models.description import describe_model, show_model
-from ..models.model import ManagedModel, PassedFile
+from ..models.model import PassedFile
 from ..models.model_files import files_in_use, identity_of
 from ..models.projectors import HOW_TO_GET, HOW_TO_PASS
 from ..models.registry import Lease
@@ -83,8 +84,13 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
         quota = daemon.connections.access.quota_of(request.owner.user)
         lease = daemon.registry.lease_descriptor(name, file, request.owner.user, quota)
     else:
-        lease = daemon.registry.lease(_builder_name(p.builders), request.owner.user)
+        lease = _lease(daemon, request, _builder_name(p.builders))
     return await _open_graph(daemon, request, lease, options)
+
+
+def _lease(daemon: Daemon, request: Request, name: str) -> Lease:
+    allowed = daemon.connections.access.models_of(request.connection)
+    return daemon.registry.lease(name, request.owner.user, allowed)
 
 
 def _apply_target(target: int, options: Options) -> None:
@@ -152,9 +158,7 @@ async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
     p: w.LoadByNameParams | w.LoadByNameWithConfigParams = request.params
     config = getattr(p, "config", None)
     options = Options() if config is None else parse_json_options(metadata_text(config))
-    return await _open_graph(
-        daemon, request, daemon.registry.lease(p.name, request.owner.user), options
-    )
+    return await _open_graph(daemon, request, _lease(daemon, request, p.name), options)
 
 
 load_by_name_with_config = load_by_name
@@ -170,17 +174,17 @@ async def _open_graph(
     own, backend = options.level("context", "request"), daemon.graphs.backend_of(request.connection)
     with daemon.graphs.opening(request.connection, lease, options) as graph:
         daemon.check_open()
-        adjust_parameters(backend | lease.model.options() | own)
+        adjust_parameters(backend | lease.options() | own)
         lease.note_requested(options.values)
         now = daemon.registry.seconds()
         gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)
         on_progress = partial(_send_progress, request) if request.params.progress else None
         async with daemon.registry.loader.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
-        info, requested, configured = worker.info, options.level("model"), lease.model.options()
+        info, requested, configured = worker.info, options.level("model"), lease.options()
         check_projector(lease, requested)
         configured = configured | overflow_beside({}, configured)
-        in_force = _values_in_force(lease.model, worker, configured)
+        in_force = _values_in_force(lease, worker, configured)
         graph.not_applied = _not_applied(requested, configured | in_force, lease.model.fitted)
         defaults = {k: v for k, v in backend.items() if k not in configured | requested}
         layers = {"file": info.sampling, "model": configured, "backend": defaults}
@@ -188,8 +192,8 @@ async def _open_graph(
         graph.origins = {k: v for k, v in origins.items() if k not in own}
         graph.options = info.sampling | configured | in_force | defaults
         graph.options |= {**own, **overflow_beside(graph.options, own)}
-        size = requested.get("ctx-size") or graph.options["ctx-size"]
-        graph.options["ctx-size"] = min(size, info.ctx_size)
+        size = requested.get("ctx-size") or in_force["ctx-size"]
+        graph.options["ctx-size"] = min(size, in_force["ctx-size"])
     return w.GraphResult(
         graph=graph.handle,
         model=lease.name,
@@ -209,14 +213,15 @@ def _send_progress(request: Request, fraction: float) -> None:
 
 
 def _values_in_force(
-    model: ManagedModel, worker: ProcessClient, configured: dict[str, Any]
+    lease: Lease, worker: ProcessClient, configured: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the context's size, and the model-level values of a load that differ from the
     configured ones. Each entry counts in the memory of the user's sessions.
     """
-    info, spec = worker.info, worker.spec
+    info, spec, model = worker.info, worker.spec, lease.model
+    of_name = configured.get("ctx-size", 0) if lease.name != lease.base else 0
     values = {
-        "ctx-size": info.ctx_size,
+        "ctx-size": min(of_name or info.ctx_size, info.ctx_size),
         "batch-size": info.batch_size,
         "slots": info.slots,
         "n-gpu-layers": info.n_gpu_layers,
@@ -304,23 +309,25 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
     registry, catalog = daemon.registry, daemon.registry.catalog
     await catalog.refresh()
-    listed = catalog.listed_to(request.owner.user)
-    await registry.projectors.read([registry.projector_wish(model) for model in listed])
+    allowed = daemon.connections.access.models_of(request.connection)
+    listed = catalog.listed_to(request.owner.user, allowed)
+    await registry.projectors.read([registry.projector_wish(one.model) for one in listed])
 
-    def describe(model: ManagedModel) -> w.ModelInfo:
-        facts = registry.file_facts.known_facts(files_in_use(model.config.file))
-        return describe_model(registry, model, facts)
+    def describe(named: NamedModel) -> w.ModelInfo:
+        facts = registry.file_facts.known_facts(files_in_use(named.model.config.file))
+        return describe_model(registry, named, facts)
 
     files = catalog.files_not_offered() if request.params.all_files else []
     return w.ModelsResult(
-        models=[describe(model) for model in listed],
+        models=[describe(named) for named in listed],
         not_offered=[{"file": one.file, "reason": one.reason} for one in files],
     )
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     """Describe one model, with the facts that its file's header states."""
-    model = daemon.registry.catalog.get(request.params.name, request.owner.user)
+    named = daemon.find_model(request, request.params.name)
+    model = named.model
     facts, cause = None, None
     if files := files_in_use(model.config.file):
         try:
@@ -328,25 +335,27 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
         except LoadFailed as exc:
             cause = exc.message
     await daemon.registry.projectors.read([daemon.registry.projector_wish(model)])
-    return w.ModelsResult(models=[show_model(daemon.registry, model, facts, cause)])
+    return w.ModelsResult(models=[show_model(daemon.registry, named, facts, cause)])
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
     """Unload a model."""
     p: w.NamesParams = request.params
-    await daemon.registry.unload_by_name(p.name, request.owner.user, force=p.force)
+    await daemon.registry.unload_model(daemon.find_model(request, p.name), force=p.force)
     return w.Empty()
 
 
 async def pin(daemon: Daemon, request: Request) -> w.Empty:
     """Pin a model."""
-    daemon.registry.pin_model(request.params.name, request.owner.user, pinned=True)
+    model = daemon.find_model(request, request.params.name).model
+    daemon.registry.pin_model(model, pinned=True)
     return w.Empty()
 
 
 async def unpin(daemon: Daemon, request: Request) -> w.Empty:
     """Unpin a model."""
-    daemon.registry.pin_model(request.params.name, request.owner.user, pinned=False)
+    model = daemon.find_model(request, request.params.name).model
+    daemon.registry.pin_model(model, pinned=False)
     return w.Empty()
 
 
@@ -355,7 +364,10 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     daemon.check_open()
     p: w.SwapParams = request.params
     catalog = daemon.registry.catalog
-    model = catalog.get(p.name, request.owner.user)
+    named = daemon.find_model(request, p.name)
+    model = named.model
+    if named.is_derived:
+        raise other_name_refused(named.name, model.name)
     config = catalog.swap_target(model, p.to, request.owner.user)
     to = "" if catalog.names_itself(model, p.to) else p.to
     return await daemon.swaps.swap(model, config, p.mode, to=to, force=p.force)
@@ -365,7 +377,7 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
     """Add an adapter to a model."""
     daemon.check_open()
     p: w.AddAdapterParams = request.params
-    model = daemon.registry.catalog.get(p.name, request.owner.user)
+    model = daemon.find_model(request, p.name).model
     report = await model_adapters.add_adapter(daemon.registry, model, p.adapter, p.file, p.scale)
     if report is None or report.info is None:
         return w.AddAdapterResult()
@@ -375,6 +387,6 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
 async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
     """Remove an adapter from a model."""
     p: w.RemoveAdapterParams = request.params
-    model = daemon.registry.catalog.get(p.name, request.owner.user)
+    model = daemon.find_model(request, p.name).model
     await model_adapters.remove_adapter(daemon.registry, model, p.adapter, force=p.force)
     return w.Empty()

@@ -155,11 +155,11 @@ def _gate_request(
         if lease.closed:
             return None
     priority = priority_of(getattr(p, "priority", ""))
-    priority = default if priority is None else priority
+    priority = min(default if priority is None else priority, lease.ceilings.priority_max)
     ticket = None
     if row.model is ModelUse.QUEUED and not (session is not None and session.active):
         slots = lease.model.slots_configured
-        ticket = Ticket(request.owner, lease.name, slots, priority, 0)
+        ticket = Ticket(request.owner, lease.base, slots, priority, 0)
     waiting = _WaitingCall(daemon, ticket, session)
     gate_request = ResidencyRequest(
         priority,

@@ -29,6 +29,7 @@ from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ...sessions.conversation.state import Conversation
 from ...sessions.history.media import with_media
 from ...sessions.memory import SESSION_BYTES, TOKEN_BYTES
+from ...sessions.turn.options import with_system_prompt
 from ...sessions.worker_client import ChatTokens, WorkerClient
 from ..core import Daemon
 from ..graph_table import Graph
@@ -85,7 +86,8 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
         return await texts.chat_prompt(marked, rendering=rendering, media=media)
 
     tokens_max = partial(_tokens_max, graph)
-    async with stored_messages(daemon, request, p.messages, tokens_max) as messages:
+    own = with_system_prompt(graph.options.get("system-prompt", ""), p.messages)
+    async with stored_messages(daemon, request, own, tokens_max) as messages:
         prompt = await graph.lease.query(render)
     text = shown_prompt(prompt.text, marks)
     return w.TemplateResult(text=text.encode(), tokens=len(prompt.tokens))

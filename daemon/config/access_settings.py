@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...backends.errors import InvalidArgument
-from ...backends.params import BY_NAME, as_whole, nearest
+from ...backends.params import as_whole, nearest
 from ...backends.texts import shorten
 from ...ipc.messages.calls import Right
+from ...ipc.model_names import MODEL_NAME
 from ...ipc.names import OWN_USER, Priority, check_label, is_user_name
-from ...scheduler import PRIORITIES
+from .ceilings import REASONING_CEILINGS
 from .declaration import (
     BYTES_MAX,
     ErrorList,
@@ -178,48 +179,18 @@ STATES = Form(
 )
 
 
-REASONING_MAX = int(BY_NAME["reasoning-budget"].high)
-_REASONING_TOKENS: Schema = {"type": "integer", "minimum": 0, "maximum": REASONING_MAX}
+def _model_of(value: Any) -> str:
+    if isinstance(value, str) and MODEL_NAME.fullmatch(value):
+        return value
+    raise ValueError(f"{shorten(value)} is not the name of a model")
 
 
-def _parse_reasoning_max(value: Any) -> dict[str, int]:
-    """Return the maximum number of tokens by class, given as one number for all classes, a table,
-    or a text such as `low=1000,normal=8000`.
-    """
-    if isinstance(value, str):
-        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-        numbers = {name.strip(): number.strip() for name, _, number in pairs}
-        value = {k: int(v) if v.isascii() and v.isdigit() else v for k, v in numbers.items()}
-        if list(value.values()) == [""]:  # a number alone
-            [number] = value
-            value = int(number) if number.isascii() and number.isdigit() else value
-    value = as_whole(value)
-    given = dict.fromkeys(PRIORITIES, value) if not isinstance(value, dict) else value
-    found, wrong = dict[str, int](), list[str]()
-    for name, number in ((key, as_whole(item)) for key, item in given.items()):
-        if name not in PRIORITIES:
-            wrong.append(f"{shorten(name)} is not one of {', '.join(PRIORITIES)}")
-        elif type(number) is not int or not 0 <= number <= REASONING_MAX:
-            wrong.append(f"{shorten(number)} is not a number of tokens, 0 … {REASONING_MAX}")
-        else:
-            found[name] = number
-    if wrong:
-        raise ValueError("\n".join(dict.fromkeys(wrong)))
-    return found
-
-
-REASONING_CEILINGS = Form(
-    _parse_reasoning_max,
+MODELS = Form(
+    partial(_each, _model_of),
     {
-        "anyOf": [
-            _REASONING_TOKENS,
-            {
-                "type": "object",
-                "properties": dict.fromkeys(PRIORITIES, _REASONING_TOKENS),
-                "additionalProperties": False,
-            },
-            {"type": "string"},
-        ]
+        "type": "array",
+        "maxItems": NAMES_MAX,
+        "items": {"type": "string", "pattern": f"^{MODEL_NAME.pattern}$"},
     },
 )
 
@@ -243,6 +214,11 @@ class Rule:
         "named states of other users with which they may begin sessions: `OWNER/STATE`, or"
         " `OWNER/LABEL/STATE`",
         form=STATES,
+    )
+    models: frozenset[str] | None = setting(
+        None,
+        "names of models that they may use, also other names with `of`; without the key all",
+        form=MODELS,
     )
     priority_max: Priority | None = setting(None, "highest priority of their turns")
     connections_max: int | None = setting(

@@ -64,6 +64,8 @@ def check_confined(folder: Path, path: Path) -> None:
 
 ECHO: Final = "echo"
 """The built-in model of the backend of this name."""
+OF: Final = "of"
+"""The key by which a table ``[models.NAME]`` makes another name of a model."""
 NAMES = {"propertyNames": {"pattern": f"^{MODEL_NAME.pattern}$"}}
 """The schema of a table whose keys are such names."""
 Folders = tuple[Path, ...]
@@ -107,7 +109,7 @@ def _table(value: Any) -> dict[str, Any]:
     raise ValueError(f"{shorten(value)} is not a table")
 
 
-def _parse_adapters(value: Any) -> dict[str, AdapterConfig]:
+def parse_adapters(value: Any) -> dict[str, AdapterConfig]:
     """Return adapters by name; the value of each is a file, or a table with `file` and `scale`."""
     errors = ErrorList(lines=[])
     if len(_table(value)) > ADAPTERS_MAX:
@@ -125,7 +127,7 @@ def _parse_adapters(value: Any) -> dict[str, AdapterConfig]:
     return adapters
 
 
-_ADAPTERS: Schema = {
+ADAPTERS: Schema = {
     "type": "object",
     "maxProperties": ADAPTERS_MAX,
     **NAMES,
@@ -146,7 +148,7 @@ class ModelConfig:
     adapters: dict[str, AdapterConfig] = setting(
         {},
         "LoRA files by name, each a file or a file and a scale",
-        form=Form(_parse_adapters, _ADAPTERS),
+        form=Form(parse_adapters, ADAPTERS),
     )
 
 
@@ -191,11 +193,12 @@ def named_tables(
 def read_models(
     document: Mapping[str, Any], folders: Folders, errors: ErrorList
 ) -> dict[str, ModelConfig]:
-    """Read the tables ``[models.NAME]``."""
+    """Read the tables ``[models.NAME]``, without those of other names of models."""
     tables = table_of(document, "models", errors)
     return {
         name: _read_model(name, table, folders, here)
         for name, table, here in named_tables(tables, "models", "a model", errors)
+        if OF not in table
     }
 
 
@@ -218,18 +221,25 @@ def _read_model(
         errors.add("echo: only a model with backend = 'echo' has these options")
     if "file" in values:
         values["file"] = _find_file(values["file"], folders, errors.at("file: "))
-    values["adapters"] = {
-        name: replace(
-            adapter, file=_find_file(adapter.file, folders, errors.at(f"adapters: {name}: "))
-        )
-        for name, adapter in values.get("adapters", {}).items()
-    }
+    values["adapters"] = find_adapters(values.get("adapters", {}), folders, errors)
     options = read_options_table(parameters, folders, errors, known=tuple(MODEL_KEYS))
     try:
         read_engine_options(engine_options_of(options))
     except InvalidArgument as exc:
         errors.add(f"{exc.message}; {exc.hint}")
     return ModelConfig(options=options, **values)
+
+
+def find_adapters(
+    adapters: Mapping[str, AdapterConfig], folders: Folders, errors: ErrorList
+) -> dict[str, AdapterConfig]:
+    """Return adapters with the paths of their files."""
+    return {
+        name: replace(
+            adapter, file=_find_file(adapter.file, folders, errors.at(f"adapters: {name}: "))
+        )
+        for name, adapter in adapters.items()
+    }
 
 
 def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from ...ipc.metrics_address import LOOPBACK, Address
 from ..traces.target import Target
-from .access_settings import REASONING_CEILINGS, Rule
+from .access_settings import Rule
+from .ceilings import REASONING_CEILINGS
 from .declaration import BYTES_MAX, REQUIRED, Applies, setting, settings_of
 from .forms import (
     ADDRESS,
@@ -27,6 +28,7 @@ from .forms import (
     Mode,
 )
 from .model_settings import ModelConfig
+from .names import DerivedName
 
 MONTH_S = 30 * 86_400
 METRICS_PORT = 4633
@@ -117,8 +119,14 @@ class Config:
     log_text: bool = setting(False, "whether prompts and answers are logged at level debug", applies=AT_ONCE)
     # fmt: on
     models: dict[str, ModelConfig] = field(default_factory=dict)
+    names: dict[str, DerivedName] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     access: tuple[Rule, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, ModelConfig | DerivedName]:
+        """The tables ``[models.NAME]``: of models, and of other names of models."""
+        return {**self.models, **self.names}
 
 
 SETTINGS = settings_of(Config)
@@ -126,4 +134,6 @@ SETTINGS = settings_of(Config)
 
 def applies(name: str) -> Applies:
     """Return the time at which a change of a setting or table takes effect."""
+    if name == "names":  # the tables [models.NAME] that load no model
+        return AT_ONCE
     return TABLES.get(name) or SETTINGS[name].applies

@@ -21,7 +21,8 @@ from ..traces.target import Target
 from .access_settings import ACCESS_KEYS, MEMBER_PRIORITY_MAX, MEMBER_RIGHTS, RULES_MAX
 from .declaration import Schema, hyphens, table_schema
 from .forms import GroupName, Mode
-from .model_settings import ECHO, MODEL_KEYS, NAMES, AdapterConfig, ModelConfig
+from .model_settings import ECHO, MODEL_KEYS, NAMES, OF, AdapterConfig, ModelConfig
+from .names import NAME_KEYS, NAME_PARAMETERS, DerivedName
 from .settings import SETTINGS
 from .sources import Sources
 
@@ -54,6 +55,8 @@ class InForce(msgspec.Struct, frozen=True):
 def in_force(sources: Sources) -> InForce:
     """Return the values of a configuration with their origins."""
     config, path = sources.config, sources.file
+    models = {name: _model(name, model, sources) for name, model in config.models.items()}
+    names = {name: _name(name, derived, sources) for name, derived in config.names.items()}
     return InForce(
         file=str(path or ""),
         settings={
@@ -63,7 +66,7 @@ def in_force(sources: Sources) -> InForce:
             for name, setting in SETTINGS.items()
         },
         defaults=_parameters("defaults", config.defaults, sources),
-        models={name: _model(name, model, sources) for name, model in config.models.items()},
+        models=models | names,
         access={
             name: _rule(table, f"{path} [access.{name}]")
             for name, table in sources.document.get("access", {}).items()
@@ -93,6 +96,14 @@ def _model(name: str, model: ModelConfig, sources: Sources) -> dict[str, Value]:
         **_parameters("defaults", sources.config.defaults, sources),
         **_parameters(table, model.options, sources),
     }
+
+
+def _name(name: str, derived: DerivedName, sources: Sources) -> dict[str, Value]:
+    """Return the values of another name of a model, without those of the model."""
+    own = {key: getattr(derived, setting.field) for key, setting in NAME_KEYS.items()}
+    table = f"models.{name}"
+    written = {key: value for key, value in own.items() if value}
+    return _parameters(table, written | derived.options, sources)
 
 
 def _rule(table: Mapping[str, Any], place: str) -> dict[str, Value]:
@@ -183,6 +194,12 @@ def config_schema() -> Schema:
         "then": _WITHOUT_FILE,
         "else": _WITHOUT_ECHO_OPTIONS,
     }
+    own = {key: ref for key, ref in references.items() if key in NAME_PARAMETERS | {*SECTION_NAMES}}
+    keys = table_schema(NAME_KEYS)
+    other_name = table_schema(own, {p.name: p.aliases for p in PARAMETERS if p.name in own})
+    for part in ("properties", "patternProperties", "dependentSchemas"):
+        other_name[part] |= keys[part]
+    either = {"if": {"required": [OF]}, "then": other_name, "else": model}
     rules: Schema = {"type": "object", "maxProperties": RULES_MAX, **NAMES}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -195,7 +212,7 @@ def config_schema() -> Schema:
             "models": {
                 "type": "object",
                 **NAMES,
-                "additionalProperties": model,
+                "additionalProperties": either,
                 "allOf": [{"properties": {ECHO: _WITH_BACKEND}}],
             },
             "access": rules | {"additionalProperties": table_schema(ACCESS_KEYS)},

@@ -28,6 +28,7 @@ from .access_settings import read_access
 from .declaration import ErrorList, hyphens, read_value, table_of
 from .forms import Mode, group_default
 from .model_settings import read_models, read_options_table
+from .names import read_names
 from .settings import METRICS_PORT, SETTINGS, TABLES, Config
 
 SYSTEM_FILE = Path("/etc/inferd/config.toml")
@@ -117,11 +118,12 @@ def read_sources(
     config = _with_defaults(values, environ)
     folders = (path.parent if path else Path.cwd(), config.models_dir)
     models = read_models(document, folders, in_file)
+    names = read_names(document, models, folders, in_file)
     access = read_access(document, in_file)
     _check_loopback(config, errors)
     defaults = table_of(document, "defaults", in_file)
     options = read_options_table(defaults, folders, in_file.at("[defaults] "))
-    config = replace(config, models=models, defaults=options, access=access)
+    config = replace(config, models=models, names=names, defaults=options, access=access)
     if errors.lines:
         raise ConfigError(errors.lines, config)
     return Sources(config, path, document, origins, errors.notes)

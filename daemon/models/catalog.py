@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
-from ...backends.errors import ModelNotFound, ShuttingDown
+from ...backends.errors import InvalidArgument, ModelNotFound, ShuttingDown
 from ...backends.gguf import parts_of
 from ...ipc.model_names import find_name, is_model_file, model_not_found, names_meant_by
 from ..components import Components
 from ..config.model_settings import ECHO, ModelConfig
+from ..config.names import with_adapters_of
 from ..config.settings import Config
 from ..media.settings import MediaSettings
 from ..state_files import SETTINGS_FILE
@@ -29,6 +31,31 @@ from .specs import engine_settings
 LOGGED_MAX = 50
 """Files that are not offered and get a line of their own in the log, of each reading."""
 log = structlog.get_logger()
+
+
+def other_name_refused(name: str, of: str) -> InvalidArgument:
+    """Return the error for a swap of, or to, another name of a model."""
+    return InvalidArgument(
+        f"{name!r} is another name of {of!r}, and has no model of its own to swap",
+        hint=f"swap {of!r}, which changes all its names, or change `of` in [models.{name}] of the"
+        " configuration",
+    )
+
+
+class NamedModel(NamedTuple):
+    """A model by one of its names: its own, or another name in the configuration."""
+
+    name: str
+    model: ManagedModel
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the name differs from the model's own."""
+        return self.name != self.model.name
+
+
+Allowed = Collection[str] | None
+"""The names of models that a client may use; None: all."""
 
 
 class ModelCatalog:
@@ -73,7 +100,13 @@ class ModelCatalog:
         for name, config in models.items():
             own = config.file or (files.get(name) if config.backend == "llama" else None)
             found[name] = replace(config, file=own)
-        self._components.note("model-files", "; ".join(missing_files(models, files)) or None)
+        found = {name: config for name, config in found.items() if name not in self.config.names}
+        for derived in self.config.names.values():
+            if base := find_name(derived.of, found):
+                adapters = with_adapters_of(found[base], derived)
+                found[base] = replace(found[base], adapters=adapters)
+        missing = missing_files(self.config.tables, files)
+        self._components.note("model-files", "; ".join(missing) or None)
         self._configured = found
         for name, config in found.items():
             if name not in self._models:
@@ -153,7 +186,7 @@ class ModelCatalog:
         """Return the files of the models directory that are not offered, by path."""
         config = self.config
         return files_not_offered(
-            config.models_dir, self._found, config.models, self._contents.of_file
+            config.models_dir, self._found, config.tables, self._contents.of_file
         )
 
     def is_listed(self, model: ManagedModel) -> bool:
@@ -165,49 +198,86 @@ class ModelCatalog:
             return True
         return self._contents.of_file(file) is None
 
-    def listed_to(self, uid: int) -> list[ManagedModel]:
-        """Return the models that *uid* sees in lists, as the last scan has found them."""
-        return [model for model in self._visible_to(uid) if self.is_listed(model)]
+    def listed_to(self, uid: int, allowed: Allowed = None) -> list[NamedModel]:
+        """Return the models that *uid* sees in lists, by all their names that are *allowed*, as the
+        last scan has found them.
+        """
+        named = self._names_for(uid, allowed).items()
+        found = [NamedModel(name, model) for name, model in named if self.is_listed(model)]
+        return sorted(found, key=lambda one: one.name)
 
     def visible_to(self, uid: int) -> list[ManagedModel]:
         """Return the models that *uid* may load."""
         self.scan()
-        return self._visible_to(uid)
-
-    def _visible_to(self, uid: int) -> list[ManagedModel]:
         visible = [m for m in self._models.values() if m.uid in (None, uid)]
         return sorted(visible, key=lambda model: model.name)
+
+    def _names_for(self, uid: int, allowed: Allowed) -> dict[str, ManagedModel]:
+        """Return the models that *uid* may load by their names; a name in the configuration for
+        another model precedes a model that had it before.
+        """
+        names = self.config.names
+        found = {n: m for n, m in self._models.items() if m.uid in (None, uid) and n not in names}
+        bases = {name: model for name, model in found.items() if model.uid is None}
+        for name, table in names.items():
+            if (base := find_name(table.of, bases)) is not None:
+                found[name] = bases[base]
+        if allowed is None:
+            return found
+        return {name: m for name, m in found.items() if name in allowed or m.uid is not None}
+
+    def other_names_of(self, model: ManagedModel) -> list[str]:
+        """Return the other names of a model, which the configuration gives it."""
+        if model.uid is not None:
+            return []
+        named = self._names_for(0, None).items()
+        return sorted(name for name, one in named if one is model and name != model.name)
 
     def known(self) -> list[ManagedModel]:
         """Return all users' models without reading the models directory."""
         return list(self._models.values())
 
     def get(self, name: str, uid: int) -> ManagedModel:
-        """Return the model that *name* means, see `find_name`; it may also be a file's path.
+        """Return the model that *name* means; see `find`."""
+        return self.find(name, uid).model
 
-        :raises ModelNotFound: the user sees no such model; the hint has the nearest name.
+    def find(self, name: str, uid: int, allowed: Allowed = None) -> NamedModel:
+        """Return the model that *name* means, see `find_name`, with the name that is meant. *name*
+        may also be a file's path.
+
+        :raises ModelNotFound: the user sees no such model, or none of the *allowed* names; the hint
+            has the nearest name.
         """
-        if not any(n in self._models and n in self._configured for n in names_meant_by(name)):
+        derived = self.config.names
+        if not any(
+            n in derived or (n in self._models and n in self._configured)
+            for n in names_meant_by(name)
+        ):
             self.scan()
         model = self._models.get(name)
-        if model is not None and model.uid in (None, uid):
-            return model
-        visible = {model.name: model for model in self._visible_to(uid)}
-        if reason := self._found.refusal_of(name):
+        if allowed is None and name not in derived and model and model.uid in (None, uid):
+            return NamedModel(name, model)
+        visible = self._names_for(uid, allowed)
+        if name not in visible and (reason := self._found.refusal_of(name)):
             raise ModelNotFound(
                 f"the file of {name[:200]!r} in the models directory is not offered: {reason}",
                 hint="`inferd models --all` lists the files that are not offered",
             )
         found = find_name(name, visible) or self._name_of_path(name)
-        model = visible.get(found or "")
-        if model is None:
-            raise model_not_found(
-                name,
-                [model.name for model in visible.values() if self.is_listed(model)],
-                f"there is no model {name[:200]!r}",
-                "`inferd models` lists the names, `inferd pull` gets a model",
+        if found in visible:
+            return NamedModel(found, visible[found])
+        if name in derived and (allowed is None or name in allowed):
+            raise ModelNotFound(
+                f"{name!r} is another name of {derived[name].of!r}, and there is no such model",
+                hint=f"correct `of` in [models.{name}] of the daemon's configuration, or get the"
+                " model with `inferd pull`",
             )
-        return model
+        raise model_not_found(
+            name,
+            [name for name, model in visible.items() if self.is_listed(model)],
+            f"there is no model {name[:200]!r}",
+            "`inferd models` lists the names, `inferd pull` gets a model",
+        )
 
     def _name_of_path(self, path: str) -> str | None:
         """Return the name of the model whose file, or whose part, has the absolute *path*."""
@@ -243,11 +313,14 @@ class ModelCatalog:
             file = parts_of(self.config.models_dir / to)[0]
             if file in self._find_files().files.values():
                 return ModelConfig(file=file)
-        return self.get(to, uid).config
+        named = self.find(to, uid)
+        if named.is_derived:
+            raise other_name_refused(named.name, named.model.name)
+        return named.model.config
 
     def names_itself(self, model: ManagedModel, to: str) -> bool:
         """Return whether the target *to* of a swap is the name of *model* itself."""
-        is_other = to in self._models or is_model_file(to)
+        is_other = to in self._models or to in self.config.names or is_model_file(to)
         return to == model.name or (not is_other and find_name(to, [model.name]) is not None)
 
     def has_model(self, model: ManagedModel) -> bool:

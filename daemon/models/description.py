@@ -16,11 +16,13 @@ from ...backends.memory import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
 from ..config.model_settings import ECHO
+from ..config.names import CEILINGS, NAME_KEYS
 from ..residency.machine import has_gpus
+from .catalog import NamedModel
 from .model import ManagedModel
 from .model_files import modified_at, signature_of, size_bytes
 from .projectors import NO_PROJECTOR, ProjectorChoice
-from .registry import Registry
+from .registry import Lease, Registry
 from .specs import (
     CTX_SIZE_DEFAULT,
     adapter_bytes,
@@ -32,20 +34,24 @@ from .specs import (
 )
 
 
-def describe_model(registry: Registry, model: ManagedModel, facts: FileFacts | None) -> ModelInfo:
-    """Return the description of a model whose file has these *facts*, if they are known."""
+def describe_model(registry: Registry, named: NamedModel, facts: FileFacts | None) -> ModelInfo:
+    """Return the description of a model by one of its names. Its file has these *facts*, if they
+    are known.
+    """
+    name, model = named
     worker, file, loaded = model.worker, model.config.file, model.loaded
     passed = model.passed_file
     need = registry.reservations.of_worker(worker)
     return ModelInfo(
-        name=model.name,
+        name=name,
+        of=model.name if named.is_derived else "",
         state=model.state.value,
         backend=model.config.backend,
         file=str(file) if file is not None else "",
         swapped_to=model.swapped_to,
         size_bytes=size_bytes(file) if passed is None else passed.size_bytes,
         modified_at=modified_at(file),
-        leases=len(model.leases),
+        leases=_count_leases(named),
         tasks=(len(worker.client.tasks) if worker is not None else 0) + len(model.evicted_turns),
         pid=worker.pid if worker is not None else 0,
         slots=loaded.info.slots if loaded is not None else model.slots_configured,
@@ -68,18 +74,37 @@ def describe_model(registry: Registry, model: ManagedModel, facts: FileFacts | N
 
 
 def show_model(
-    registry: Registry, model: ManagedModel, facts: FileFacts | None, file_error: str | None
+    registry: Registry, named: NamedModel, facts: FileFacts | None, file_error: str | None
 ) -> ShownModel:
     """Return the description of a model with the *facts* of its file, or the reason why its header
     cannot be read.
     """
     return ShownModel(
-        **asdict(describe_model(registry, model, facts)),
-        options=model.options(),
+        **asdict(describe_model(registry, named, facts)),
+        options=registry.options_of(named.name, named.model),
         file_info=facts,
         file_error=file_error,
-        estimate=_estimate_memory(registry, model, facts),
+        estimate=_estimate_memory(registry, named.model, facts),
+        names=registry.catalog.other_names_of(named.model),
+        ceilings=_ceilings(registry, named.name),
     )
+
+
+def _count_leases(named: NamedModel) -> int:
+    """Return the number of a model's leases, of which another name has only its own."""
+    leases = named.model.leases
+    if not named.is_derived:
+        return len(leases)
+    return sum(isinstance(lease, Lease) and lease.name == named.name for lease in leases)
+
+
+def _ceilings(registry: Registry, name: str) -> dict[str, Any]:
+    """Return the ceilings that are set for turns by *name*."""
+    derived = registry.config.names.get(name)
+    if derived is None:
+        return {}
+    values = {key: getattr(derived, NAME_KEYS[key].field) for key in CEILINGS}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _estimate_memory(

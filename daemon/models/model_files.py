@@ -18,8 +18,10 @@ import msgspec
 
 from ...backends.gguf import PART, parts_of
 from ...backends.gguf.facts import OtherContent, dangling_reason
-from ...ipc.model_names import FILE_SUFFIX, is_model_file, name_of_file
-from ..config.model_settings import ModelConfig
+from ...backends.params import nearest
+from ...ipc.model_names import FILE_SUFFIX, find_name, is_model_file, name_of_file
+from ..config.model_settings import ECHO, ModelConfig
+from ..config.names import DerivedName
 from ..printable import escape_controls
 
 ENTRIES_MAX = 10_000
@@ -107,7 +109,7 @@ def find_models(directory: Path) -> FoundModels:
 def files_not_offered(
     directory: Path,
     found: FoundModels,
-    configured: Mapping[str, ModelConfig],
+    configured: Mapping[str, ModelConfig | DerivedName],
     content_of: Callable[[Path], OtherContent | None],
 ) -> list[FileNotOffered]:
     """Return the files of *directory* that are not offered as models, by path. *content_of* returns
@@ -124,10 +126,17 @@ def files_not_offered(
             if (content := content_of(file)) is not None:
                 reason, is_expected = content.reason, not content.is_damaged
                 files.append(FileNotOffered(escape_controls(path), reason, is_expected))
-        elif model.backend != "llama" or model.file not in (None, file):
+        elif is_other_model(model, file):
             reason = f"[models.{name}] gives its name to another model"
             files.append(FileNotOffered(escape_controls(path), reason, is_expected=True))
     return sorted(files)
+
+
+def is_other_model(table: ModelConfig | DerivedName, file: Path) -> bool:
+    """Return whether a table of the configuration gives its name to something else than *file*."""
+    if isinstance(table, DerivedName):
+        return True
+    return table.backend != "llama" or table.file not in (None, file)
 
 
 def models_in(directory: Path) -> dict[str, Path]:
@@ -215,14 +224,23 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def missing_files(models: Mapping[str, ModelConfig], others: Collection[str]) -> list[str]:
-    """Return a sentence for each model or adapter in the tables *models* whose file is missing. The
-    models directory has files for *others*.
+def missing_files(
+    tables: Mapping[str, ModelConfig | DerivedName], others: Collection[str]
+) -> list[str]:
+    """Return a sentence for each model or adapter in *tables* whose file is missing, and for each
+    name of a model that is missing. The models directory has files for *others*.
     """
     files: dict[str, Path] = {}
     lines = []
-    for name, model in models.items():
-        if model.file is not None:
+    bases = {ECHO, *others, *(n for n, t in tables.items() if isinstance(t, ModelConfig))}
+    for name, model in tables.items():
+        if isinstance(model, DerivedName):
+            if find_name(model.of, bases) is None:
+                hint = nearest(model.of, bases)
+                lines.append(
+                    f"[models.{name}] of: there is no model {model.of!r}; {hint}".rstrip("; ")
+                )
+        elif model.file is not None:
             files[name] = model.file
         elif model.backend == "llama" and name not in others:
             lines.append(f"[models.{name}]: `file` is missing, and so is {name}.gguf in models-dir")

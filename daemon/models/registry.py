@@ -20,14 +20,21 @@ from ...backends.errors import (
     QuotaExceeded,
     SessionExpired,
 )
+from ...backends.params import overflow_beside
 from ...ipc.server.request_bytes import RequestBytes
-from ...scheduler import Owner
+from ...scheduler import PRIORITIES, PRIORITY_MAX, Owner
 from ...scheduler import messages as m
 from ...scheduler.kv.store import scoped
 from ...sessions import WorkerClient
 from ...sessions.admission.bounds import NO_QUOTA, Quota, check_descriptor_models
 from ...sessions.turn.turn import compare_nothing
-from ...sessions.worker_client import Comparison, Similarity, retry_query
+from ...sessions.worker_client import (
+    NO_CEILINGS,
+    Comparison,
+    NameCeilings,
+    Similarity,
+    retry_query,
+)
 from ..components import Components
 from ..config.model_settings import ModelConfig
 from ..config.settings import Config
@@ -36,7 +43,7 @@ from ..residency.reservations import Reservations
 from ..state_files import KV_DIR
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import fail_readers
-from .catalog import ModelCatalog
+from .catalog import Allowed, ModelCatalog, NamedModel
 from .file_contents import FileFactsCache
 from .kv_index import KvFilePlace, KvIndex
 from .loader import Loader, LoadListener
@@ -57,11 +64,26 @@ class Lease:
     model may be evicted for another one, and is loaded again when needed.
     """
 
-    def __init__(self, registry: Registry, model: ManagedModel):
+    def __init__(self, registry: Registry, model: ManagedModel, name: str = ""):
         self.model, self._registry = model, registry
-        self.name = model.name
+        self.name = name or model.name
+        """The name by which the client has loaded the model."""
         self.closed = False
         model.leases.add(self)
+
+    @property
+    def base(self) -> str:
+        """The model's own name."""
+        return self.model.name
+
+    @property
+    def ceilings(self) -> NameCeilings:
+        """The ceilings in force for turns by this name."""
+        return self._registry.ceilings_of(self.name)
+
+    def options(self) -> dict[str, Any]:
+        """Return the configured parameters: those of the model, then those of the name."""
+        return self._registry.options_of(self.name, self.model)
 
     @property
     def loaded(self) -> ProcessClient | None:
@@ -116,9 +138,10 @@ class DormantLease:
     """
 
     held = False
+    ceilings = NO_CEILINGS
 
     def __init__(self, name: str, find_client: Callable[[], WorkerClient | None]):
-        self.name, self._find_client = name, find_client
+        self.name, self.base, self._find_client = name, name, find_client
 
     async def released(self) -> None:
         """Return at once: a dormant session has no turns."""
@@ -268,10 +291,32 @@ class Registry:
 
     # Leases.
 
-    def lease(self, name: str, uid: int) -> Lease:
-        """Return a lease on the model *name*."""
+    def lease(self, name: str, uid: int, allowed: Allowed = None) -> Lease:
+        """Return a lease on the model *name*, which is one of the *allowed* names."""
         self.catalog.check_open()
-        return Lease(self, self.catalog.get(name, uid))
+        named = self.catalog.find(name, uid, allowed)
+        return Lease(self, named.model, named.name)
+
+    def options_of(self, name: str, model: ManagedModel) -> dict[str, Any]:
+        """Return the configured parameters of *model* by one of its names."""
+        options, derived = model.options(), self.config.names.get(name)
+        if derived is None or name == model.name:
+            return options
+        own = derived.parameters
+        return options | own | overflow_beside(options, own)
+
+    def ceilings_of(self, name: str) -> NameCeilings:
+        """Return the ceilings of turns by *name*."""
+        derived = self.config.names.get(name)
+        if derived is None:
+            return NO_CEILINGS
+        highest = derived.priority_max
+        return NameCeilings(
+            setting=f"models.{name}",
+            n_predict_max=derived.n_predict_max,
+            reasoning_max=derived.reasoning_max or {},
+            priority_max=PRIORITY_MAX if highest is None else PRIORITIES[highest],
+        )
 
     def lease_descriptor(
         self, name: str, file: PassedFile, uid: int, quota: Quota = NO_QUOTA
@@ -325,12 +370,12 @@ class Registry:
 
     # Settings.
 
-    async def unload_by_name(self, name: str, uid: int, *, force: bool) -> None:
-        """Unload a model for an operator.
+    async def unload_model(self, named: NamedModel, *, force: bool) -> None:
+        """Unload a model for an operator, who has given one of its names.
 
         :raises Busy: the model is in use, and *force* is not given.
         """
-        model = self.catalog.get(name, uid)
+        name, model = named
         if model.busy and not force:
             raise Busy(
                 f"{name!r} is in use; leases: {len(model.leases)}",
@@ -350,9 +395,8 @@ class Registry:
             fail_readers(client.withdraw_tasks(), error)
         await model.unload()
 
-    def pin_model(self, name: str, uid: int, *, pinned: bool) -> None:
+    def pin_model(self, model: ManagedModel, *, pinned: bool) -> None:
         """Pin a model, so that it stays in memory once it is loaded, or unpin it."""
-        model = self.catalog.get(name, uid)
         model.pinned = pinned
         if not pinned:
             model.used_at = self.seconds()

@@ -258,7 +258,7 @@ class Swaps:
         """
         if new.generates or force:
             return
-        of_model = [s for s in self._sessions if s.model.name == model.name]
+        of_model = [s for s in self._sessions if s.model.base == model.name]
         count = sum(not s.settings.parameters.standing("embedding") for s in of_model)
         if count:
             name = config.file.name if config.file is not None else new.description
@@ -285,7 +285,7 @@ class Swaps:
         """
         done: set[Session] = set()
         while session := next(
-            (s for s in self._sessions if s.model.name == model.name and s not in done), None
+            (s for s in self._sessions if s.model.base == model.name and s not in done), None
         ):
             done.add(session)
             try:

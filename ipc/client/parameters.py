@@ -10,6 +10,8 @@ from typing import Any, Literal, TypedDict
 class Parameters(TypedDict, total=False):
     """The parameters of turns as keywords; docs/parameters.md describes them."""
 
+    system_prompt: str
+    """System message with which a chat begins if its own messages have none; empty: none."""
     append: bool
     """set_input(0) adds to the history instead of replacing it."""
     cache_prompt: bool
@@ -272,6 +274,7 @@ class Parameters(TypedDict, total=False):
 Options = TypedDict(
     "Options",
     {
+        "system-prompt": str,
         "append": bool,
         "cache-prompt": bool,
         "image-tokens-max": int,

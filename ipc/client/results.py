@@ -174,6 +174,10 @@ class ModelInfo(TypedDict):
 
     name: str
     """The name by which clients load it."""
+    of: str
+    """The name of the model of which `name` is another name, set in the configuration; empty:
+    none. The facts below are those of the model, with whose process both compute.
+    """
     state: str
     """`cold`, `loading`, `ready`, `unloading` or `failed`."""
     backend: str
@@ -278,6 +282,12 @@ class ShownModel(ModelInfo):
     each slot), and the keys of `memory` in bytes. Once the model has been loaded, llama.cpp has
     estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is
     not known), and the others are nil.
+    """
+    names: list[str]
+    """The other names of the model, which the configuration gives it with `of`."""
+    ceilings: dict[str, Any]
+    """The bounds of turns by this name: `n-predict-max`, `reasoning-max` (by class) and
+    `priority-max`, as far as the configuration sets them.
     """
 
 

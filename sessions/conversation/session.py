@@ -342,7 +342,8 @@ class Session:
         parameters.apply(options)
         self.count_kept_bytes()
         if turn is not None and self.active:
-            turn.adjust(parameters.fill(turn.spec, turn.client.info.vocab_size))
+            spec = parameters.fill(turn.spec, turn.client.info.vocab_size)
+            turn.adjust(parameters.bound_answer(spec, self.model.ceilings))
         self.recording.facts_changed()
 
     def check_note(self, note: bytes) -> None:
@@ -618,6 +619,8 @@ class Session:
         rendering = parameters.rendering(options)
         async with self.exclusive():
             step(self.state, SessionCall.SET_INPUT)
+            if not self.conversation.messages:
+                messages = parameters.with_system_prompt(messages)
             self._check_messages(messages)
             history, unused = await self._query(
                 lambda c: self._with_messages(
@@ -922,7 +925,7 @@ class Session:
         self.check_growth(len(spec.tokens))
         ticket = Ticket(
             self.owner,
-            self.model.name,
+            self.model.base,
             client.info.slots,
             spec.priority,
             len(conversation.prompt),
@@ -969,6 +972,8 @@ class Session:
         """
         settings, history = self.settings, self.conversation.history_state.now
         parameters, shared_kv = settings.parameters, settings.shared_kv
+        requested = settings.priority if call.priority is None else call.priority
+        ceilings = self.model.ceilings
         parameters.set_turn_options(call.options, call.notes)
         tokens = m.pack_tokens(history.prompt)
         if shared_kv is not None and not shared_kv.begins(tokens):
@@ -979,7 +984,7 @@ class Session:
             account=self.ledger.bounds.gateway_of(self.owner.user),
             tokens=tokens,
             sampling=NO_SAMPLING,
-            priority=settings.priority if call.priority is None else call.priority,
+            priority=min(requested, ceilings.priority_max),
             pull=call.pull,
             credit=call.credit,
             special=call.special,
@@ -1000,7 +1005,12 @@ class Session:
                 "embeddings are made of texts only", hint="leave the images and sounds out"
             )
         spec = msgspec.structs.replace(spec, stop=(*spec.stop, *history.tool_use.answers.stops))
-        ceiling = self.ledger.bounds.reasoning_bound(self.owner.user, spec.priority)
+        spec = parameters.bound_answer(spec, ceilings)
+        bounds = (
+            self.ledger.bounds.reasoning_bound(self.owner.user, spec.priority),
+            ceilings.reasoning_bound(spec.priority),
+        )
+        ceiling = min(filter(None, bounds), key=lambda bound: bound[1], default=None)
         spec = parameters.bound_reasoning(
             spec, history.tool_use, opened=history.opened, ceiling=ceiling
         )

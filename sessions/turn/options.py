@@ -43,6 +43,7 @@ from ..answers.constraint import AUTO, NO_CALLS, constraint_of
 from ..entries import Replay
 from ..history.overflow import ContextLimit
 from ..memory import MemoryMeter
+from ..worker_client import NameCeilings
 
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
@@ -260,6 +261,22 @@ class Parameters:
         arguments = self.in_turn("chat-template-kwargs", options)
         return Rendering(tools=tools, arguments=effort_arguments(effort) | arguments)
 
+    def with_system_prompt(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the first *messages* of a chat, with the system prompt of the parameters before
+        them if they have none.
+        """
+        return with_system_prompt(self.standing("system-prompt"), messages)
+
+    def bound_answer(self, spec: TaskSpec, ceilings: NameCeilings) -> TaskSpec:
+        """Return *spec* with at most as many tokens of the answer as the *ceilings* allow."""
+        limit = ceilings.n_predict_max
+        if limit is None or spec.embed is not None or 0 <= spec.n_predict <= limit:
+            return spec
+        if spec.n_predict > limit:
+            setting = f"{ceilings.setting}.n-predict-max"
+            self.adjusted["n-predict"] = f"{setting} allows {limit} tokens of an answer"
+        return msgspec.structs.replace(spec, n_predict=limit)
+
     def tool_use(self, options: Mapping[str, Any], form: AnswerForm) -> ToolUse:
         """Return the form of the answer of a turn with *options*, of a model that writes answers in
         *form*, and the tool calls that it may have.
@@ -394,6 +411,18 @@ def effort_arguments(effort: str) -> dict[str, Any]:
     if not effort:
         return {}
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+
+
+SYSTEM_ROLES = ("system", "developer")
+
+
+def with_system_prompt(text: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first *messages* of a chat, after a system message with *text*, unless that is
+    empty or they have such a message.
+    """
+    if not text or any(message.get("role") in SYSTEM_ROLES for message in messages):
+        return list(messages)
+    return [{"role": SYSTEM_ROLES[0], "content": text}, *messages]
 
 
 PROMPT_LOGPROBS_MAX = 1 << 15

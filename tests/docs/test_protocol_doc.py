@@ -35,7 +35,7 @@ from inferd.sessions import (
     SessionSettings,
     WorkerClient,
 )
-from inferd.sessions.worker_client import Comparison, Similarity
+from inferd.sessions.worker_client import NO_CEILINGS, Comparison, NameCeilings, Similarity
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 
@@ -249,6 +249,14 @@ class NoModel(ModelSource):
     @property
     def name(self) -> str:
         return "none"
+
+    @property
+    def base(self) -> str:
+        return "none"
+
+    @property
+    def ceilings(self) -> NameCeilings:
+        return NO_CEILINGS
 
     @property
     def held(self) -> bool:

@@ -39,8 +39,9 @@ def inferd(*arguments: str) -> str:
 
 
 def test_the_configuration_is_valid(tmp_path: Path) -> None:
-    tomllib.loads(block("toml", CONFIGURATION))
-    (tmp_path / "config.toml").write_text(block("toml", CONFIGURATION))
+    first, second = re.findall(r"```toml\n(.*?)```", CONFIGURATION, re.DOTALL)
+    assert tomllib.loads(second)["models"]["coder"]["of"] == "qwen3"
+    (tmp_path / "config.toml").write_text(first)
     config = load_config({"config": tmp_path / "config.toml"}, {})
     assert (config.sessions_max, config.keep_alive_s) == (200, 1800)
     assert config.models["notes"].options == {"slots": 8, "temp": 0.2}

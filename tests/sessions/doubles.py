@@ -19,6 +19,7 @@ from inferd.scheduler.owner import Owner, Requester
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn.turn import Comparer, Turn, compare_nothing
 from inferd.sessions.worker_client import (
+    NO_CEILINGS,
     ChatTokens,
     Comparison,
     Predecessor,
@@ -255,9 +256,10 @@ class Source:
     """A lease on the echo model. `comparer` compares sentences."""
 
     held = False
+    ceilings = NO_CEILINGS
 
     def __init__(self, port: InProcessClient, name: str = "echo"):
-        self.name, self.port = name, port
+        self.name, self.base, self.port = name, name, port
         self.loaded: InProcessClient | None = port
         self.comparer: Comparer = compare_nothing
         self.old: InProcessClient | None = None

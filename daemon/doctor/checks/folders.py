@@ -76,9 +76,9 @@ def inspect_models(config: Config, account: Account) -> Models:
     folder = config.models_dir
     denied_at, exists = _denial_of_folder(account, folder)
     found = find_models(folder) if exists and not denied_at else FoundModels(exists=False)
-    others = files_not_offered(folder, found, config.models, other_content)
+    others = files_not_offered(folder, found, config.tables, other_content)
     not_models = {folder / other.file for other in others}
-    missing = missing_files(config.models, found.files)
+    missing = missing_files(config.tables, found.files)
     files = {name: file for name, file in found.files.items() if file not in not_models}
     files |= {n: m.file for n, m in config.models.items() if m.file and os.path.exists(m.file)}
     parts = [p for file in files.values() for p in files_in_use(file) if os.path.exists(p)]

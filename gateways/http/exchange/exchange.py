@@ -485,5 +485,7 @@ def served_ctx_size(info: Mapping[str, Any]) -> int | None:
     """
     known = (info.get("info"), info.get("estimate"))
     sizes = [int((facts or {}).get("ctx_size") or 0) for facts in known]
-    sizes.append(int((info.get("options") or {}).get("ctx-size") or 0))
-    return next(filter(None, sizes), None)
+    configured = int((info.get("options") or {}).get("ctx-size") or 0)
+    found = next(filter(None, (*sizes, configured)), None)
+    # The context of another name may be smaller than that of the process that it shares.
+    return min(found, configured) if info.get("of") and found and configured else found

@@ -18,6 +18,7 @@ import pytest
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.backends.params import PARAMETERS
 from inferd.daemon.config.access_settings import ACCESS_KEYS
+from inferd.daemon.config.names import NAME_KEYS
 from inferd.daemon.config.settings import SETTINGS
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.ipc import messages as w
@@ -132,6 +133,7 @@ def errors_of_settings(folder: Path) -> Iterator[str]:
         "daemon": SETTINGS,
         "defaults": [p.name for p in PARAMETERS],
         "models.m": [p.name for p in PARAMETERS] + ["file", "backend", "adapters"],
+        "models.n": [p.name for p in PARAMETERS] + [*NAME_KEYS, "file"],
         "access.a": ACCESS_KEYS,
     }
     for table, keys in tables.items():

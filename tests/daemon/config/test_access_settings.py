@@ -102,6 +102,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         "tokens-per-minute": "1",
         "reasoning-max": "{ low = 1 }",
         "states": '["1/a"]',
+        "models": '["m"]',
     }
     assert set(values) == set(ACCESS_KEYS)
     text = "".join(f"{key} = {value}\n" for key, value in values.items())

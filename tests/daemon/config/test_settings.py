@@ -58,7 +58,7 @@ def test_without_a_runtime_directory_the_socket_lies_in_run() -> None:
 
 def test_the_table_describes_every_field_and_its_default_is_in_range() -> None:
     names = {f.name.replace("_", "-") for f in fields(Config)}
-    assert set(SETTINGS) == names - {"models", "defaults", "access"}
+    assert set(SETTINGS) == names - {"models", "names", "defaults", "access"}
     config = load_config({}, {})
     for name, setting in SETTINGS.items():
         value = getattr(config, name.replace("-", "_"))

@@ -245,8 +245,8 @@ async def test_settings_of_a_descriptors_model_are_not_stored(tmp_path: Path) ->
     async with create_task_group() as group:
         registry = Registry(config, group, lambda: None)
         lease = registry.lease_descriptor("d", PassedFile(-1, 0, (), lambda: None), 0)
-        registry.pin_model("d", 0, pinned=True)
+        registry.pin_model(registry.catalog.get("d", 0), pinned=True)
         assert not (tmp_path / SETTINGS_FILE).exists()
-        registry.pin_model("echo", 0, pinned=True)
+        registry.pin_model(registry.catalog.get("echo", 0), pinned=True)
         assert (tmp_path / SETTINGS_FILE).exists()
         lease.close()

@@ -67,6 +67,8 @@ export interface ModelParameters {
   "similarity-model"?: string | undefined;
   /** maximum time in milliseconds that a turn waits for one comparison (default: 1000) */
   "similarity-wait-ms"?: number | undefined;
+  /** system message with which a chat begins if its own messages have none; empty: none (default: "") */
+  "system-prompt"?: string | undefined;
   /** set_input(0) adds to the history instead of replacing it (default: false) */
   "append"?: boolean | undefined;
   /** reuse existing KV state; false: compute the whole prompt (default: true) */

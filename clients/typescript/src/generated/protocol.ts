@@ -258,6 +258,8 @@ export interface Metadata {
 export interface ModelInfo {
   /** The name by which clients load it. */
   name: string;
+  /** The name of the model of which `name` is another name, set in the configuration; empty: none. The facts below are those of the model, with whose process both compute. */
+  of: string;
   /** `cold`, `loading`, `ready`, `unloading` or `failed`. */
   state: string;
   /** `llama` or `echo`. */
@@ -323,6 +325,10 @@ export interface ShownModel extends ModelInfo {
   file_error: string | null;
   /** Nil if nothing is known, or the memory that its next load needs: `slots`, `ctx_size` (of each slot), and the keys of `memory` in bytes. Once the model has been loaded, llama.cpp has estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is not known), and the others are nil. */
   estimate: Fields | null;
+  /** The other names of the model, which the configuration gives it with `of`. */
+  names: string[];
+  /** The bounds of turns by this name: `n-predict-max`, `reasoning-max` (by class) and `priority-max`, as far as the configuration sets them. */
+  ceilings: Fields;
 }
 
 export interface FileInfo {
