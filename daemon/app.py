@@ -29,6 +29,7 @@ from .core import Daemon
 from .logs.setup import logs
 from .metrics.pages import MetricsPages
 from .models.loader import LoadListener
+from .models.preloads import Preloads
 from .models.tuner import TuningPace
 from .printable import escape_controls
 from .residency.machine import MachineMemory
@@ -153,6 +154,7 @@ async def _main(
                 service.notify_ready()
                 _report_ready(daemon, report)
                 services.start_soon(reload.run)
+                services.start_soon(_preload, daemon)
                 await daemon.stopping.wait()
                 service.notify_stopping(daemon.config.shutdown_grace_s)
                 if listener.inherited:
@@ -170,6 +172,14 @@ def _report_ready(daemon: Daemon, report: ReadinessReport) -> None:
     if not daemon.stopping.is_set() and not report.send_ready():
         log.warning("daemon.starter_has_ended")  # such as by Ctrl-C: no program uses this daemon
         daemon.stopping.set()
+
+
+async def _preload(daemon: Daemon) -> None:
+    """Load the models of `preload`, after the daemon was reported as ready."""
+    note = partial(daemon.components.note, "preload")
+    preloads = Preloads(daemon.registry, daemon.config.preload, note)
+    daemon.registry.loader.listeners.append(preloads)
+    await daemon.components.run_component("preload", preloads.run)
 
 
 async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None:

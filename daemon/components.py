@@ -63,6 +63,10 @@ COMPONENTS = {
         "models whose configured files do not exist cannot be loaded",
         "correct `file` in the configuration, or put the file there",
     ),
+    "preload": Component(
+        "models of `preload` were not loaded at the start; requests load them",
+        "correct the cause, and load them by `inferd load NAME`",
+    ),
     "memory": Component(
         "no memory is freed when memory becomes short while models run",
         "let the daemon read /proc/meminfo and its cgroup's files; restart it if they are readable",

@@ -14,6 +14,7 @@ from typing import Any
 from ...backends.library import LEVELS
 from ...backends.texts import choice_of, shorten
 from ...ipc.metrics_address import PORT_MAX, SOCKET_PATH_BYTES_MAX, parse_address
+from ...ipc.model_names import MODEL_NAME
 from ...ipc.paths import SYSTEM_SOCKET
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .access_settings import gid_of
@@ -127,7 +128,35 @@ def _log_levels_schema() -> Schema:
     return {"anyOf": [loggers, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
 
 
+PRELOADS_MAX = 64
+
+
+def _parse_models(value: Any) -> tuple[str, ...]:
+    """Return names of models, which are a list, or a text with commas."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or len(names) > PRELOADS_MAX:
+        raise ValueError(f"{shorten(value)} is not a list of at most {PRELOADS_MAX} models")
+    names = [name.strip() if isinstance(name, str) else name for name in names]
+    names = [name for name in names if name != ""]
+    if wrong := [n for n in names if not isinstance(n, str) or not MODEL_NAME.fullmatch(n)]:
+        raise ValueError("\n".join(f"{shorten(name)} is not the name of a model" for name in wrong))
+    return tuple(dict.fromkeys(names))
+
+
 PATH = Form(parse_path, TEXT)
+MODELS = Form(
+    _parse_models,
+    {
+        "anyOf": [
+            {
+                "type": "array",
+                "maxItems": PRELOADS_MAX,
+                "items": {"type": "string", "pattern": f"^{MODEL_NAME.pattern}$"},
+            },
+            {"type": "string"},
+        ]
+    },
+)
 SOCKET_PATH = Form(_parse_socket_path, TEXT | {"maxLength": SOCKET_PATH_BYTES_MAX})
 ADDRESS = Form(
     parse_address,

@@ -21,6 +21,7 @@ from .forms import (
     GROUP,
     LOG_LEVELS,
     MODE,
+    MODELS,
     PATH,
     SOCKET_PATH,
     TARGET,
@@ -59,6 +60,7 @@ class Config:
     sessions_waiting_user_max: int = setting(128, "maximum number of such requests of one user", 1, 100_000, AT_ONCE)
     idle_timeout_ms: int = setting(300_000, "idle time after which a session is closed or, with an id, made dormant", 1, MONTH_S * 1000, AT_ONCE)
     keep_alive_s: float = setting(300.0, "idle time after which a model is unloaded; -1: never, 0: at once", -1, MONTH_S, AT_ONCE)
+    preload: tuple[str, ...] = setting((), "models that are loaded at the start, in this order: a list, or a text such as `qwen3,coder`", form=MODELS, default_doc="none")
     memory_bytes: int = setting(0, "memory budget of all models together; 0: the machine's free memory", 0, BYTES_MAX)
     residency_s: float = setting(20.0, "time for which a model keeps admitting requests while others wait for its memory; 0: none", 0, 86_400)
     load_retry_s: float = setting(10.0, "time for which a failed load is not retried, if the file has not changed", 0, 3600)

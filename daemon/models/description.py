@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict, replace
 
 from ...backends.encoder_prompts import ctx_size_trained
-from ...backends.engine_options import cache_share_max
+from ...backends.engine_options import cache_share_max, engine_options_of
 from ...backends.gguf import FileFacts
-from ...backends.gguf.facts import NUMBER_MAX
+from ...backends.gguf.facts import NUMBER_MAX, read_facts
 from ...backends.gguf.projector import ProjectorHeader
 from ...backends.memory import MemoryNeed
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
-from ..config.model_settings import ECHO
+from ..config.model_settings import ECHO, ModelConfig
 from ..config.names import CEILINGS, NAME_KEYS
+from ..config.settings import Config
 from ..residency.machine import has_gpus
 from .catalog import NamedModel
-from .model import ManagedModel
-from .model_files import modified_at, signature_of, size_bytes
+from .model import SLOTS_DEFAULT, ManagedModel
+from .model_files import files_in_use, modified_at, signature_of, size_bytes
 from .projectors import NO_PROJECTOR, ProjectorChoice
 from .registry import Lease, Registry
 from .specs import (
@@ -123,22 +125,54 @@ def _estimate_memory(
         return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
     if facts is None:
         return None
-    trained = ctx_size_trained(facts.architecture, facts.ctx_size_trained or CTX_SIZE_DEFAULT)
-    ctx_size = spec.ctx_size or min(trained, CTX_SIZE_DEFAULT)
-    kv_bytes = facts.kv_token_bytes_max
-    if kv_bytes is not None:
-        kv_bytes = round(kv_bytes * cache_share_max(spec.options)) * ctx_size * spec.slots
-    weights = size_bytes(model.config.file) + sum(
-        adapter_bytes(adapter.file) for adapter in model.config.adapters.values()
-    )
+    ctx_size = spec.ctx_size or ctx_size_default(facts)
+    kv_bytes = kv_bytes_by_header(facts, spec.options, ctx_size * spec.slots)
+    weights = weight_bytes(model.config)
     known = {
         "slots": spec.slots,
         "ctx_size": ctx_size,
         "weights": weights,
-        "context": None if kv_bytes is None or kv_bytes > NUMBER_MAX else kv_bytes,
+        "context": kv_bytes,
         "projector": encoder,
     }
     return dict.fromkeys(_memory(MemoryNeed())) | known
+
+
+def ctx_size_default(facts: FileFacts) -> int:
+    """Return the tokens of a context whose size is not configured."""
+    trained = ctx_size_trained(facts.architecture, facts.ctx_size_trained or CTX_SIZE_DEFAULT)
+    return min(trained, CTX_SIZE_DEFAULT)
+
+
+def kv_bytes_by_header(facts: FileFacts, options: Mapping[str, Any], tokens: int) -> int | None:
+    """Return an upper bound of the KV states of *tokens* with the engine's *options*, or None."""
+    per_token = facts.kv_token_bytes_max
+    if per_token is None:
+        return None
+    kv_bytes = round(per_token * cache_share_max(options)) * tokens
+    return None if kv_bytes > NUMBER_MAX else kv_bytes
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Return the bytes of a model's files and adapters."""
+    return size_bytes(config.file) + sum(adapter_bytes(a.file) for a in config.adapters.values())
+
+
+def need_by_header(config: Config, model: ModelConfig) -> int | None:
+    """Return the host's memory that a load of *model* needs, with all slots and full contexts, from
+    its file alone; None if it is not known, or if a GPU may hold a part.
+
+    :raises OSError: the file cannot be read.
+    :raises DamagedHeader: it has no valid header.
+    """
+    options = config.defaults | model.options
+    if model.file is None or (has_gpus() and options.get("n-gpu-layers") != 0):
+        return None
+    facts = read_facts(files_in_use(model.file))
+    tokens = max(options.get("ctx-size", 0), 0) or ctx_size_default(facts)
+    tokens *= int(options.get("slots", SLOTS_DEFAULT))
+    kv_bytes = kv_bytes_by_header(facts, engine_options_of(options), tokens)
+    return None if kv_bytes is None else weight_bytes(model) + kv_bytes
 
 
 def _need_bytes(registry: Registry, model: ManagedModel, facts: FileFacts | None) -> int | None:

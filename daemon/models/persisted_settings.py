@@ -57,6 +57,17 @@ class _File(msgspec.Struct):
     models: dict[str, PersistedSettings] = {}
 
 
+def pinned_names(path: Path) -> list[str]:
+    """Return the names that the file at *path* pins; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(SETTINGS_BYTES_MAX)
+        models = msgspec.json.decode(data, type=_File, dec_hook=_path).models
+    except (OSError, ValueError):
+        return []
+    return [name for name, settings in models.items() if settings.pinned]
+
+
 class PersistedModels:
     """Settings by model name. A damaged file is set aside, one of a newer version is not touched.
     If no file can be written, settings hold until the daemon stops. *note_state* is called with the

@@ -341,9 +341,9 @@ class Stats(msgspec.Struct, kw_only=True):
     """
     components: list[dict[str, Any]]
     """The optional components and their health: `config`, `state`, `journal`, `kv-store`,
-    `models`, `models-dir`, `model-files`, `memory`, `cores`, `notify`, `metrics`, `traces`,
-    `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`, `effect`,
-    `remedy` and `failing_s` (the seconds since then).
+    `models`, `models-dir`, `model-files`, `preload`, `memory`, `cores`, `notify`, `metrics`,
+    `traces`, `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`,
+    `effect`, `remedy` and `failing_s` (the seconds since then).
     """
     metrics_address: str | None
     """Where Prometheus can scrape the metrics: HOST:PORT or a path; nil: they are not served."""

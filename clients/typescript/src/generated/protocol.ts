@@ -473,7 +473,7 @@ export interface Stats {
   sessions_expired: number;
   /** State of the journal of sessions with an id, a map of `state` (`written`; `failing`: it cannot be written; `refused`: it is a newer version's), `cause` (of the last failure, or nil), `sessions` (their number) and `moved_to` (the path to which a damaged journal, or one of an older version, was moved at the start, or nil). */
   journal: Fields;
-  /** The optional components and their health: `config`, `state`, `journal`, `kv-store`, `models`, `models-dir`, `model-files`, `memory`, `cores`, `notify`, `metrics`, `traces`, `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`, `effect`, `remedy` and `failing_s` (the seconds since then). */
+  /** The optional components and their health: `config`, `state`, `journal`, `kv-store`, `models`, `models-dir`, `model-files`, `preload`, `memory`, `cores`, `notify`, `metrics`, `traces`, `log`, `uvloop`; for each a map of `component`, `up`, and, if it fails, `cause`, `effect`, `remedy` and `failing_s` (the seconds since then). */
   components: Fields[];
   /** Where Prometheus can scrape the metrics: HOST:PORT or a path; nil: they are not served. */
   metrics_address: string | null;
