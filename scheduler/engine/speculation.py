@@ -14,7 +14,7 @@ from ..drafting.drafter import Drafter
 from ..drafting.ngram import NgramDrafter
 from ..policy.batch_plan import ScheduledTokens
 from ..policy.cost import StepCost
-from ..policy.draft_plan import DRAFT_MAX, StreamOffer, plan_drafts
+from ..policy.draft_plan import DRAFT_MAX, PromptChunks, StreamOffer, plan_drafts
 from ..policy.order import Order
 from ..task import Task
 from .answers import joins_events
@@ -85,13 +85,17 @@ class Speculation:
     ) -> Sequence[ScheduledTokens]:
         """Return *batch* with the drafts that the next step verifies."""
         able = self._model.info.no_drafts == "" and not self._slots.drafts_cut_states
-        if not able or any(part.task.prefilling for part in batch):
+        if not able:
+            return batch
+        prompts = [part.count for part in batch if part.task.prefilling]
+        if len(prompts) == len(batch):
             return batch
         if self._pause_steps:
             self._pause_steps -= 1
             return batch
         offers, proposals, offered = [], [], False
-        for part in batch:
+        streams = [part for part in batch if not part.task.prefilling] if prompts else batch
+        for part in streams:
             offer, tokens = self._offer(part, order)
             offered |= bool(tokens)
             offers.append(offer)
@@ -99,13 +103,17 @@ class Speculation:
         if not offered:
             return batch
         info, cost = self._model.info, self._cost
-        left = min(info.logits_max - len(batch), info.batch_size - sum(p.count for p in batch))
+        logits = sum(max(1, part.logits) for part in batch)
+        left = min(info.logits_max - logits, info.batch_size - sum(p.count for p in batch))
         target_s = self._tasks.settings.step_s_target
-        plan = plan_drafts(offers, cost.logits_pass_s, cost.position_s, target_s, left)
-        return [
-            self._with_drafts(part, tokens[:count], count, plan.slowdown) if count else part
-            for part, tokens, count in zip(batch, proposals, plan.counts, strict=True)
-        ]
+        beside = PromptChunks(prompts, cost.token_s, cost.pass_s, cost.logits_pass_known)
+        plan = plan_drafts(offers, cost.logits_pass_s, cost.position_s, target_s, left, beside)
+        drafted = {
+            id(part): self._with_drafts(part, tokens[:count], count, plan.slowdown, prompts)
+            for part, tokens, count in zip(streams, proposals, plan.counts, strict=True)
+            if count
+        }
+        return [drafted.get(id(part), part) for part in batch] if drafted else batch
 
     def _offer(self, part: ScheduledTokens, order: Order) -> tuple[StreamOffer, Sequence[int]]:
         """Return what a stream offers for the next step, and the tokens that its drafter proposes,
@@ -168,7 +176,12 @@ class Speculation:
         stream.predicted = predicted[max(new, 0) :]
 
     def _with_drafts(
-        self, part: ScheduledTokens, tokens: Sequence[int], count: int, slowdown: float
+        self,
+        part: ScheduledTokens,
+        tokens: Sequence[int],
+        count: int,
+        slowdown: float,
+        prompts: Sequence[int],
     ) -> ScheduledTokens:
         """Return *part* with *count* drafts: the proposed *tokens* first, then fill."""
         task = part.task
@@ -176,7 +189,12 @@ class Speculation:
             stream = self._streams[task.spec.id]
             stream.slowdown, stream.tried = slowdown, task.accepted
         fill = (task.tokens[-1],) * (count - len(tokens))
-        return msgspec.structs.replace(part, drafts=(*tokens, *fill), proposed=len(tokens))
+        return msgspec.structs.replace(
+            part,
+            drafts=(*tokens, *fill),
+            proposed=len(tokens),
+            beside_prompts=len(prompts) > 0,
+        )
 
     def count_drafts(self, batch: Sequence[ScheduledTokens]) -> None:
         """Count the drafts of a step that was computed: they are in the slots of their tasks."""

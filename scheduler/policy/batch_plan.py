@@ -240,6 +240,8 @@ class ScheduledTokens(msgspec.Struct, frozen=True):
     logits: int
     drafts: tuple[int, ...] = ()
     proposed: int = 0
+    beside_prompts: bool = False
+    """It has drafts in a step with chunks of prompts."""
 
     @classmethod
     def of_task(cls, task: Task, count: int) -> ScheduledTokens:
@@ -272,7 +274,8 @@ def load_of(batch: Sequence[ScheduledTokens]) -> StepLoad:
     chunks = [(part.start, part.size) for part in batch]
     load = StepLoad.of_chunks(chunks, sum(part.logits_read for part in batch))
     if any(part.drafts for part in batch):
-        load = msgspec.structs.replace(load, passes=tuple(passes_of([s for _, s in chunks])))
+        passes, mixed = passes_of([s for _, s in chunks]), any(p.beside_prompts for p in batch)
+        load = msgspec.structs.replace(load, passes=tuple(passes), has_prompts=mixed)
     return load
 
 

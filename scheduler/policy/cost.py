@@ -57,6 +57,8 @@ class StepLoad(msgspec.Struct, frozen=True):
     """Whether each chunk has one token."""
     passes: tuple[int, ...] = ()
     """In a step with drafts, the tokens of each pass (`draft_plan.passes_of`)."""
+    has_prompts: bool = False
+    """Whether there are chunks of prompts in a step with drafts."""
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[tuple[int, int]], logits: int = 0) -> StepLoad:
@@ -172,6 +174,16 @@ class StepCost:
         return self.predict(StepLoad(1, tokens, 0)) if known is None else known
 
     @property
+    def logits_pass_known(self) -> int:
+        """The most tokens of a pass that decodes, of which the time is known; 0 if none is."""
+        return self._decoding.size_max
+
+    @property
+    def token_s(self) -> float:
+        """The seconds of a token of a prompt, without those of depth."""
+        return self._cost.coefficients[1]
+
+    @property
     def position_s(self) -> float:
         """The seconds that each earlier token adds to a token that attends to it."""
         return self._cost.coefficients[2]
@@ -191,10 +203,13 @@ class StepCost:
 
     def learn_step(self, load: StepLoad, seconds: float) -> None:
         """Update the cost by a step of *load* that took *seconds*. A step with logits, apart from
-        the first step, does not change the costs of the others. Neither does one with drafts.
+        the first step, does not change the costs of the others. Neither does one with drafts, from
+        which nothing is learned if it has prompts, too.
         """
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
+        if load.passes and load.has_prompts:
+            return  # the costs of tokens with and without logits are not told apart
         if load.passes:
             self._decoding.learn_passes(load.passes, seconds - self.position_s * load.depth)
             return
@@ -237,6 +252,11 @@ class DecodeTimes:
     def known(self) -> bool:
         """Whether there was a step yet."""
         return bool(self._sizes)
+
+    @property
+    def size_max(self) -> int:
+        """The largest known number of tokens; 0 if none is known."""
+        return self._sizes[-1] if self._sizes else 0
 
     def seconds(self, tokens: int) -> float | None:
         """Return the seconds of a step of that many tokens; None if there was none yet."""

@@ -7,6 +7,7 @@ come in as a function, acceptance as the numbers that `Acceptance` has learned.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -99,12 +100,42 @@ def passes_of(lengths: Sequence[int]) -> list[int]:
     return passes
 
 
+def _mixed_passes(
+    streams: Sequence[int], prompts: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return for each pass its tokens of *streams*, and those of *prompts*."""
+    own, others = Counter(streams), Counter(prompts)
+    left, left_others, done = len(streams), len(prompts), 0
+    found = list[int](), list[int]()
+    for length in sorted(own | others):
+        found[0].append(left * (length - done))
+        found[1].append(left_others * (length - done))
+        left, left_others, done = left - own[length], left_others - others[length], length
+    return found
+
+
+class PromptChunks(NamedTuple):
+    """The chunks of prompts beside the streams: their *lengths*, the seconds of one of their tokens
+    in a pass, and those of a pass that has only tokens of prompts. Beside them no size of a pass is
+    tried, since nothing would be learned: it has at most *known_max* tokens of streams.
+    """
+
+    lengths: Sequence[int] = ()
+    token_s: float = 0.0
+    pass_s: float = 0.0
+    known_max: int = 0
+
+
+NO_PROMPTS = PromptChunks()
+
+
 def plan_drafts(
     streams: Sequence[StreamOffer],
     pass_s: Callable[[int], float],
     position_s: float,
     seconds_max: float,
     tokens_max: int,
+    prompts: PromptChunks = NO_PROMPTS,
 ) -> DraftPlan:
     """Return the number of drafts of each of *streams*.
 
@@ -112,11 +143,12 @@ def plan_drafts(
     several passes. Either all chunks get this number, filled up where less is proposed, and the
     step is one pass; or the streams of the highest levels get it, in a pass of their own.
 
-    The drafts are those with which the step computes most tokens per second, if they are
+    The drafts are those with which the step computes most tokens of streams per second, if they are
     `GAIN_MIN` times as many as without drafts. Nobody pays for them: no stream falls below its pace
-    without drafts, except for `LOSS_MAX`. The step takes at most *seconds_max*, and has at most
-    *tokens_max* drafts. *pass_s* returns the seconds of a pass by its number of tokens, to which
-    *position_s* is added for each earlier token that a token attends to.
+    without drafts, except for `LOSS_MAX`, nor do *prompts*, and all tokens together do not become
+    fewer per second. The step takes at most *seconds_max*, and has at most *tokens_max* drafts.
+    *pass_s* returns the seconds of a pass by its number of tokens of streams, to which *position_s*
+    is added for each earlier token that a token attends to.
     """
     count = len(streams)
     best = DraftPlan([0] * count)
@@ -127,33 +159,47 @@ def plan_drafts(
     lengths = [s.pending for s in streams]
     tokens, plain = sum(lengths), lengths == [1] * count
     depth_s = position_s * sum(s.pending * s.position for s in streams)
-    before_s = sum(map(pass_s, passes_of(lengths))) + depth_s
+
+    def seconds_of(lengths: Sequence[int]) -> float:
+        if not prompts.lengths:
+            return sum(map(pass_s, passes_of(lengths)))
+        passes = [*zip(*_mixed_passes(lengths, prompts.lengths), strict=True)]
+        if any(own > prompts.known_max for own, _ in passes):
+            return math.inf
+        return sum(
+            (pass_s(own) if own else prompts.pass_s) + prompts.token_s * others
+            for own, others in passes
+        )
+
+    before_s = seconds_of(lengths) + depth_s
     if before_s <= 0 or before_s > seconds_max:
         return best
     rate_best = GAIN_MIN * tokens / before_s
-    slowdown_max = 1 + LOSS_MAX
+    slowdown_max, tokens_all = 1 + LOSS_MAX, tokens + sum(prompts.lengths)
 
     def consider(chosen: Sequence[int], size: int) -> None:
         nonlocal best, rate_best
         drafts = [0] * count
         for index in chosen:
             drafts[index] = size
-        if plain and len(chosen) == count:
-            passes = [count * (1 + size)]
-        else:
-            passes = passes_of([n + more for n, more in zip(lengths, drafts, strict=True)])
         more_s = position_s * size * sum(streams[i].position for i in chosen)
-        seconds = sum(map(pass_s, passes)) + depth_s + more_s
+        if plain and len(chosen) == count and not prompts.lengths:
+            seconds = pass_s(count * (1 + size)) + depth_s + more_s
+        else:
+            longer = [n + more for n, more in zip(lengths, drafts, strict=True)]
+            seconds = seconds_of(longer) + depth_s + more_s
         if seconds > seconds_max:
             return
         gains = [s.gain(n) for s, n in zip(streams, drafts, strict=True)]
         slowdown, rate = seconds / before_s, (tokens + sum(gains)) / seconds
-        if rate > rate_best and slowdown <= slowdown_max * (1 + min(gains)):
+        least = 0.0 if prompts.lengths else min(gains)
+        fewer = prompts.lengths and tokens_all + sum(gains) <= tokens_all * slowdown
+        if rate > rate_best and slowdown <= slowdown_max * (1 + least) and not fewer:
             best, rate_best = DraftPlan(drafts, slowdown), rate
 
     together = min(s.drafts_max for s in streams) if plain else 0
     # Mostly a second pass alone takes longer than that, whatever its size.
-    apart = before_s + pass_s(1) <= slowdown_max * before_s or not plain
+    apart = before_s + pass_s(1) <= slowdown_max * before_s or not plain or bool(prompts.lengths)
     longest = max(len(streams[i].expected) for i in able)
     for size in SIZES:
         if size > longest or size > tokens_max:

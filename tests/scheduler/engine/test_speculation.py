@@ -333,6 +333,31 @@ def test_streams_share_a_step_with_chunks_of_one_length() -> None:
     assert any(sizes == [9, 9, 9] for sizes in decoding)
 
 
+def test_a_stream_has_drafts_beside_the_prompts_of_others() -> None:
+    """The prompts need no more steps, and all answers are the same."""
+    prompts = {n: f"{n} {TEXT[:30]}" for n in range(3, 8)}
+    found: list[list[tuple[int, int]]] = []
+    for speculation in ("off", "knowing"):
+        bench = bench_of(1.0, ctx_size=2048)
+        steps = chunks_of(bench)
+        bench.run(bench.submit(1, TEXT, speculation="knowing", draft_max=8))  # sizes are known now
+        bench.iterate(bench.submit(2, TEXT * 8, speculation=speculation, draft_max=8))
+        while not bench.tokens(2):
+            bench.iterate()
+        del steps[:]
+        for number, text in prompts.items():
+            bench.iterate(bench.submit(number, text, speculation="off", n_predict=1))
+            bench.iterate()
+        found.append([(sizes[0], sizes[1]) for sizes in steps if len(sizes) == 2])
+        bench.run()
+        assert bench.text(2).decode() == TEXT * 8
+        assert all(bench.text(n) == text[:1].encode() for n, text in prompts.items())
+    plain, drafted = found
+    assert plain and {size for size, _ in plain} == {1}
+    assert max(size for size, _ in drafted) == 9
+    assert [read for _, read in drafted] == [read for _, read in plain]
+
+
 def test_no_step_has_more_logits_than_the_model_allows() -> None:
     """The echo model refuses the step otherwise; llama.cpp would end the process."""
     bench = bench_of(1.0, slots=12, batch_size=32)

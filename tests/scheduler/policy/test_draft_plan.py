@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec import structs
 
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.draft_plan import (
     DRAFT_MAX,
+    NO_PROMPTS,
     POSITIONS,
     SIZES,
     STREAMS_MAX,
     Acceptance,
     DraftPlan,
+    PromptChunks,
     StreamOffer,
     passes_of,
     plan_drafts,
@@ -62,11 +65,12 @@ def decide(
     seconds_max: float = 10.0,
     tokens_max: int = 1000,
     position_s: float = 0.0,
+    prompts: PromptChunks = NO_PROMPTS,
 ) -> DraftPlan:
-    return plan_drafts(streams, pass_s, position_s, seconds_max, tokens_max)
+    return plan_drafts(streams, pass_s, position_s, seconds_max, tokens_max, prompts)
 
 
-def counts(*streams: StreamOffer, pass_s: Callable[[int], float], **bounds: float) -> list[int]:
+def counts(*streams: StreamOffer, pass_s: Callable[[int], float], **bounds: object) -> list[int]:
     return decide(streams, pass_s, **bounds).counts  # type: ignore[arg-type]
 
 
@@ -220,3 +224,60 @@ def test_acceptance_is_learned_by_position() -> None:
         acceptance.note(POSITIONS + 5, right=False)
     assert acceptance.expected(0, 2) == pytest.approx([1.0, 1.0], abs=1e-3)
     assert acceptance.expected(POSITIONS - 1, 3) == pytest.approx([0.0] * 3, abs=1e-3)
+
+
+def gpu_prompts(*lengths: int, known_max: int = 100) -> PromptChunks:
+    return PromptChunks(lengths, 1e-5, 0.005, known_max)
+
+
+def test_beside_prompts_drafts_are_computed_where_they_are_nearly_free() -> None:
+    beside = gpu_prompts(100)
+    assert counts(stream(0.8), pass_s=gpu, prompts=beside) >= [12]
+    assert counts(stream(0.9), stream(0.9), pass_s=gpu, prompts=beside) >= [6, 6]
+    assert counts(stream(0.9), silent(), pass_s=gpu, prompts=beside)[0] >= 6, "it may be filled"
+    assert counts(stream(0.05), pass_s=gpu, prompts=beside) == [0]
+    assert counts(stream(0.9), pass_s=gpu, prompts=beside, seconds_max=0.0105) == [0], "the target"
+    assert counts(stream(0.9), pass_s=gpu, prompts=beside, seconds_max=0.01104) == [2]
+    assert 0 < counts(stream(0.9), pass_s=gpu, prompts=beside, tokens_max=4)[0] <= 4
+
+
+def test_beside_prompts_no_size_is_tried() -> None:
+    """A prompt of a few tokens is computed in the passes of the stream."""
+    assert counts(stream(1.0), pass_s=gpu, prompts=gpu_prompts(100, known_max=5)) == [4]
+    assert counts(stream(1.0), pass_s=gpu, prompts=gpu_prompts(100, known_max=0)) == [0]
+    assert counts(stream(1.0), pass_s=gpu, prompts=gpu_prompts(9, known_max=5)) == [4]
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.9, 1.0])
+def test_on_a_cpu_a_prompt_does_not_pay_for_drafts(rate: float) -> None:
+    """100 tokens take about as long as ten decodes, a draft half a decode."""
+    beside = PromptChunks((100,), 0.001, 0.002, 100)
+    assert counts(stream(rate), pass_s=learned(CPU_ROWS), prompts=beside) == [0]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("lengths", [(1,), (9,), (40, 200), (512,)])
+@pytest.mark.parametrize("token_s", [1e-6, 1e-5, 1e-3])
+def test_beside_prompts_all_tokens_together_become_more_and_no_prompt_loses_pace(
+    rate: float, lengths: tuple[int, ...], token_s: float
+) -> None:
+    beside = PromptChunks(lengths, token_s, 0.005, 200)
+    offers = [stream(rate), stream(rate / 2), silent()]
+    plan = decide(offers, gpu, prompts=beside)
+    gain = sum(offer.gain(n) for offer, n in zip(offers, plan.counts, strict=True))
+    total = len(offers) + sum(lengths)
+    assert plan.slowdown <= 1.02 and (total + gain) / plan.slowdown >= total
+    if any(plan.counts):
+        assert (len(offers) + gain) / plan.slowdown >= 1.1 * len(offers)
+
+
+def test_nothing_is_learned_from_a_step_of_drafts_and_prompts() -> None:
+    cost = StepCost()
+    for _ in range(10):
+        cost.learn_step(StepLoad.of_chunks([(0, 1)]), 0.01)
+        cost.learn_step(StepLoad.of_chunks([(0, 50)]), 0.05)
+    before = cost.coefficients(), cost.logits_pass_s(1), cost.logits_pass_s(3)
+    load = structs.replace(StepLoad.of_chunks([(0, 3), (0, 50)]), passes=(6, 47), has_prompts=True)
+    cost.learn_step(load, 5.0)
+    assert (cost.coefficients(), cost.logits_pass_s(1), cost.logits_pass_s(3)) == before
+    assert cost.logits_pass_known == 1
