@@ -13,6 +13,8 @@ from bench.attack.report import page as security_page
 from inferd.backends.params.parameter_table import json_schema
 from inferd.daemon.config.show import config_schema
 from tools.answers_page import page as answers_page
+from tools.compatibility.settings import PAGE as COMPATIBILITY
+from tools.compatibility.settings import page as compatibility_page
 from tools.gateway_fields_page import page as gateway_fields_page
 from tools.json_schema_page import page as json_schema_page
 from tools.man_pages import man_pages
@@ -43,6 +45,7 @@ def pages() -> dict[Path, str]:
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
         DOCS / "settings.md": settings_page(),
+        COMPATIBILITY: compatibility_page(),
         PROTOCOL: protocol_page(),
         MODELS: models_page(),
         SECURITY: security_page(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
+from socket import create_connection
 from typing import Annotated
 
 import typer
@@ -17,6 +18,8 @@ from ...cli.output import note
 from .limits import RESTART_S_MAX, Limits, UnknownFields, clients_max_of
 
 _DEFAULTS = Limits()
+PROBE_S_MAX = 5.0
+"""Time for the daemon's and the gateway's answers to `--show`."""
 
 
 def _level_of(text: str) -> str:
@@ -45,6 +48,17 @@ KeysFile = Annotated[
 NewKey = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Print a new key and its entry for the file, and exit."),
+]
+Show = Annotated[
+    bool,
+    typer.Option(
+        "--show",
+        help="Print the settings by which PROGRAM uses the gateway with these options, and exit;"
+        " without PROGRAM list the programs.",
+    ),
+]
+ShownProgram = Annotated[
+    str, typer.Argument(metavar="[PROGRAM]", help="The program of --show.", show_default=False)
 ]
 Certificate = Annotated[
     Path | None,
@@ -121,11 +135,13 @@ HoldHeaders = Annotated[
 
 
 def gateway(
+    program: ShownProgram = "",
     listen: Listen = "127.0.0.1:8080",
     allow_host: AllowHost = None,
     allow_origin: AllowOrigin = None,
     keys: KeysFile = None,
     new_key: NewKey = None,
+    show: Show = False,
     tls_certificate: Certificate = None,
     tls_key: CertificateKey = None,
     mode: SocketMode = "0600",
@@ -148,8 +164,14 @@ def gateway(
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("inferd").setLevel(log_level.upper())
+    if program and not show:
+        raise typer.BadParameter(f"{program!r}: a program is only named with --show")
     if new_key is not None:
         show_new_key(new_key)
+        return
+    if show:
+        scheme = "https" if tls_certificate is not None else "http"
+        show_settings(program, listen, scheme, socket, has_keys=keys is not None)
         return
     with optional_import("the gateway uses uvicorn", "gateway"):
         from .server import run_server
@@ -203,6 +225,71 @@ def gateway(
         )
     finally:
         listener.close()
+
+
+def show_settings(
+    name: str, listen: str, scheme: str, socket: Path | None, *, has_keys: bool
+) -> None:
+    """Print the settings of the program *name* for a gateway at *listen*, or list the programs.
+
+    :raises NotFound: no settings are known for the program.
+    :raises InvalidArgument: the gateway has no address that programs can be set to.
+    """
+    from ...backends.errors import InvalidArgument
+    from .listening import parse_address
+    from .programs import NO_KEY, PROGRAMS, Address, find_program, settings_text
+
+    if not name:
+        for each in PROGRAMS:
+            typer.echo(f"{each.name:18} {each.package} ({each.registry})")
+        return
+    program, address = find_program(name), parse_address(listen)
+    if address.path or not address.port:
+        raise InvalidArgument(
+            f"programs cannot be set to the address {listen!r}",
+            hint="name the gateway's host and port: --listen 127.0.0.1:8080",
+        )
+    url = f"{scheme}://{_host_for_clients(listen)}"
+    model = _model_for_clients(socket)
+    key = "KEY" if has_keys else NO_KEY
+    typer.echo(settings_text(program, Address(url, model or "MODEL", key)), nl=False)
+    if not model:
+        note("MODEL is one of `inferd models`; no daemon with a model answers now")
+    if has_keys:
+        note("KEY is the key that `inferd gateway --new-key NAME` has shown")
+    if not _answers(address.host, address.port):
+        note(f"no gateway answers there now: start it with `inferd gateway --listen {listen}`")
+
+
+def _host_for_clients(listen: str) -> str:
+    """Return the host and the port by which programs of this machine reach a gateway."""
+    host, _, port = listen.rpartition(":")
+    return f"{'127.0.0.1' if host in ('', '0.0.0.0', '*', '[::]', '::') else host}:{port}"
+
+
+def _model_for_clients(socket: Path | None) -> str:
+    """Return the model with which a program begins, or an empty text if no daemon answers."""
+    from ...backends.errors import InferdError
+    from ...ipc.client import Client
+    from ...ipc.model_names import offered_models, preferred_model
+
+    try:
+        with Client(socket, timeout=PROBE_S_MAX) as client:
+            models = client.models()
+            memory = client.stats().get("memory", {})
+    except InferdError:
+        return ""
+    first = next((model["name"] for model in offered_models(models)), "")
+    return preferred_model(models, memory) or first
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether a program accepts connections at an address."""
+    try:
+        with create_connection((host or "127.0.0.1", port), timeout=PROBE_S_MAX):
+            return True
+    except OSError:
+        return False
 
 
 def show_new_key(name: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from inferd.testing import running_daemon
 from tools.compatibility.environments import PROGRAMS, ROOT, Program
+from tools.compatibility.settings import PAGE, with_settings
 
-PAGE = ROOT / "docs" / "compatibility.md"
 MODEL_FILE = ROOT / ".cache" / "models" / "smollm2-135m-instruct.gguf"
 MODEL = "smollm2"
 IMAGE_MODEL = "eyes"
@@ -110,7 +110,7 @@ def main() -> None:
                 failed += "error" in line
     if not named:
         date = datetime.now(UTC).strftime("%Y-%m-%d")
-        PAGE.write_text(HEAD.format(date=date) + "".join(rows))
+        PAGE.write_text(with_settings(HEAD.format(date=date) + "".join(rows)))
     sys.exit(f"{failed} checks failed" if failed else 0)
 
 
