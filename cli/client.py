@@ -32,12 +32,24 @@ ResultT = TypeVar("ResultT")
 
 
 def client_of(
-    socket: Path | None, *, retries: int = 0, label: str = "", resume_s: float = RESUME_S
+    socket: Path | None,
+    *,
+    retries: int = 0,
+    label: str = "",
+    resume_s: float = RESUME_S,
+    reconnect: bool = False,
 ) -> Client:
     """Return a client that is not connected yet; its sessions resume within *resume_s*."""
     from ..ipc.client import Client
 
-    return Client(socket, retries=retries, software=SOFTWARE, label=label, resume_timeout=resume_s)
+    return Client(
+        socket,
+        retries=retries,
+        software=SOFTWARE,
+        label=label,
+        resume_timeout=resume_s,
+        reconnect=reconnect,
+    )
 
 
 def socket_of(socket: Path | None) -> Path:

@@ -71,6 +71,17 @@ def states(ctx: typer.Context, incomplete: str) -> Offers:
     )
 
 
+def jobs(ctx: typer.Context, incomplete: str) -> Offers:
+    """Return the ids of the user's jobs."""
+    return _query(
+        ctx,
+        lambda client: [
+            (j["id"], f"{j['state']}, {j['completed']} of {j['requests']} answered")
+            for j in client.jobs()
+        ],
+    )
+
+
 def _query(ctx: typer.Context, query: Callable[[OneShotClient], Offers]) -> Offers:
     from .one_shot import OneShotClient
 

@@ -145,6 +145,10 @@ class OneShotClient:
         """Return the user's named states."""
         return self.call("list_states", w.Empty(), w.ListStatesResult).states
 
+    def jobs(self, *, all_users: bool = False) -> list[dict[str, Any]]:
+        """Return the user's jobs."""
+        return self.call("jobs", w.JobsParams(all=all_users), w.JobsResult).jobs
+
     def queue(self, *, all_users: bool = False) -> list[dict[str, Any]]:
         """Return the user's waiting and running tasks."""
         return self.call("queue", w.QueueParams(all=all_users), w.QueueResult).tasks

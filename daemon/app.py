@@ -135,6 +135,7 @@ async def _main(
         traces = Traces(daemon)
         traces.open()
         daemon.socket_activated = listener.inherited
+        daemon.socket_path = listener.path
         service = _service(daemon)
         reload = ConfigReloader(daemon, read, service)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -152,6 +153,8 @@ async def _main(
                     models=len(daemon.registry.catalog.listed_to(os.getuid())),
                 )
                 service.notify_ready()
+                services.start_soon(daemon.jobs.run)
+                services.start_soon(daemon.job_runner.run)
                 _report_ready(daemon, report)
                 services.start_soon(reload.run)
                 services.start_soon(_preload, daemon)
@@ -251,6 +254,7 @@ async def _stop(daemon: Daemon) -> None:
     await daemon.journal.close()
     await daemon.state_journal.close()
     await daemon.media_store.close()
+    await daemon.jobs.close()
     await daemon.clock.note()
 
 

@@ -46,6 +46,11 @@ COMPONENTS = {
         "images and sounds of sessions are not kept when the daemon stops",
         "free space on the disk of state-dir, or let the daemon's user own its folder `media`",
     ),
+    "jobs": Component(
+        "jobs do not go on, and new ones are refused",
+        "free space on the disk of state-dir, or let the daemon's user own its folder `jobs`; if"
+        " its file has a newer version, start that version again",
+    ),
     "kv-store": Component(
         "KV states are not kept on disk: they are computed again once evicted from memory",
         "free space on the disk of state-dir, or let the daemon's user own its folder `kv`",

@@ -57,6 +57,8 @@ from .config.settings import Config
 from .copy_streams import CopyStreams
 from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
+from .jobs.jobs import JobLimits, Jobs
+from .jobs.runner import JobRunner
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters
 from .models.catalog import NamedModel
@@ -69,7 +71,7 @@ from .models.tuner import TuningPace
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
 from .state_clock import StateClock
-from .state_files import JOURNAL_FILE, MEDIA_DIR, STATES_FILE
+from .state_files import JOBS_DIR, JOURNAL_FILE, MEDIA_DIR, STATES_FILE
 
 log = structlog.get_logger()
 ipc_log = structlog.get_logger(logger_name="ipc")
@@ -152,6 +154,19 @@ class Daemon:
         self.journal = Journal(
             config.state_dir / JOURNAL_FILE, self.journal_changed, self.clock.dates()
         )
+        self.jobs = Jobs(
+            config.state_dir / JOBS_DIR,
+            partial(self.components.note, "jobs"),
+            self.clock.dates().now,
+        )
+        self.socket_path = str(config.socket)
+        """The path of the socket on which it listens."""
+        self.job_runner = JobRunner(
+            self.jobs,
+            lambda: self.socket_path,
+            lambda: not self.draining,
+            access.note_job_process,
+        )
         self.copies = CopyStreams()
         self.sessions = SessionManager(
             self.ledger,
@@ -230,6 +245,16 @@ class Daemon:
                 priority_strict=config.priority_strict,
             ),
         )
+        self.jobs.limits = JobLimits(
+            user_max=config.jobs_user_max,
+            lines_max=config.jobs_lines_max,
+            file_bytes_max=config.jobs_file_bytes_max,
+            user_bytes_max=config.jobs_user_bytes_max,
+            bytes_max=config.jobs_bytes_max,
+            days_max=config.jobs_days_max,
+            requests_max=config.jobs_requests_max,
+        )
+        self.jobs.wake.set()
         self.states.limits = StateLimits(
             states_max=config.states_max,
             states_user_max=config.states_user_max,
@@ -315,6 +340,8 @@ class Daemon:
         for uploads in (self.uploads, self.copy_uploads):
             for transfer in uploads.of_owner(connection):
                 self.registry.start_soon(uploads.end, transfer, connection)
+        if self.jobs.has_uploads(connection):
+            self.registry.start_soon(self.jobs.end_uploads, connection)
         self.connections.remove_connection(connection)
 
     def call_failed(self, operation: str, error: Exception) -> None:
@@ -403,6 +430,11 @@ class Daemon:
         journals = self.journal, self.state_journal
         if all(each.cause is None and each.set_aside is None for each in journals):
             await self.media_store.sweep()  # else sessions that were not read may have contents
+        await self.jobs.open()
+        for job in self.jobs.jobs(None):
+            self.connections.access.own_user_names.add_name(
+                job.row.owner.user, job.row.on_behalf_of
+            )
         log.info(
             "sessions.restored",
             sessions=len(self.sessions.dormant),

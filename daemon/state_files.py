@@ -15,6 +15,8 @@ TUNING_FILE = "tuning.json"
 """The settings that were measured on this machine. A backup lacks it: another machine differs."""
 MEDIA_DIR = "media"
 """The folder of the images and sounds of sessions."""
+JOBS_DIR = "jobs"
+"""The folder of jobs and their files. A backup lacks it."""
 KV_DIR = "kv"
 """The folder of KV files."""
 JOURNALS = (JOURNAL_FILE, STATES_FILE)

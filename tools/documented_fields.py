@@ -32,6 +32,8 @@ RESULTS: dict[str, type] = {
     "parameter": w.ParameterInfo,
     "deletion": w.DeletionInfo,
     "state": w.StateInfo,
+    "file": w.JobFileInfo,
+    "job": w.JobInfo,
     "stats": w.Stats,
 }
 """The maps in results by the first column of their tables in docs/protocol.md."""

@@ -124,7 +124,9 @@ class Connections:
         user = await self.access.delegate(connection, hello.on_behalf_of)
         if not is_own_user(user):
             self._users.check(user)
-        connection.owner, connection.on_behalf_of = Owner(user), hello.on_behalf_of
+        is_job = self.access.is_job_process(connection)
+        name = self.access.own_user_names.name_of(user) if is_job else hello.on_behalf_of
+        connection.owner, connection.on_behalf_of = Owner(user), name
         self.connection_greeted(connection, hello)
         ipc_log.info("connection.delegated", **_fields(connection), software=connection.software)
 

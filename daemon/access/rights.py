@@ -95,6 +95,8 @@ class NamedUser(NamedTuple):
 
     number: int
     groups: frozenset[int] = frozenset()
+    gateway: NamedUser | None = None
+    """The user who submitted the job for which a connection acts; None if it acts for none."""
 
 
 def is_own_user(number: int) -> bool:
@@ -119,6 +121,18 @@ def find_user(name: str, gateway: int) -> NamedUser:
                 hint=f"a gateway names a user of its own as '{OWN_USER}{name}'",
             ) from None
     return NamedUser(number, frozenset(groups_of_user(number)))
+
+
+def find_job_user(name: str) -> NamedUser:
+    """Return the user of a job, which the daemon's own process names by the numbers of the job's
+    user and gateway. The system's database may take long.
+    """
+    user, gateway = map(int, name.split("."))
+    return NamedUser(user, _known_groups(user), NamedUser(gateway, _known_groups(gateway)))
+
+
+def _known_groups(number: int) -> frozenset[int]:
+    return frozenset() if is_own_user(number) else frozenset(groups_of_user(number))
 
 
 async def identify_user(connection: ServerConnection, name: str, own: int) -> NamedUser:
@@ -213,6 +227,18 @@ class Access:
         self.own_user_names = OwnUserNames()
         self.delegated_users = DelegatedUsers()
         self._groups = groups or UserGroups()
+        self._job_process = 0
+
+    def note_job_process(self, pid: int) -> None:
+        """Note the process that computes the requests of jobs, or 0 when it has ended. Its
+        connections act for the users of jobs, with the rights that these have now.
+        """
+        self._job_process = pid
+
+    def is_job_process(self, connection: ServerConnection) -> bool:
+        """Return whether a connection is one of the process that computes the requests of jobs."""
+        peer = connection.peer
+        return self._job_process != 0 and (peer.pid, peer.uid) == (self._job_process, os.getuid())
 
     def add_connection(self, connection: ServerConnection) -> None:
         """Add a connection and determine its rights.
@@ -244,9 +270,12 @@ class Access:
 
         :raises InferdError: the connection lacks the right, or the system does not know the user.
         """
-        self.check_delegate(connection)
-        named = await identify_user(connection, name, self._own)
-        self.check_delegate(connection)  # the rules may have changed
+        if self.is_job_process(connection):
+            named = await connection.user.run(find_job_user, name)
+        else:
+            self.check_delegate(connection)
+            named = await identify_user(connection, name, self._own)
+            self.check_delegate(connection)  # the rules may have changed
         if connection not in self._open.get(connection.peer.uid, ()):
             return named.number  # it was closed meanwhile
         rights = self._rights_of_both(connection, named)
@@ -256,8 +285,12 @@ class Access:
                 hint="the daemon's operator can change both users' rights in [access.NAME]",
             )
         self._delegated[connection] = named, rights
-        self.delegated_users.add_user(connection.peer.uid, name, named.number)
-        self.own_user_names.add_name(named.number, name)
+        if named.gateway is None:
+            self.delegated_users.add_user(connection.peer.uid, name, named.number)
+            self.own_user_names.add_name(named.number, name)
+        else:
+            name = self.own_user_names.name_of(named.number) or name
+            self.delegated_users.add_user(named.gateway.number, name, named.number)
         if not is_own_user(named.number):
             self._groups.note_groups(named.number, named.groups)
         return named.number
@@ -275,7 +308,11 @@ class Access:
 
     def _rights_of_both(self, connection: ServerConnection, named: NamedUser) -> Rights:
         own = rights_of(self._rules, named.number, named.groups, self._own)
-        return delegated_rights(self._rights_by_rules(connection), own)
+        if (gateway := named.gateway) is None:
+            return delegated_rights(self._rights_by_rules(connection), own)
+        return delegated_rights(
+            rights_of(self._rules, gateway.number, gateway.groups, self._own), own
+        )
 
     def remove_connection(self, connection: ServerConnection) -> None:
         """Remove a connection that was closed."""

@@ -14,6 +14,7 @@ from ..core import CallTable, ImmediateCallTable
 from . import (
     between_daemons,
     contexts,
+    jobs,
     media,
     models,
     monitoring,
@@ -32,6 +33,7 @@ _MODULES = (
     texts,
     session_operations,
     media,
+    jobs,
     monitoring,
     between_daemons,
 )

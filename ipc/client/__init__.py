@@ -21,6 +21,7 @@ from ..messages import (
     ImportResult,
     QueueEvent,
     ReadCopyResult,
+    ReadFileResult,
     RewindResult,
     SaveStateResult,
     ServerHello,
@@ -35,10 +36,13 @@ from ..payloads import Message, Prompt, TensorLike
 from .client import AsyncClient
 from .embeddings import Embeddings
 from .functions import Tool
+from .jobs import AsyncJobs
 from .parameters import Options, Parameters
 from .results import (
     DeletionInfo,
     FileInfo,
+    JobFileInfo,
+    JobInfo,
     Metadata,
     ModelInfo,
     ParameterInfo,
@@ -50,7 +54,7 @@ from .results import (
 )
 from .session import AsyncPull, AsyncSession
 from .streams import AsyncStream
-from .sync_client import Client, Pull, Session, Stream
+from .sync_client import Client, Jobs, Pull, Session, Stream
 from .texts import Answer, Piece, Rendered, Reply, ToolCall
 
 __all__ = (
@@ -58,6 +62,7 @@ __all__ = (
     "AddModelResult",
     "Answer",
     "AsyncClient",
+    "AsyncJobs",
     "AsyncPull",
     "AsyncSession",
     "AsyncStream",
@@ -82,6 +87,9 @@ __all__ = (
     "Image",
     "ImportModelResult",
     "ImportResult",
+    "JobFileInfo",
+    "JobInfo",
+    "Jobs",
     "Message",
     "Metadata",
     "ModelInfo",
@@ -95,6 +103,7 @@ __all__ = (
     "Pull",
     "QueueEvent",
     "ReadCopyResult",
+    "ReadFileResult",
     "Rendered",
     "Reply",
     "RewindResult",

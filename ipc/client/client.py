@@ -16,6 +16,7 @@ from .attachment import ClientSessionSettings, LossCallback
 from .caller import as_event, send_request
 from .connection.core import InFlight
 from .embeddings import AsyncEmbedding
+from .jobs import AsyncJobs
 from .parameters import Options, Parameters
 from .session import AsyncSession
 from .streams import AsyncStream, StreamedTurn
@@ -58,6 +59,11 @@ class AsyncClient(AsyncEmbedding):
     gateway with the right `delegate` acts *on_behalf_of* a user. Any number of tasks may share a
     client.
     """
+
+    @property
+    def jobs(self) -> AsyncJobs:
+        """The jobs of the client's user: requests that outlive the client."""
+        return AsyncJobs(self)
 
     async def load_file(
         self,

@@ -19,6 +19,7 @@ from ..payloads import Prompt
 from .client import AsyncClient
 from .connection.blocking_connection import BlockingDriver
 from .connection.driver import Driver, run_blocking
+from .jobs import AsyncJobs, JobResults
 from .results import Metadata
 from .session import AsyncPull, AsyncSession, SessionProperties
 from .streams import AsyncStream, TurnSoFar
@@ -209,6 +210,33 @@ class Session(SessionProperties):
     end_reasoning = synchronous(AsyncSession.end_reasoning)
 
 
+class Jobs:
+    """The jobs of the client's user, `client.jobs`. See `AsyncJobs`."""
+
+    def __init__(self, jobs: AsyncJobs):
+        self._asynchronous = jobs
+
+    def results(self, job_id: str, *, timeout: float | None = None) -> Iterator[dict[str, Any]]:
+        """Return an iterator over the results so far; see `AsyncJobs.results`."""
+        reader = JobResults(self._asynchronous._client, job_id, timeout)
+        while (results := run_blocking(reader.read_next())) is not None:
+            yield from results
+
+    submit = synchronous(AsyncJobs.submit)
+    upload = synchronous(AsyncJobs.upload)
+    upload_part = synchronous(AsyncJobs.upload_part)
+    submit_file = synchronous(AsyncJobs.submit_file)
+    list = synchronous(AsyncJobs.list)
+    get = synchronous(AsyncJobs.get)
+    wait = synchronous(AsyncJobs.wait)
+    cancel = synchronous(AsyncJobs.cancel)
+    delete = synchronous(AsyncJobs.delete)
+    files = synchronous(AsyncJobs.files)
+    file = synchronous(AsyncJobs.file)
+    read_file = synchronous(AsyncJobs.read_file)
+    delete_file = synchronous(AsyncJobs.delete_file)
+
+
 class _BlockingCalls(AsyncClient):
     """The asynchronous client with a driver that blocks."""
 
@@ -297,6 +325,11 @@ class Client:
         """The daemon's hello: its software, protocol and limits, and llama.cpp's build."""
         self.open()
         return self._asynchronous.server
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs of the client's user: requests that outlive the client."""
+        return Jobs(self._asynchronous.jobs)
 
     session = returning_sync_object(AsyncClient.session, Session)
     stream = returning_sync_object(AsyncClient.stream, Stream)

@@ -19,6 +19,7 @@ from .between_daemons import *
 from .calls import *
 from .contexts import *
 from .graphs import *
+from .jobs import *
 from .models import *
 from .monitoring import *
 from .results import *

@@ -15,6 +15,7 @@ from . import (
     between_daemons,
     contexts,
     graphs,
+    jobs,
     models,
     monitoring,
     session_operations,
@@ -558,6 +559,16 @@ CALLS: dict[str, Call] = {
     "apply_template": Call(
         texts.TemplateParams, texts.TemplateResult, right=Right.USE, model=ModelUse.LOADED
     ),
+    "upload_file": Call(
+        jobs.UploadFileParams, jobs.JobFileResult, right=Right.USE, route=Route.NONE
+    ),
+    "files": Call(jobs.FilesParams, jobs.FilesResult, right=None, route=Route.NONE),
+    "read_file": Call(jobs.ReadFileParams, jobs.ReadFileResult, right=None, route=Route.NONE),
+    "delete_file": Call(jobs.FileParams, jobs.DeletedResult, right=None, route=Route.NONE),
+    "submit_job": Call(jobs.SubmitJobParams, jobs.JobResult, right=Right.USE, route=Route.NONE),
+    "jobs": Call(jobs.JobsParams, jobs.JobsResult, right=None, route=Route.NONE),
+    "cancel_job": Call(jobs.JobParams, jobs.JobResult, right=None, route=Route.NONE),
+    "delete_job": Call(jobs.JobParams, jobs.DeletedResult, right=None, route=Route.NONE),
     "log_level": Call(
         monitoring.LogLevelParams,
         monitoring.LogLevelResult,

@@ -306,6 +306,76 @@ class StateInfo(msgspec.Struct, kw_only=True):
     """In a [fleet](fleet.md), its node; otherwise absent."""
 
 
+class JobFileInfo(msgspec.Struct, kw_only=True):
+    """A file of jobs, as `files` describes it."""
+
+    id: str
+    """Its id."""
+    name: str
+    """Its name, for lists."""
+    label: str
+    """The label that owns it."""
+    purpose: str
+    """`input`: requests; `output`: results; `errors`: results of requests that failed."""
+    bytes: int
+    """Its present size."""
+    lines: int
+    """Its lines."""
+    created_at: float
+    """When it was made, in seconds since 1970."""
+    expires_at: float | None
+    """When it is deleted at the latest; nil: a job needs it, or there is no bound."""
+    job: str
+    """The job that writes it; empty for requests."""
+
+
+class JobInfo(msgspec.Struct, kw_only=True):
+    """A job, as `jobs` describes it."""
+
+    id: str
+    """Its id."""
+    uid: int
+    """The number of the user that it belongs to."""
+    user: str
+    """The name of a gateway's own user, else empty."""
+    label: str
+    """The label that owns it; a caller without a label gets those of all its user's labels."""
+    state: str
+    """`waiting`, `running`, `completed`, `cancelled`, `expired` or `failed`."""
+    endpoint: str
+    """The path of all requests; empty: each line has its own."""
+    priority: str
+    """The class of requests that name none."""
+    metadata: dict[str, str]
+    """Texts of the caller; empty in the list of a job of another user."""
+    requests: int
+    """Its requests."""
+    completed: int
+    """Requests with a result in the output file."""
+    failed: int
+    """Requests with a result in the file of errors."""
+    running: int
+    """Requests under way."""
+    created_at: float
+    """When it was submitted, in seconds since 1970."""
+    started_at: float | None
+    """When its first request began; nil: none has."""
+    ended_at: float | None
+    """When it ended; nil: it has not."""
+    expires_at: float | None
+    """When its remaining requests are given up; nil: never."""
+    input_file: str
+    """The file with its requests."""
+    output_file: str
+    """The file with the results of requests that were answered."""
+    error_file: str
+    """The file with the results of requests that failed."""
+    error: str
+    """The reason for which it failed, else empty."""
+    revision: int
+    """A number that changes with each change of the job."""
+
+
 class Stats(msgspec.Struct, kw_only=True):
     """The daemon's statistics."""
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
     "wasm", "nnrpc", "gateway", "fleet", "conformance", "states", "backup", "restore",
-    "edit-session", "restore-session", "end-reasoning", "tune",
+    "edit-session", "restore-session", "end-reasoning", "tune", "jobs",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -45,6 +45,8 @@ CLIENT_COMMANDS = [
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
     ("top",), ("stats",), ("drain",), ("logs",), ("log-level",), ("conformance",),
     ("states",), ("states", "delete", "mine"),
+    ("jobs",), ("jobs", "wait", "j"), ("jobs", "results", "j"), ("jobs", "cancel", "j"),
+    ("jobs", "rm", "j"),
     ("edit-session", "mine"), ("restore-session", "mine"), ("end-reasoning", "mine"),
 ]  # fmt: skip
 
@@ -100,9 +102,10 @@ def test_all_commands_except_serve_write_json_and_those_of_a_daemon_take_a_socke
         group = commands.pop(above)
         assert isinstance(group, TyperGroup)
         commands |= {f"{above} {name}": command for name, command in group.commands.items()}
-    states = commands["states"]  # a command of its own, too
-    assert isinstance(states, TyperGroup)
-    commands |= {f"states {name}": command for name, command in states.commands.items()}
+    for above in ("states", "jobs"):  # commands of their own, too
+        group = commands[above]
+        assert isinstance(group, TyperGroup)
+        commands |= {f"{above} {name}": command for name, command in group.commands.items()}
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
         silent = {"serve", "wasm run", "nnrpc", "gateway"}

@@ -43,7 +43,8 @@ EXPECTED = {
     Route.CONFIGURE: "init_backend",
     Route.END_BACKEND: "deinit_backend",
     Route.NONE: "export_session import_session end_transfer read_copy store_copy exchange_served"
-    " add_model export_model import_model end_model_transfer",
+    " add_model export_model import_model end_model_transfer upload_file files read_file"
+    " delete_file submit_job jobs cancel_job delete_job",
     Route.COPY: "copy_model",
 }
 
@@ -62,6 +63,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
         "ctx_size", "slots", "cached_tokens", "stored_tokens", "size", "size_bytes", "offset",
         "position", "waiting", "encoding", "target", "uid", "moved", "number", "projector_bytes",
             "prompt_tokens", "prompt_offset", "dormant_sessions", "dormant_sessions_max",
+            "revision",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):

@@ -28,6 +28,8 @@ export const LIMITS = {
   COPIED_MEDIA_BYTES_MAX: 6291456,
   LOOP_BYTES_MAX: 65536,
   KV_S_MAX: 10,
+  JOB_PART_BYTES_MAX: 524288,
+  JOB_WAIT_S_MAX: 60,
   UPLOADS_MAX: 8,
   HOLDS_MAX: 64,
   EXPORTS_MAX: 4,
@@ -1724,6 +1726,137 @@ export function readApplyTemplateResult(fields: Fields): ApplyTemplateResult {
   return { tokens: 0, ...fields } as unknown as ApplyTemplateResult;
 }
 
+export interface UploadFileParams {
+  /** The file's id, which the first part's result has; empty: a new file. */
+  file?: string | undefined;
+  /** Bytes of the parts before this one. */
+  offset?: number | undefined;
+  /** The part, of at most 524288 bytes. */
+  data?: Uint8Array | undefined;
+  /** The file's name, for lists; that of the first part counts. */
+  name?: string | undefined;
+  /** Whether this is the last part. Before it, the file ends with the connection. */
+  end?: boolean | undefined;
+}
+
+export interface UploadFileResult {
+  /** The file. */
+  file: Fields;
+}
+
+export function readUploadFileResult(fields: Fields): UploadFileResult {
+  return { ...fields } as unknown as UploadFileResult;
+}
+
+export interface FilesParams {
+  /** Only this file, else `NotFound`. */
+  file?: string | undefined;
+}
+
+export interface FilesResult {
+  /** One file each. */
+  files: Fields[];
+}
+
+export function readFilesResult(fields: Fields): FilesResult {
+  return { ...fields } as unknown as FilesResult;
+}
+
+export interface ReadFileParams {
+  /** The file's id. */
+  file: string;
+  /** The first byte to read. */
+  offset?: number | undefined;
+  /** How long to wait for data, if a job still writes the file; at most 60. */
+  wait_s?: number | undefined;
+}
+
+export interface ReadFileResult {
+  /** The part; empty: there is none after the offset. */
+  data: Uint8Array;
+  /** The file's present size. */
+  size: number;
+  /** Whether a job still writes it. */
+  growing: boolean;
+}
+
+export function readReadFileResult(fields: Fields): ReadFileResult {
+  return { ...fields } as unknown as ReadFileResult;
+}
+
+export interface DeleteFileParams {
+  /** The file's id. */
+  file: string;
+}
+
+export interface DeleteFileResult {
+  /** Whether there was one. */
+  deleted: boolean;
+}
+
+export function readDeleteFileResult(fields: Fields): DeleteFileResult {
+  return { ...fields } as unknown as DeleteFileResult;
+}
+
+export interface SubmitJobParams {
+  /** The file with the requests, wholly uploaded. */
+  file: string;
+  /** The id of the new job: letters, digits, `_` and `-`; empty: one is made. */
+  job?: string | undefined;
+  /** The path of all requests, such as `/v1/chat/completions`; empty: each line has its own `url`. */
+  endpoint?: string | undefined;
+  /** The class of requests that name none, and the highest that they may name; empty: `low`. */
+  priority?: Priority | "" | undefined;
+  /** Seconds after which requests that have not ended are given up; 0: never. */
+  expires_s?: number | undefined;
+  /** Up to 16 texts of the caller, which lists show. */
+  metadata?: Metadata | undefined;
+  /** The models that the requests may use; nil: all that the user may use. */
+  models?: string[] | null | undefined;
+  /** Whether the results are the events of one streamed response, each in a line, as they arise. The file then has one request, of `/v1/responses`. */
+  events?: boolean | undefined;
+}
+
+export interface SubmitJobResult {
+  /** The job. */
+  job: Fields;
+}
+
+export function readSubmitJobResult(fields: Fields): SubmitJobResult {
+  return { ...fields } as unknown as SubmitJobResult;
+}
+
+export interface JobsParams {
+  /** Only this job, else `NotFound`. */
+  job?: string | undefined;
+  /** The jobs of all users: requires the right *see-all*, else `PermissionDenied`. */
+  all?: boolean | undefined;
+  /** With `job`: wait until its `revision` is another one. */
+  revision?: number | undefined;
+  /** With `job`: how long to wait; at most 60. */
+  wait_s?: number | undefined;
+}
+
+export interface JobsResult {
+  /** One job each. */
+  jobs: Fields[];
+}
+
+export function readJobsResult(fields: Fields): JobsResult {
+  return { ...fields } as unknown as JobsResult;
+}
+
+export interface CancelJobParams {
+  /** The job's id. */
+  job: string;
+}
+
+export type CancelJobResult = SubmitJobResult;
+
+export type DeleteJobParams = CancelJobParams;
+
+export type DeleteJobResult = DeleteFileResult;
+
 export interface LogLevelParams {
   /** The lowest level that is logged, by logger; other loggers keep theirs. */
   levels?: Fields | undefined;
@@ -1840,6 +1973,14 @@ export interface Calls {
   tokenize: { params: TokenizeParams; result: TokenizeResult; event: never };
   detokenize: { params: DetokenizeParams; result: DetokenizeResult; event: never };
   apply_template: { params: ApplyTemplateParams; result: ApplyTemplateResult; event: never };
+  upload_file: { params: UploadFileParams; result: UploadFileResult; event: never };
+  files: { params: FilesParams; result: FilesResult; event: never };
+  read_file: { params: ReadFileParams; result: ReadFileResult; event: never };
+  delete_file: { params: DeleteFileParams; result: DeleteFileResult; event: never };
+  submit_job: { params: SubmitJobParams; result: SubmitJobResult; event: never };
+  jobs: { params: JobsParams; result: JobsResult; event: never };
+  cancel_job: { params: CancelJobParams; result: SubmitJobResult; event: never };
+  delete_job: { params: CancelJobParams; result: DeleteFileResult; event: never };
   log_level: { params: LogLevelParams; result: LogLevelResult; event: never };
   drain: { params: DrainParams; result: DrainResult; event: never };
 }
@@ -1922,6 +2063,14 @@ export const READERS: Readers = {
   tokenize: { result: readTokenizeResult, event: null },
   detokenize: { result: readDetokenizeResult, event: null },
   apply_template: { result: readApplyTemplateResult, event: null },
+  upload_file: { result: readUploadFileResult, event: null },
+  files: { result: readFilesResult, event: null },
+  read_file: { result: readReadFileResult, event: null },
+  delete_file: { result: readDeleteFileResult, event: null },
+  submit_job: { result: readSubmitJobResult, event: null },
+  jobs: { result: readJobsResult, event: null },
+  cancel_job: { result: readSubmitJobResult, event: null },
+  delete_job: { result: readDeleteFileResult, event: null },
   log_level: { result: readLogLevelResult, event: null },
   drain: { result: readDrainResult, event: null },
 };

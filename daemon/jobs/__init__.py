@@ -1,0 +1,1 @@
+"""Jobs: requests that outlive their client. `jobs.py` owns them, `runner.py` computes them."""

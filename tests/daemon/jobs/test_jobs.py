@@ -1,0 +1,482 @@
+"""Jobs of a daemon in a process: results, rights, bounds, kills, a full disk, other users."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from inferd import AsyncClient, Client, JobInfo
+from inferd.backends.errors import (
+    BackendError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    QuotaExceeded,
+    Timeout,
+    TooLarge,
+)
+from inferd.ipc import messages as w
+from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.other_users import ADA, BOB, as_user, daemon_for_all
+from tests.echo import echo_model
+from tests.waiting import wait_until
+
+LINES_MAX = 1000
+LONG = "the model repeats this text, which takes a minute " * 60
+HEAD = "[daemon]\n"
+CONFIG = (
+    f"jobs-lines-max = {LINES_MAX}\n"
+    + echo_model("e", slots=4)
+    + echo_model("slow", slots=1, step_ms=10)
+    + echo_model("stuck", slots=1, step_ms=20)
+)
+
+
+def chat(name: str, model: str = "e", text: str = "") -> dict[str, Any]:
+    text = text or (LONG if model == "stuck" else f"hello {name}")
+    messages = [{"role": "user", "content": text}]
+    body = {"model": model, "messages": messages}
+    return {"custom_id": name, "url": "/v1/chat/completions", "body": body}
+
+
+def chats(count: int, model: str = "e") -> list[dict[str, Any]]:
+    return [chat(f"r{number}", model) for number in range(count)]
+
+
+def text_of(result: dict[str, Any]) -> str:
+    return str(result["response"]["body"]["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with daemon_for_all(CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with Client(daemon.socket) as opened:
+        yield opened
+        for job in opened.jobs.list():
+            opened.jobs.delete(job["id"])
+        for file in opened.jobs.files():
+            opened.jobs.delete_file(file["id"])
+
+
+def files_in(daemon: RunningDaemon) -> set[str]:
+    return {path.name for path in (daemon.directory / "state" / "jobs").glob("*.jsonl")}
+
+
+def test_each_request_has_one_result_by_its_name(client: Client, tmp_path: Path) -> None:
+    seen: list[JobInfo] = []
+    job = client.jobs.submit(chats(20), metadata={"night": "1"})
+    assert (job["requests"], job["priority"]) == (20, "low")
+    ended = client.jobs.wait(job["id"], on_progress=seen.append)
+    assert (ended["state"], ended["completed"], ended["failed"]) == ("completed", 20, 0)
+    assert ended["metadata"] == {"night": "1"}
+    assert seen[-1] == ended
+    results = {r["custom_id"]: text_of(r) for r in client.jobs.results(job["id"])}
+    assert results == {f"r{number}": f"hello r{number}" for number in range(20)}
+    assert client.jobs.list() == [ended]
+
+
+def test_requests_of_all_paths_come_from_a_file_and_failures_are_apart(
+    client: Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(
+        '{"custom_id": "c", "url": "/v1/completions", "body": {"model": "e", "prompt": "text"}}\n'
+        "\n"
+        '{"custom_id": "e", "url": "/v1/embeddings", "body": {"model": "e", "input": "text"}}\n'
+        '{"custom_id": "r", "url": "/v1/responses", "body": {"model": "e", "input": "text"}}\n'
+        '{"custom_id": "m", "url": "/v1/responses", "body": {"model": "no", "input": "text"}}\n'
+        '{"custom_id": "f", "url": "/v1/completions", "body": {"model": 3}}'
+    )
+    job = client.jobs.submit(path)
+    assert client.jobs.file(job["input_file"])["name"] == "requests.jsonl"
+    ended = client.jobs.wait(job["id"])
+    assert (ended["state"], ended["completed"], ended["failed"]) == ("completed", 3, 2)
+    results = {r["custom_id"]: r["response"] for r in client.jobs.results(job["id"])}
+    assert {name: r["status_code"] for name, r in results.items()} == {
+        **dict.fromkeys("cer", 200),
+        "m": 404,
+        "f": 400,
+    }
+    assert results["c"]["body"]["choices"][0]["text"] == "text"
+    assert results["r"]["body"]["output"][0]["content"][0]["text"] == "text"
+    assert len(results["e"]["body"]["data"][0]["embedding"]) > 0
+    assert client.jobs.file(ended["error_file"])["lines"] == 2
+
+
+def test_a_job_that_is_deleted_leaves_nothing(client: Client, daemon: RunningDaemon) -> None:
+    before = files_in(daemon)
+    job = client.jobs.submit(chats(2))
+    client.jobs.wait(job["id"])
+    assert len(files_in(daemon)) > len(before)
+    assert client.jobs.delete(job["id"])
+    assert not client.jobs.delete(job["id"])
+    assert files_in(daemon) == before
+    with pytest.raises(NotFound):
+        client.jobs.get(job["id"])
+    with pytest.raises(NotFound):
+        client.jobs.file(job["input_file"])
+
+
+def test_a_cancelled_job_ends_at_once_and_keeps_its_results(client: Client) -> None:
+    job = client.jobs.submit([chat("done"), chat("stuck", "stuck")])
+    wait_until(lambda: client.jobs.get(job["id"])["completed"] == 1)
+    ended = client.jobs.cancel(job["id"])
+    assert (ended["state"], ended["completed"]) == ("cancelled", 1)
+    assert client.jobs.wait(job["id"]) == client.jobs.get(job["id"])
+    assert [r["custom_id"] for r in client.jobs.results(job["id"])] == ["done"]
+    wait_until(lambda: not client.queue())  # its turn has ended, too
+
+
+def test_a_job_that_expires_gives_up_the_rest(client: Client) -> None:
+    job = client.jobs.submit(chats(3, "stuck"), expires=0.2)
+    ended = client.jobs.wait(job["id"])
+    assert (ended["state"], ended["completed"]) == ("expired", 0)
+
+
+def test_requests_wait_in_the_class_of_their_job(client: Client) -> None:
+    blocker = client.jobs.submit([chat("first", "stuck")])
+    wait_until(lambda: client.queue())
+    job = client.jobs.submit([chat("urgent", "stuck")], priority="urgent")
+    found = wait_until(lambda: client.queue() if len(client.queue()) == 2 else None)
+    assert {entry["priority"] for entry in found} == {"low", "urgent"}
+    for each in (blocker, job):
+        client.jobs.delete(each["id"])
+
+
+def test_a_wait_ends_in_time_and_a_client_that_leaves_changes_nothing(
+    client: Client, daemon: RunningDaemon
+) -> None:
+    job = client.jobs.submit([chat("stuck", "stuck")])
+    with pytest.raises(Timeout, match="has not ended within"):
+        client.jobs.wait(job["id"], timeout=0.05)
+    leaving = Client(daemon.socket).open()
+    waiting = threading.Thread(target=_wait_quietly, args=(leaving, job["id"]))
+    waiting.start()
+    leaving.close()
+    waiting.join()
+    assert client.jobs.get(job["id"])["state"] in ("waiting", "running")
+
+
+def _wait_quietly(client: Client, job_id: str) -> None:
+    with pytest.raises(Exception, match=r"."):
+        client.jobs.wait(job_id)
+
+
+@pytest.mark.asyncio
+async def test_the_asynchronous_client_has_the_same_calls(daemon: RunningDaemon) -> None:
+    async with AsyncClient(daemon.socket) as client:
+        job = await client.jobs.submit(chats(3))
+        await client.jobs.wait(job["id"])
+        names = [result["custom_id"] async for result in client.jobs.results(job["id"])]
+        assert sorted(names) == ["r0", "r1", "r2"]
+        assert await client.jobs.delete(job["id"])
+
+
+# Files.
+
+
+def test_a_file_with_a_line_that_is_not_json_is_refused_and_deleted(
+    client: Client, daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    before = files_in(daemon)
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"url": "/v1/completions", "body": {"model": "e"}}\nnot json\n')
+    with pytest.raises(InvalidArgument, match="line 2 of the file is not a request") as refused:
+        client.jobs.submit(path)
+    assert refused.value.data == {"line": 2}
+    assert files_in(daemon) == before
+
+
+def test_a_million_lines_are_refused_in_bounded_memory(
+    client: Client, daemon: RunningDaemon
+) -> None:
+    before, memory = files_in(daemon), psutil.Process(daemon.pid).memory_info().rss
+    with pytest.raises(TooLarge, match=f"more than {LINES_MAX} lines"):
+        client.jobs.submit(chat(str(number)) for number in range(1_000_000))
+    assert psutil.Process(daemon.pid).memory_info().rss - memory < 20 << 20
+    assert files_in(daemon) == before
+
+
+def test_a_file_at_the_bound_of_lines_is_taken(client: Client) -> None:
+    assert client.jobs.upload(chats(LINES_MAX))["lines"] == LINES_MAX
+    with pytest.raises(TooLarge):
+        client.jobs.upload(chats(LINES_MAX + 1))
+
+
+def test_a_line_without_end_is_refused(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"x" * (17 << 20))
+    with pytest.raises(TooLarge, match="line 1 of the file has more than"):
+        client.jobs.submit(path)
+
+
+def test_an_upload_ends_with_its_connection(client: Client, daemon: RunningDaemon) -> None:
+    before = files_in(daemon)
+    with Client(daemon.socket) as other:
+        part = w.UploadFileParams(data=b"{}\n")
+        given_up = other.jobs.upload_part(part)
+        assert client.jobs.delete_file(given_up["id"])
+        assert files_in(daemon) == before
+        other.jobs.upload_part(part)
+        assert len(files_in(daemon)) == len(before) + 1
+    wait_until(lambda: files_in(daemon) == before)
+
+
+def test_a_file_that_a_job_needs_is_not_deleted(client: Client) -> None:
+    job = client.jobs.submit([chat("stuck", "stuck")])
+    with pytest.raises(InvalidArgument, match="has not ended needs the file"):
+        client.jobs.delete_file(job["input_file"])
+    with pytest.raises(InvalidArgument, match="belongs to the job"):
+        client.jobs.delete_file(job["output_file"])
+    assert not client.jobs.delete_file("file-none")
+
+
+def test_results_are_read_while_they_arise(client: Client) -> None:
+    job = client.jobs.submit(chats(4, "slow"))
+    offset, data = 0, b""
+    while (part := client.jobs.read_file(job["output_file"], offset, wait=30)).data:
+        offset, data = offset + len(part.data), data + part.data
+    assert not part.growing
+    assert data.count(b"\n") == 4
+
+
+# Users.
+
+
+def test_other_users_see_neither_jobs_nor_files(client: Client, daemon: RunningDaemon) -> None:
+    with as_user(ADA):
+        ada = Client(daemon.socket).open()
+    with as_user(BOB):
+        bob = Client(daemon.socket).open()
+    with ada, bob:
+        job = ada.jobs.submit(chats(2))
+        assert ada.jobs.wait(job["id"])["completed"] == 2
+        assert (bob.jobs.list(), bob.jobs.files()) == ([], [])
+        for file in (job["input_file"], job["output_file"]):
+            with pytest.raises(NotFound):
+                bob.jobs.read_file(file)
+            assert not bob.jobs.delete_file(file)
+        with pytest.raises(NotFound):
+            bob.jobs.get(job["id"])
+        with pytest.raises(NotFound):
+            bob.jobs.cancel(job["id"])
+        assert not bob.jobs.delete(job["id"])
+        with pytest.raises(PermissionDenied):
+            bob.jobs.list(all_users=True)
+        with pytest.raises(NotFound):
+            bob.jobs.submit_file(job["input_file"])
+        [listed] = client.jobs.list(all_users=True)  # an operator
+        assert (listed["id"], listed["uid"], listed["metadata"]) == (job["id"], ADA, {})
+        with pytest.raises(NotFound):
+            client.jobs.read_file(job["output_file"])
+        assert client.jobs.delete(job["id"])
+
+
+def test_labels_divide_jobs(daemon: RunningDaemon, client: Client) -> None:
+    with Client(daemon.socket, label="one") as one, Client(daemon.socket, label="two") as two:
+        job = one.jobs.submit(chats(1))
+        one.jobs.wait(job["id"])
+        assert two.jobs.list() == []
+        with pytest.raises(NotFound):
+            two.jobs.get(job["id"])
+        assert [found["id"] for found in client.jobs.list()] == [job["id"]]
+
+
+def test_the_jobs_of_two_users_take_turns(daemon: RunningDaemon) -> None:
+    with as_user(ADA):
+        ada = Client(daemon.socket).open()
+    with as_user(BOB):
+        bob = Client(daemon.socket).open()
+    with ada, bob:
+        first = ada.jobs.submit(chats(40, "slow"))
+        wait_until(lambda: ada.jobs.get(first["id"])["completed"])
+        second = bob.jobs.submit(chats(5, "slow"))
+        bob.jobs.wait(second["id"])
+        assert ada.jobs.get(first["id"])["state"] == "running"
+        ada.jobs.delete(first["id"])
+        bob.jobs.delete(second["id"])
+
+
+def test_requests_of_a_user_without_the_right_fail() -> None:
+    config = f"[access.ada]\nusers = [{ADA}]\nallow = ['use']\npriority-max = 'low'\n"
+    with daemon_for_all(CONFIG + config) as daemon, Client(daemon.socket) as root:
+        with as_user(ADA):
+            ada = Client(daemon.socket).open()
+        with ada:
+            with pytest.raises(PermissionDenied):
+                ada.jobs.submit(chats(1), priority="normal")
+            job = ada.jobs.submit([chat("stuck", "stuck"), *chats(2, "stuck")])
+            wait_until(lambda: root.queue(all_users=True))
+        path = daemon.directory / "config.toml"
+        path.write_text(path.read_text().replace("allow = ['use']", "allow = []"))
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "config.read_again" in daemon.log)
+        daemon.kill()  # a drain would wait for the running turn
+        daemon.start_again()
+        with Client(daemon.socket) as root:
+            wait_until(lambda: root.jobs.list(all_users=True)[0]["failed"] == 3)
+            assert root.jobs.list(all_users=True)[0]["id"] == job["id"]
+
+
+# Kills, restarts, a full disk.
+
+
+def lines_of(daemon: RunningDaemon, job: JobInfo) -> list[bytes]:
+    path = daemon.directory / "state" / "jobs" / f"{job['output_file']}.jsonl"
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def test_a_kill_of_the_daemon_loses_and_repeats_nothing() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon:
+        with Client(daemon.socket) as client:
+            job = client.jobs.submit(chats(30, "slow"))
+            wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 5)
+            daemon.kill()
+        stored = lines_of(daemon, job)
+        for _ in range(2):
+            daemon.start_again()
+            daemon.kill()
+        assert lines_of(daemon, job)[: len(stored)] == stored
+        daemon.start_again()
+        with Client(daemon.socket) as client:
+            ended = client.jobs.wait(job["id"])
+            assert (ended["state"], ended["completed"]) == ("completed", 30)
+            names = Counter(r["custom_id"] for r in client.jobs.results(job["id"]))
+            assert names == Counter(f"r{number}" for number in range(30))
+            assert lines_of(daemon, job)[: len(stored)] == stored
+        daemon.stop()
+        daemon.start_again()
+        with Client(daemon.socket) as client:
+            assert client.jobs.get(job["id"])["ended_at"] == ended["ended_at"]
+
+
+def test_a_stopped_daemon_continues_its_jobs_and_a_client_waits_on() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon, Client(daemon.socket, reconnect=True) as client:
+        job = client.jobs.submit(chats(30, "slow"))
+        wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 2)
+        ended: list[JobInfo] = []
+        waiting = threading.Thread(target=lambda: ended.append(client.jobs.wait(job["id"])))
+        waiting.start()
+        assert daemon.stop() == 0
+        assert len(lines_of(daemon, job)) < 30
+        daemon.start_again()
+        waiting.join()
+        assert ended[0]["completed"] == 30
+        assert len(lines_of(daemon, job)) == 30
+
+
+def test_a_kill_during_an_upload_leaves_no_file() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon:
+        with Client(daemon.socket) as client:
+            client.jobs.upload_part(w.UploadFileParams(data=b"{}\n"))
+            daemon.kill()
+        assert len(files_in(daemon)) == 1
+        daemon.start_again()
+        assert files_in(daemon) == set()
+
+
+def process_of_jobs(daemon: RunningDaemon) -> psutil.Process | None:
+    children = psutil.Process(daemon.pid).children()
+    found = [each for each in children if any("job_process" in part for part in each.cmdline())]
+    return found[0] if found else None
+
+
+def test_requests_are_sent_again_when_their_process_is_killed(
+    client: Client, daemon: RunningDaemon
+) -> None:
+    job = client.jobs.submit(chats(20, "slow"))
+    wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 2)
+    process = process_of_jobs(daemon)
+    assert process is not None
+    process.kill()
+    ended = client.jobs.wait(job["id"])
+    assert (ended["completed"], ended["failed"]) == (20, 0)
+    assert len(lines_of(daemon, ended)) == 20
+
+
+def test_a_full_disk_delays_results_and_refuses_uploads() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon, Client(daemon.socket) as client:
+        job = client.jobs.submit(chats(20, "slow"))
+        done = wait_until(lambda: client.jobs.get(job["id"])["completed"])
+        psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (600, -1))
+        wait_until(lambda: _failing(client))
+        with pytest.raises(BackendError, match="files of jobs cannot be written"):
+            client.jobs.submit(chats(20))
+        stored = client.jobs.get(job["id"])
+        assert done <= stored["completed"] < 20
+        assert all(line.endswith(b"}") for line in lines_of(daemon, job))
+        psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
+        assert client.jobs.wait(job["id"])["completed"] == 20
+        names = Counter(r["custom_id"] for r in client.jobs.results(job["id"]))
+        assert names == Counter(f"r{number}" for number in range(20))
+        wait_until(lambda: not _failing(client))
+
+
+def _failing(client: Client) -> bool:
+    return any(c["component"] == "jobs" and not c["up"] for c in client.stats()["components"])
+
+
+# Bounds.
+
+
+def test_older_results_of_the_same_user_make_space_for_newer_ones() -> None:
+    config = HEAD + "jobs-user-max = 4\n" + CONFIG
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        ids = []
+        for _ in range(4):
+            job = client.jobs.submit(chats(1))
+            client.jobs.wait(job["id"])
+            ids.append(job["id"])
+        kept = [job["id"] for job in client.jobs.list()]
+        assert ids[0] not in kept
+        assert ids[-1] in kept
+        assert (
+            len(client.jobs.list())
+            + len([f for f in client.jobs.files() if f["purpose"] == "input"])
+            <= 4
+        )
+
+
+def test_a_user_whose_jobs_all_run_gets_no_space() -> None:
+    config = HEAD + "jobs-user-bytes-max = 20000\n" + CONFIG
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        client.jobs.submit(chats(4, "stuck"))
+        with pytest.raises(QuotaExceeded, match="jobs-user-bytes-max"):
+            client.jobs.submit(chats(300))
+        assert len(client.jobs.list()) == 1
+
+
+def test_ended_jobs_are_deleted_by_age() -> None:
+    config = HEAD + "jobs-days-max = 0\n" + CONFIG
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        job = client.jobs.submit(chats(1))
+        client.jobs.wait(job["id"])
+        client.jobs.submit([chat("stuck", "stuck")])  # wakes the search
+        wait_until(lambda: job["id"] not in [each["id"] for each in client.jobs.list()])
+        assert len(client.jobs.list()) == 1
+
+
+def test_a_removed_model_fails_the_rest_of_a_job_and_a_drained_daemon_takes_none() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon, Client(daemon.socket) as client:
+        job = client.jobs.submit(chats(30, "slow"))
+        wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 1)
+        path = daemon.directory / "config.toml"
+        path.write_text(path.read_text().replace("[models.slow", "[models.other"))
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "config.read_again" in daemon.log)
+        ended = client.jobs.wait(job["id"])
+        assert ended["state"] == "completed"
+        assert ended["completed"] + ended["failed"] == 30
