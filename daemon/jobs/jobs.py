@@ -109,7 +109,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether no request of it will be computed any more."""
+        """Whether its requests are no longer computed."""
         return self.row.state in _ENDED
 
     @property
