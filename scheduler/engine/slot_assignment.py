@@ -19,6 +19,11 @@ from .answers import Answers
 from .metrics_publisher import MetricsPublisher
 from .task_table import TaskTable
 
+END_TOKENS = 4
+"""The tokens between the last checkpoint of a prompt and its end. llama.cpp computes a step of one
+token with other operations than one of several; so the logits are those of an uncut prompt.
+"""
+
 
 class SlotAssignment:
     """Starts and parks tasks as `plan_slots` decides. Owned by the engine."""
@@ -129,7 +134,7 @@ class SlotAssignment:
 
     def _plan_checkpoints(self, task: Task) -> None:
         """Plan where a prompt's state is saved, unless the model can cut it anywhere: where it
-        diverges from another prompt, one token before its end, and at regular distances; on
+        diverges from another prompt, shortly before its end, and at regular distances; on
         recurrent models and hybrids also at the borders of messages.
         """
         info = self._model.info
@@ -143,7 +148,7 @@ class SlotAssignment:
         shared = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
         if settings.shared_prefix_tokens_min <= shared < size:
             task.checkpoints.add(shared)
-        points, last = [*range(every, size, every)], size - 1
+        points, last = [*range(every, size, every)], max(0, size - END_TOKENS)
         if kind != "window":
             borders = message_borders(task.tokens[:size], self._is_control)
             points = spaced(sorted({*borders, *points}), SAVE_TOKENS_MIN)

@@ -14,6 +14,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import IDLE_SAVE_S
+from inferd.scheduler.engine.slot_assignment import END_TOKENS
 from inferd.scheduler.kv.disk import KvFiles
 from inferd.scheduler.owner import Priority
 from tests.scheduler.doubles import Bench
@@ -127,14 +128,15 @@ def test_the_state_with_the_least_cost_per_byte_is_evicted_first() -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_a_repeated_prompt_computes_only_its_last_token(memory: KvKind) -> None:
+def test_a_repeated_prompt_computes_only_its_end(memory: KvKind) -> None:
     bench = Bench(slots=2, options=EchoOptions(memory=memory))
     bench.run(bench.submit(1, PREFIX))
 
     bench.run(bench.submit(2, PREFIX))
 
     assert bench.text(2).decode() == PREFIX
-    assert bench.stats(2).cached_tokens == len(PREFIX) + 1
+    computed = END_TOKENS if memory == "window" else 1
+    assert bench.stats(2).cached_tokens == len(PREFIX) + 2 - computed
 
 
 def test_states_serve_other_owners_only_if_they_are_shared() -> None:
