@@ -171,7 +171,7 @@ def reuse_a_prefix(subject: Subject) -> None:
     for shared in (1, 40, 100, 140, 159, 160):
         model.trim(0, 0)
         prefill(model, 0, first)
-        least = model.trim_min(0)
+        least = model.trim_min(0) - model.info.rollback
         kept = model.trim(0, shared)
         assert kept == model.length(0) == (shared if shared >= least else 0)
         prompt = first[:shared] + more
