@@ -49,6 +49,7 @@ COMMANDS = {
     "operations.service_commands": ("install-service", "uninstall-service"),
     "monitoring.top_command": ("top",),
     "monitoring.stats": ("stats",),
+    "monitoring.usage_command": ("usage",),
     "operations.config_commands": ("config",),
 }
 """Commands by module, in the order of the help; each is a function or group of its name. Modules of

@@ -11,6 +11,7 @@ import itertools
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -152,6 +153,11 @@ class OneShotClient:
     def queue(self, *, all_users: bool = False) -> list[dict[str, Any]]:
         """Return the user's waiting and running tasks."""
         return self.call("queue", w.QueueParams(all=all_users), w.QueueResult).tasks
+
+    def usage(self, by: Sequence[str], *, since_s: float, all_users: bool = False) -> w.UsageResult:
+        """Return the sums of usage of the last *since_s* seconds."""
+        params = w.UsageParams(by=list(by), since_s=since_s, all=all_users)
+        return self.call("usage", params, w.UsageResult)
 
     def stats(self) -> dict[str, Any]:
         """Return the daemon's state and metrics."""

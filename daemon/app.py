@@ -199,6 +199,7 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     await daemon.restore()
     services.start_soon(daemon.clock.run)
     services.start_soon(daemon.journal.run)
+    services.start_soon(daemon.usage.run, daemon.journal.note_usage)
     services.start_soon(daemon.state_journal.run)
     services.start_soon(daemon.media_store.run)
     pages = MetricsPages(daemon)

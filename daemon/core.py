@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..ipc.messages import (
     REQUESTS_MAX,
     TENSOR_BYTES_MAX,
     Limits,
+    Right,
     ServerHello,
 )
 from ..ipc.server.connection import Request, ServerConnection
@@ -47,7 +48,9 @@ from ..sessions import (
     StateFacts,
     StateLimits,
     StoredSession,
+    Turn,
     Uploads,
+    Usage,
 )
 from ..sessions.media_store import MediaLimits, MediaStore
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX
@@ -60,7 +63,7 @@ from .graph_table import Graph, GraphTable
 from .jobs.jobs import JobLimits, Jobs
 from .jobs.runner import JobRunner
 from .logs.setup import logs
-from .metrics.daemon_counters import DaemonCounters
+from .metrics.daemon_counters import DaemonCounters, reason_of
 from .models.catalog import NamedModel
 from .models.registry import DormantLease, Registry
 from .models.similarity import EmbeddingComparer
@@ -81,6 +84,11 @@ ImmediateCallTable = dict[str, Callable[["Daemon", Request], Any]]
 NEWER_JOURNAL = "start the newer version again, or move the file away"
 _RECORDING_S_MAX = 5.0
 """Maximum wait of a drain for the journal; the connections are closed only after it."""
+
+
+def _is_refused_call(turn: Turn) -> bool:
+    """Return whether the error of a turn's call counts as a refusal."""
+    return turn.error is not None and turn.refused and reason_of(turn.error) is not None
 
 
 class Daemon:
@@ -123,7 +131,10 @@ class Daemon:
         self.ledger = Ledger(
             bounds, settings=EngineSettings(**engine_settings(config)), media=self.media_store
         )
-        self.ledger.turn_listeners.append(self.counters)
+        self.usage = Usage(
+            self.counters.name_of_source, access.own_user_names.name_of, _is_refused_call
+        )
+        self.ledger.turn_listeners += [self.counters, self.usage]
         self.graphs = GraphTable(self.new_handle, self.ledger.kept_bytes)
         self.request_bytes = RequestBytes()
         self.request_bytes.on_freed = FreedMemory().note_freed
@@ -152,7 +163,8 @@ class Daemon:
         )
         self.clock = StateClock(config.state_dir)
         self.journal = Journal(
-            config.state_dir / JOURNAL_FILE, self.journal_changed, self.clock.dates()
+            *(config.state_dir / JOURNAL_FILE, self.journal_changed, self.clock.dates()),
+            usage=self.usage,
         )
         self.jobs = Jobs(
             config.state_dir / JOBS_DIR,
@@ -216,6 +228,7 @@ class Daemon:
         bounds.session_bytes_owner_max = config.session_bytes_user_max
         bounds.kept_sessions_owner_max = config.kept_sessions_user_max
         bounds.reasoning_max = config.reasoning_max
+        self.usage.days_max = config.usage_days
         self.media_store.limits = MediaLimits(
             item_bytes_max=config.media_bytes_max,
             session_bytes_max=config.media_session_bytes_max,
@@ -291,7 +304,11 @@ class Daemon:
         if self.runs_at_once(request):
             return self.run_at_once(request)
         with self._recorded(request):
-            return await self.calls[request.call](self, request)
+            try:
+                return await self.calls[request.call](self, request)
+            finally:
+                if request.row.computes:  # a kill behind the reply loses none of its usage
+                    await self.journal.wait_usage()
 
     def runs_at_once(self, request: Request) -> bool:
         """Return whether the call never waits."""
@@ -317,12 +334,25 @@ class Daemon:
                 self.copies.send_changes(request.connection, request.number)
         except InferdError as exc:
             self.counters.call_refused(request.call, exc)
+            if request.row.right is Right.USE and reason_of(exc) is not None:
+                owner, key = request.owner, request.connection.key
+                self.usage.count_refusal(owner, key, self._model_of(request))
             cause = {"cause": exc.message} if logs.texts else {}  # the message may quote a text
             ipc_log.debug("call.refused", call=request.call, error=exc.name, **cause)
             raise
         if logs.is_logged("ipc", "debug"):
             seconds = round(time.monotonic() - started_at, 6)
             ipc_log.debug("call.done", call=request.call, seconds=seconds)
+
+    def _model_of(self, request: Request) -> ModelSource | None:
+        """Return the model of the context or graph that a call names, if there is one."""
+        named = request.params.__struct_fields__
+        with suppress(InferdError):
+            if "context" in named:
+                return self.session(request).model
+            if "graph" in named:
+                return self.graph(request).lease
+        return None
 
     def call_refused(self, call: str, error: InferdError) -> None:
         """Count a request that was refused before its call began."""
@@ -493,4 +523,5 @@ class Daemon:
         with anyio.move_on_after(_RECORDING_S_MAX):
             for session in tuple(self.sessions.live):
                 await session.wait_recorded()  # answers are sent before connections close
+            await self.journal.wait_usage()
             await anyio.lowlevel.checkpoint()

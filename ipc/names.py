@@ -36,6 +36,20 @@ def check_label(label: str) -> None:
         )
 
 
+def check_key_name(name: str) -> None:
+    """Check the name of a gateway's key; an empty one means none.
+
+    :raises InvalidArgument: the name is too long, or has characters that cannot be printed.
+    """
+    if len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+        raise InvalidArgument(
+            f"the name of a key, {name[:NAME_CHARACTERS_MAX]!r}, has {len(name)} characters, or"
+            " some that cannot be printed",
+            hint=f"a key's name has up to {NAME_CHARACTERS_MAX} characters",
+            data={"name_characters_max": NAME_CHARACTERS_MAX},
+        )
+
+
 def is_user_name(name: str) -> bool:
     """Return whether a gateway may name a user like this."""
     return _NAME.fullmatch(name) is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -111,6 +111,7 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cached_tokens: int = 0
+    compute_s: float = 0.0
     age_s: float = 0.0
     started_s: float | None = None
     first_token_s: float | None = None
@@ -402,9 +403,16 @@ class MediaFailed(Message):
     scope: int = -1
 
 
+class ComputedTensors(NamedTuple):
+    """The outputs of a tensor model, and the seconds that computing them took."""
+
+    outputs: list[NamedTensor]
+    seconds: float
+
+
 class ComputeTensors(RequestMessage):
-    """Compute the outputs of a tensor model: a list of `NamedTensor`. The computation must begin
-    within *wait_s* seconds, if that is not 0.
+    """Compute the outputs of a tensor model: `ComputedTensors`. The computation must begin within
+    *wait_s* seconds, if that is not 0.
     """
 
     inputs: list[NamedTensor]
@@ -611,6 +619,8 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Tokens that a drafter proposed and a step computed."""
     accepted_tokens: int = 0
     """Those of them that equal the sampled tokens."""
+    compute_s: float = 0.0
+    """Its part of the time of the steps that computed its tokens."""
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -693,7 +703,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Tokens(TaskMessage):
     """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs. Of
     the tokens, *forced* were not sampled. *drafted* and *accepted* count all drafts of the task
-    when the first of the tokens was sampled.
+    when the first of the tokens was sampled, and *compute_s* is its compute time until then.
     """
 
     tokens: list[int]
@@ -706,6 +716,7 @@ class Tokens(TaskMessage):
     """The number of tokens of a forced end of reasoning that follow."""
     drafted: int = 0
     accepted: int = 0
+    compute_s: float = 0.0
 
 
 class MediaWanted(TaskMessage):

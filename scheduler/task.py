@@ -89,6 +89,8 @@ class Task:
     accepted: int = 0
     """Drafts that were computed, and those that equal the sampled tokens."""
     acceptance: Acceptance = field(default_factory=Acceptance)
+    compute_s: float = 0.0
+    """Its part, by tokens, of the time of the steps that computed it."""
     tokens_requested: int = 0
     """Tokens that a pull reader has requested and not received."""
     credit: int = -1
@@ -202,6 +204,7 @@ class Task:
             forced=before.forced_tokens,
             drafted=before.drafted_tokens,
             accepted=before.accepted_tokens,
+            compute_s=before.compute_s,
             cached=before.cached_tokens,
             started_at=None if before.started_s is None else now + before.started_s,
             first_token_at=None if before.first_token_s is None else now + before.first_token_s,
@@ -426,4 +429,5 @@ class Task:
             reasoning_tokens=0 if self.reasoning is None else self.reasoning.tokens,
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
+            compute_s=self.compute_s,
         )

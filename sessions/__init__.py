@@ -24,6 +24,8 @@ from .named_states import NamedState, NamedStates, StateFacts, StateLimits
 from .table import SessionState
 from .turn.options import Parameters, TurnNotes, TurnOptions
 from .turn.turn import Turn
+from .usage.rows import Group, Sum, UsageQuery
+from .usage.usage import Usage
 from .worker_client import ModelSource, TaskReader, WorkerClient
 
 __all__ = (
@@ -35,6 +37,7 @@ __all__ = (
     "AdmissionBounds",
     "CopiedSession",
     "CopyChange",
+    "Group",
     "Hold",
     "Journal",
     "Ledger",
@@ -53,6 +56,7 @@ __all__ = (
     "Session",
     "ChangeSender",
     "SessionManager",
+    "Sum",
     "SessionSettings",
     "SessionState",
     "StoredSession",
@@ -63,6 +67,8 @@ __all__ = (
     "TurnOptions",
     "Upload",
     "Uploads",
+    "Usage",
+    "UsageQuery",
     "check_connections",
     "check_id",
     "check_priority",

@@ -10,6 +10,7 @@ from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
 from ..backends.media import MarkedMedia, MediaContent, MediaTokens
 from ..backends.tensors import NamedTensor
+from ..scheduler import messages as m
 from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
 from ..scheduler.owner import PRIORITY_MAX, Owner, Priority, Requester
 
@@ -155,9 +156,9 @@ class WorkerClient(TaskClient, Protocol):
 
     async def compute_tensors(
         self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
-    ) -> list[NamedTensor]:
+    ) -> m.ComputedTensors:
         """Return the outputs that a tensor model computes of *inputs*, which are queued by the
-        *requester*'s class.
+        *requester*'s class, and the time that it took.
 
         :raises UnsupportedOperation: the model computes no tensors.
         :raises Timeout: the computation did not begin within *wait_s* seconds, if that is not 0.

@@ -34,6 +34,7 @@ RESULTS: dict[str, type] = {
     "state": w.StateInfo,
     "file": w.JobFileInfo,
     "job": w.JobInfo,
+    "usage": w.UsageInfo,
     "stats": w.Stats,
 }
 """The maps in results by the first column of their tables in docs/protocol.md."""

@@ -77,6 +77,7 @@ async def _open_session(
         session.settings.priority = priority
         session.recording.facts_changed()
     session.settings.on_behalf_of = request.connection.on_behalf_of
+    session.settings.key = request.connection.key
     parameters = session.settings.parameters
     if not attached:  # an attached session keeps its own defaults
         parameters.origins = dict(graph.origins)
@@ -219,11 +220,11 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     session, p = daemon.session(request), request.params
     daemon.check_open()
     if p.inputs is None and session.tensors.inputs:
-        await compute_kept(request, session)
+        await compute_kept(daemon, request, session)
         return w.ComputeResult()
     inputs = [(name, await read_tensor(request, tensor)) for name, tensor in p.inputs or ()]
     if p.inputs is not None and await are_tensors(session, inputs):
-        outputs = await compute_named(request, session, inputs)
+        outputs = await compute_named(daemon, request, session, inputs)
         return w.ComputeResult(outputs=outputs, metadata=session.metadata())
     number = prompt_number(inputs)
     prompt = None if number is None else inputs[number][1].data

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
 import structlog
 
-from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
+from ...backends.errors import InferdError, InvalidArgument, TooLarge, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...scheduler import Owner, Priority
@@ -22,9 +22,11 @@ from ...sessions import (
     DepartedSession,
     Session,
     Transfer,
+    UsageQuery,
     check_search,
     matches,
 )
+from ...sessions.usage.rows import COLUMNS, HOUR_S, Group, Sum
 from ..config.forms import parse_log_levels
 from ..core import Daemon
 from ..logs.setup import logs
@@ -35,6 +37,8 @@ from ..workers.worker import Worker
 
 log = structlog.get_logger()
 STATISTICS_TIMEOUT_S = 1.0
+USAGE_GROUPS_MAX = 10_000
+USAGE_S_MAX = 10 * 366 * 86_400.0
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
@@ -215,6 +219,69 @@ def _describe_turn(
         if entry.state == ENCODING:
             found.state = ENCODING
     return found
+
+
+async def usage(daemon: Daemon, request: Request) -> w.UsageResult:
+    """Return the sums of usage: those of the caller's label and key, or with `all` of all users."""
+    p: w.UsageParams = request.params
+    owner, key = request.owner, request.connection.key
+    if not 0 < p.since_s <= USAGE_S_MAX:
+        raise InvalidArgument(f"since_s {p.since_s:g} is not in the range 0 … {USAGE_S_MAX:g}")
+    query = UsageQuery(
+        by=_columns(p.by),
+        since=int((time.time() - p.since_s) // HOUR_S),
+        user=None if p.all else owner.user,
+        label=None if p.all or not owner.label else owner.label,
+        key=None if p.all or not key else key,
+    )
+    await daemon.journal.wait_usage()
+    sums = await daemon.journal.read_usage(query, USAGE_GROUPS_MAX)
+    if len(sums) > USAGE_GROUPS_MAX:
+        raise TooLarge(
+            f"the usage has more than {USAGE_GROUPS_MAX} groups",
+            hint="group by fewer columns, or request a shorter time",
+            data={"groups_max": USAGE_GROUPS_MAX},
+        )
+    rows = [_describe_usage(group, found) for group, found in sums.items()]
+    names = [{"hour": "start", "day": "start", "user": "uid"}.get(name, name) for name in query.by]
+    rows.sort(key=lambda row: [getattr(row, name) for name in names])
+    return w.UsageResult(usage=rows, since=float(query.since * HOUR_S))
+
+
+def _columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns to group by.
+
+    :raises InvalidArgument: one is not known, or given twice.
+    """
+    for name in names:
+        if name not in COLUMNS:
+            raise InvalidArgument(
+                f"usage has no column {name[:50]!r}", hint=f"group by {', '.join(COLUMNS)}"
+            )
+    if len({*names}) < len(names) or {"hour", "day"} <= {*names}:
+        raise InvalidArgument(
+            "a column is given twice", hint="name each column once, and either hour or day"
+        )
+    return tuple(names)
+
+
+def _describe_usage(group: Group, found: Sum) -> w.UsageInfo:
+    amounts = found.amounts
+    return w.UsageInfo(
+        start=None if group.start is None else float(group.start * HOUR_S),
+        uid=group.user,
+        user=None if group.user is None else found.name,
+        label=group.label,
+        key=group.key,
+        model=group.model,
+        requests=amounts.requests,
+        refused=amounts.refused,
+        prompt_tokens=amounts.prompt_tokens,
+        cached_tokens=amounts.cached_tokens,
+        generated_tokens=amounts.generated_tokens,
+        drafted_tokens=amounts.drafted_tokens,
+        compute_s=amounts.compute_us / 1e6,
+    )
 
 
 def _memory_for_loads(daemon: Daemon) -> dict[str, int]:

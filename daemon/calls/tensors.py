@@ -15,6 +15,7 @@ from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...ipc.server.request_bytes import COPIES
 from ...sessions import Session
+from ..core import Daemon
 from .arguments import seconds_of, tensor_bytes, tensor_type
 
 CONFIGURATION_NAMES = ("1", "metadata", "options", "config")
@@ -119,14 +120,14 @@ def set_tensor(session: Session, index: int, tensor: t.Tensor) -> None:
     session.count_kept_bytes()
 
 
-async def compute_kept(request: Request, session: Session) -> None:
+async def compute_kept(daemon: Daemon, request: Request, session: Session) -> None:
     """Compute the outputs of the inputs that were set, for `get_output`.
 
     :raises Cancelled: an input, a turn or `fini_single` has dropped the outputs meanwhile.
     :raises QuotaExceeded: the owner's sessions would become too large.
     """
     before = session.tensors.outputs
-    outputs = await _compute(request, session, session.tensors.named_inputs())
+    outputs = await _compute(daemon, request, session, session.tensors.named_inputs())
     if session.tensors.outputs is not before:  # each drop makes a new list
         raise Cancelled("another call has dropped the outputs that were computed")
     session.check_growth(sum(len(tensor.data) for _, tensor in outputs))
@@ -135,7 +136,7 @@ async def compute_kept(request: Request, session: Session) -> None:
 
 
 async def compute_named(
-    request: Request, session: Session, inputs: Sequence[t.NamedTensor]
+    daemon: Daemon, request: Request, session: Session, inputs: Sequence[t.NamedTensor]
 ) -> list[tuple[str, w.Tensor]]:
     """Return the outputs of *inputs*. The type of an output is spelled as that of the input with
     its name and type.
@@ -153,12 +154,12 @@ async def compute_named(
                 type=spelled.get((name, tensor.type), tensor.type),
             ),
         )
-        for name, tensor in await _compute(request, session, inputs)
+        for name, tensor in await _compute(daemon, request, session, inputs)
     ]
 
 
 async def _compute(
-    request: Request, session: Session, inputs: Sequence[t.NamedTensor]
+    daemon: Daemon, request: Request, session: Session, inputs: Sequence[t.NamedTensor]
 ) -> list[t.NamedTensor]:
     """Return the outputs of *inputs* in the call's time limits. After the death of a worker the
     call is not repeated, because its inputs may be the cause.
@@ -174,7 +175,9 @@ async def _compute(
         with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
             client = await session.model.ready()
             wait_s = seconds_of(p.queue_timeout_s)
-            outputs = await client.compute_tensors(session.requester, inputs, wait_s)
+            outputs, seconds = await client.compute_tensors(session.requester, inputs, wait_s)
+        owner, key = session.owner, session.settings.key
+        daemon.usage.count_computation(owner, key, session.model, seconds)
     except TimeoutError:
         text = f"the timeout of {timeout_s:g} s has passed"
         raise Timeout(text, data={"timeout": "total"}) from None

@@ -149,6 +149,7 @@ class _Embeddings:
         self._parameters = self._graph.options | read_options(own, strict=True).values
         self._turn_options = turn_options(p, TurnOptions(embeds=True, quota_checked=True))
         self._owner, self._charge = request.owner, request.charge
+        self._key = request.connection.key
         self._requester = _requester(daemon, request)
         self._began = daemon.ledger.seconds()
         self._sessions: dict[int, Session] = {}
@@ -200,7 +201,8 @@ class _Embeddings:
                 return
 
     def _add_session(self, index: int) -> Session:
-        daemon, settings = self._daemon, SessionSettings(Parameters(self._parameters))
+        daemon = self._daemon
+        settings = SessionSettings(Parameters(self._parameters), key=self._key)
         session = Session(
             *(daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, settings)
         )

@@ -79,6 +79,7 @@ class Config:
     dormant_sessions_max: int = setting(1000, "maximum number of dormant sessions", 0, 1_000_000, AT_ONCE)
     dormant_days_max: float = setting(7.0, "days after which a dormant session is deleted", 0, 3650, AT_ONCE)
     dormant_bytes_max: int = setting(256 << 20, "maximum memory of all dormant sessions, in bytes", 0, BYTES_MAX, AT_ONCE)
+    usage_days: float = setting(90.0, "days after which the usage of an hour is deleted, but not before its month has ended", 1, 3650, AT_ONCE)
     states_max: int = setting(1000, "maximum number of named states", 0, 1_000_000, AT_ONCE)
     states_user_max: int = setting(100, "maximum number of named states of one user", 0, 1_000_000, AT_ONCE)
     states_bytes_max: int = setting(64 << 20, "maximum memory of all named states, in bytes; it also counts in `session-bytes-user-max`", 0, BYTES_MAX, AT_ONCE)

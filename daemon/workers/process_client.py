@@ -260,12 +260,12 @@ class ProcessClient:
 
     async def compute_tensors(
         self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
-    ) -> list[NamedTensor]:
+    ) -> m.ComputedTensors:
         """Return the outputs that a tensor model computes of *inputs*."""
         sent = list(inputs)
         command = partial(m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s)
-        outputs = await self.query(command, sent, requester.owner.user)
-        return msgspec.convert(outputs, list[NamedTensor])
+        computed = await self.query(command, sent, requester.owner.user)
+        return msgspec.convert(computed, m.ComputedTensors)
 
     # KV states and memory.
 

@@ -51,6 +51,7 @@ from .results import (
     StateInfo,
     Stats,
     TaskInfo,
+    UsageInfo,
 )
 from .session import AsyncPull, AsyncSession
 from .streams import AsyncStream
@@ -123,4 +124,5 @@ __all__ = (
     "Tool",
     "ToolCall",
     "ToolCallPart",
+    "UsageInfo",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from .. import messages as w
 from ..names import Priority
@@ -21,10 +21,13 @@ from .results import (
     StateInfo,
     Stats,
     TaskInfo,
+    UsageInfo,
 )
 from .texts import Rendered
 from .turn_settings import with_parameters
 from .wasi_calls import AsyncWasiCalls, ProgressCallback
+
+UsageColumn: TypeAlias = Literal["user", "model", "label", "key", "hour", "day"]
 
 
 class AsyncOperations(AsyncWasiCalls):
@@ -613,6 +616,22 @@ class AsyncOperations(AsyncWasiCalls):
         return cast(
             "list[TaskInfo]", (await self._call("queue", params, w.QueueResult, timeout)).tasks
         )
+
+    async def usage(
+        self,
+        by: Sequence[UsageColumn] = ("model",),
+        *,
+        since: float = 604_800.0,
+        all_users: bool = False,
+        timeout: float | None = None,
+    ) -> list[UsageInfo]:
+        """Return the user's usage of the last *since* seconds, in sums *by* columns.
+
+        With *all_users* (right `see-all`) return that of all users.
+        """
+        params = w.UsageParams(by=list(by), since_s=since, all=all_users)
+        result = await self._call("usage", params, w.UsageResult, timeout)
+        return cast("list[UsageInfo]", result.usage)
 
     async def stats(self, *, timeout: float | None = None) -> Stats:
         """Return the daemon's statistics."""

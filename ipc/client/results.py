@@ -522,6 +522,45 @@ class JobInfo(TypedDict):
     """A number that changes with each change of the job."""
 
 
+class UsageInfo(TypedDict):
+    """The usage of one group, as `usage` describes it. Fields by which the call does not group are
+    nil. A row `other` has what came past the [bound on rows](operations.md#usage).
+    """
+
+    start: float | None
+    """When the hour or the day began, in seconds since 1970."""
+    uid: int | None
+    """The user; -1: users past the bound."""
+    user: str | None
+    """The name of a gateway's own user, as far as the daemon knows it, or empty."""
+    label: str | None
+    """The label of the program, or empty."""
+    key: str | None
+    """The name of the gateway's key, or empty."""
+    model: str | None
+    """The model's name; `descriptor`: one that was passed as a descriptor; empty: a refused
+    request that names no open context or graph.
+    """
+    requests: int
+    """Turns, embedded texts and computations of tensors that have ended, with or without an
+    error.
+    """
+    refused: int
+    """Requests refused because of a bound, a quota or the end of the daemon."""
+    prompt_tokens: int
+    """Tokens of prompts, with the cached ones; those of a turn count from its first token on."""
+    cached_tokens: int
+    """Tokens of prompts that were not computed again."""
+    generated_tokens: int
+    """Tokens of answers."""
+    drafted_tokens: int
+    """Tokens that a drafter proposed and a step computed."""
+    compute_s: float
+    """Time of the model's steps, each divided among its turns by tokens, and of computing
+    tensors and encoding images and sounds.
+    """
+
+
 class Stats(TypedDict):
     """The daemon's statistics."""
 

@@ -399,6 +399,7 @@ class Client:
     restore_session = synchronous(AsyncClient.restore_session)
     update_session = synchronous(AsyncClient.update_session)
     list_deletions = synchronous(AsyncClient.list_deletions)
+    usage = synchronous(AsyncClient.usage)
     list_sessions = synchronous(AsyncClient.list_sessions)
     save_state = synchronous(AsyncClient.save_state)
     read_copy = synchronous(AsyncClient.read_copy)

@@ -111,7 +111,8 @@ class Limits(Map):
 class ClientHello(Map):
     """The client's first frame; `software` is free text for the daemon's log. `label` names a
     guest, an agent or a tenant among the user's programs. A gateway acts `on_behalf_of` a user.
-    With `copies` the daemon sends the changes of the connection's sessions with an id.
+    With `copies` the daemon sends the changes of the connection's sessions with an id. `key` names
+    the key of a gateway's caller.
     """
 
     protocol: tuple[int, int]
@@ -124,6 +125,8 @@ class ClientHello(Map):
     """The user on behalf of whom a [gateway](#gateways) acts."""
     copies: bool = False
     """Whether the client gets the [changes of its sessions](#copies-of-sessions)."""
+    key: str = ""
+    """The name of the key that a gateway's caller has, by which [usage](#usage) is counted."""
 
 
 class ServerHello(Map):

@@ -136,6 +136,8 @@ class Merge(Enum):
     """
     MODELS = auto()
     """The models of all nodes, each model once."""
+    USAGE = auto()
+    """The usage of all nodes: equal groups are added."""
     STATISTICS = auto()
     """The statistics of all nodes."""
 
@@ -181,6 +183,11 @@ class Call(_Messages, frozen=True, kw_only=True):
     def starts_on_context(self) -> bool:
         """Whether it is one or more whole turns of a context."""
         return self.starts in (Starts.TURN, Starts.ANSWERS, Starts.REST)
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes something that counts as usage."""
+        return self.starts is not None
 
     @property
     def sets_up(self) -> bool:
@@ -531,6 +538,14 @@ CALLS: dict[str, Call] = {
         right=None,
         route=Route.ALL,
         merge=Merge.LISTS,
+        while_stopping=True,
+    ),
+    "usage": Call(
+        monitoring.UsageParams,
+        monitoring.UsageResult,
+        right=None,
+        route=Route.ALL,
+        merge=Merge.USAGE,
         while_stopping=True,
     ),
     "stats": Call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from .base import Map
-from .results import SessionInfo, Stats, TaskInfo
+from .results import SessionInfo, Stats, TaskInfo, UsageInfo
 
 
 class QueueParams(Map):
@@ -61,6 +61,30 @@ class QueueResult(Map):
 
     tasks: list[Annotated[Any, TaskInfo]]
     """One turn each."""
+
+
+class UsageParams(Map):
+    """`usage`; with `all` (right `see-all`) the result has the usage of all users."""
+
+    by: list[str] = []
+    """The columns to group by: `user`, `model`, `label`, `key`, and `hour` or `day`; without any,
+    the result is one sum.
+    """
+    since_s: float = 604_800.0
+    """The usage of the last seconds, from the beginning of an hour on."""
+    all: bool = False
+    """The usage of all users: requires the right [*see-all*](#access-rights), else
+    `PermissionDenied`.
+    """
+
+
+class UsageResult(Map):
+    """The sums of usage, in the order of the columns that were requested."""
+
+    usage: list[Annotated[Any, UsageInfo]]
+    """One group each; groups without any usage are left out."""
+    since: float = 0.0
+    """The time from which usage counts, in seconds since 1970."""
 
 
 class StatsResult(Map):

@@ -55,6 +55,8 @@ class ServerConnection(SocketConnection):
         """The owner of its sessions; the client's hello decides it."""
         self.on_behalf_of = ""
         """The name of the user on behalf of whom it acts."""
+        self.key = ""
+        """The name of the key of a gateway's caller."""
         self.identified: anyio.Event | None = None
         """Set once the owner of a connection on behalf of another user is known."""
         self.number = 0

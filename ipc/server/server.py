@@ -276,6 +276,7 @@ class Server:
                 else:
                     hello = read_hello(*open_frame(frame))
                     connection.software = hello.software[:SOFTWARE_CHARACTERS]
+                    connection.key = hello.key
                     connection.wants_copies = hello.copies
                     check_names(hello)
                     self._note_owner(connection, hello, group)

@@ -20,7 +20,7 @@ from ...backends.fd_frames import read_with_descriptors
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
 from ..messages import PROTOCOL_VERSION, ClientHello, Kind
-from ..names import check_label, check_user_name
+from ..names import check_key_name, check_label, check_user_name
 from ..peer import Peer
 from .descriptors import SCM_MAX_FD, UnclaimedDescriptors, UserDescriptors
 from .fairness import CHECK_S, LoopTime, SharedLimit
@@ -343,9 +343,10 @@ def read_hello(kind: int, items: Sequence[msgspec.Raw]) -> ClientHello:
 
 
 def check_names(hello: ClientHello) -> None:
-    """Check the label and the name of a user in a hello.
+    """Check the label, and the names of a user and of a key, in a hello.
 
     :raises InvalidArgument: one of them is not allowed.
     """
     check_label(hello.label)
     check_user_name(hello.on_behalf_of)
+    check_key_name(hello.key)

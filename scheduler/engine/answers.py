@@ -427,6 +427,7 @@ class Answers:
             return event
         event = m.Tokens(task.spec.id, [added.token], added.text, forced=int(added.forced))
         event.drafted, event.accepted = task.drafted, task.accepted
+        event.compute_s = task.compute_s
         if added.surprisal is not None:
             event.surprisal = added.surprisal
         event.logprobs = self._logprobs_of(task, added)

@@ -157,7 +157,12 @@ class TaskTable:
         self._lags.count_work(self.guarantees, seconds, {owner: seconds})
 
     def count_step(self, batch: Sequence[ScheduledTokens], seconds: float, cost: StepCost) -> None:
-        """Count the time of a step; each owner used what its own chunks would have taken alone."""
+        """Count the time of a step, which its tasks divide by tokens. Against its guarantee, each
+        owner used what its own chunks would have taken alone.
+        """
+        token_s = seconds / max(1, sum(part.size for part in batch))
+        for part in batch:
+            part.task.compute_s += token_s * part.size
         if not self.guarantees.parts:
             return
         of_owner: dict[Owner, list[ScheduledTokens]] = {}

@@ -28,7 +28,6 @@ from ...backends.errors import (
     UnsupportedOperation,
 )
 from ...backends.media import MarkedMedia, text_tokens
-from ...backends.tensors import NamedTensor
 from ...backends.texts import bytes_of, is_utf8
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
@@ -448,7 +447,7 @@ class TokenizeQueue:
 
     def _computation(
         self, request: m.ComputeTensors, arrived_at: float
-    ) -> Callable[[], list[NamedTensor]]:
+    ) -> Callable[[], m.ComputedTensors]:
         """Return a function that computes tensors, and fails if it is called too late.
 
         :raises UnsupportedOperation: the model computes no tensors.
@@ -458,11 +457,12 @@ class TokenizeQueue:
             raise UnsupportedOperation("the model computes no tensors", hint="send it text")
         begin_by = arrived_at + wait_s if wait_s else math.inf
 
-        def compute() -> list[NamedTensor]:
-            if self._seconds() > begin_by:
+        def compute() -> m.ComputedTensors:
+            if (began := self._seconds()) > begin_by:
                 text = f"the queue timeout of {wait_s:g} s has passed"
                 raise Timeout(text, data={"timeout": "queue"})
-            return model.compute(request.inputs)
+            outputs = model.compute(request.inputs)
+            return m.ComputedTensors(outputs, self._seconds() - began)
 
         return compute
 

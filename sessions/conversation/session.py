@@ -939,6 +939,7 @@ class Session:
         self.tensors.outputs = []
         sink, compare = self.recording.watch_tokens(on_tokens), self.model.compare
         turn = Turn(client, spec, self._engine_event, sink, on_progress, compare)
+        turn.key = self.settings.key
         ticket.output = turn.tokens
         self.turns_begun += resumes is None  # a resumed turn keeps its number
         self.turn_at = ledger.seconds()

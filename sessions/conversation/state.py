@@ -81,6 +81,8 @@ class SessionSettings:
     """The scales of the last turn's adapters by their names, as users see them."""
     on_behalf_of: str = ""
     """The owner's name, if a gateway opened the session."""
+    key: str = ""
+    """The gateway's key with which its connection was opened, by which usage is counted."""
     note: bytes = b""
     """Bytes that a client has stored with the session, and reads itself."""
     title: str = ""

@@ -37,8 +37,12 @@ from ..entries import (
 )
 from ..identity import SessionKey
 from ..turn.turn import TokensSink, Turn
+from ..usage.rows import Group, Sum, UsageQuery, UsageRow, add_rows
+from ..usage.table import StoredUsage, read_stored, read_sums
+from ..usage.usage import Usage
 from .journal_file import (
     Change,
+    ChangeUsage,
     Erase,
     Found,
     JournalFile,
@@ -363,6 +367,7 @@ class Journal:
         on_change: Callable[[], None] = lambda: None,
         dates: Dates | None = None,
         facts: type[SessionFacts] = SessionFacts,
+        usage: Usage | None = None,
     ):
         self.cause: str | None = None
         self.set_aside: Path | None = None
@@ -370,6 +375,7 @@ class Journal:
         self._report_change = on_change
         self._dates = dates or Dates()
         self._file = JournalFile(path, self._dates.now, facts)
+        self._usage = usage
         self._refused = False
         self._closed = False
         self._recordings: dict[SessionKey, Recording] = {}
@@ -389,13 +395,15 @@ class Journal:
         self._tokens = 0
         self._wake, self._urgent, self._flushed = anyio.Event(), anyio.Event(), anyio.Event()
         self._begun = self._done = 0
+        self._usage_flush = 0
+        """The number of the write that has all requests that have ended."""
         self._lock = anyio.Lock()
         self._thread = anyio.CapacityLimiter(1)
 
     async def open_file(self) -> list[StoredSession]:
         """Open the file and return its sessions. If that fails, the daemon runs without it."""
         try:
-            found = await self._in_thread(self._file.open)
+            found, stored_usage = await self._in_thread(self._open)
         except NewerJournal as exc:
             self._refused, self.cause = True, str(exc)
             log.error("journal.refused", path=str(self._file.path), cause=str(exc))
@@ -404,7 +412,7 @@ class Journal:
         except (OSError, sqlite3.Error) as exc:
             self._failed([], exc)
             return []
-        self._note_found(found)
+        self._note_found(found, stored_usage)
         self.found_deletions = found.deletions
         self._dates.not_before(max((s.at for s in found.sessions), default=0.0))
         return found.sessions
@@ -432,7 +440,9 @@ class Journal:
         """Return the seconds since a session was written."""
         return self._dates.age_s(stored.at)
 
-    def _note_found(self, found: Found) -> None:
+    def _note_found(self, found: Found, stored_usage: StoredUsage | None) -> None:
+        if self._usage is not None and stored_usage is not None:
+            self._usage.restore(stored_usage)
         if found.set_aside is None:
             self._present |= {(s.owner, s.session_id) for s in found.sessions}
             return
@@ -550,6 +560,56 @@ class Journal:
                 hint="the session's rows are deleted as soon as the journal can be written again",
             )
 
+    # Usage.
+
+    def note_usage(self) -> None:
+        """Write the usage soon."""
+        self._wake.set()
+        self._urgent.set()
+
+    async def wait_usage(self) -> None:
+        """Wait until the usage of ended requests is written, or writing it has failed."""
+        if self._usage is None or self._refused:
+            return
+        if self._usage.has_ended:
+            self.note_usage()
+            self._usage_flush = self._begun + 1
+        await self._wait_for_flush(self._usage_flush)
+
+    async def read_usage(self, query: UsageQuery, groups_max: int) -> dict[Group, Sum]:
+        """Return the sums of usage, with what is not yet written. Some more than *groups_max* mean
+        that there are more.
+
+        :raises BackendError: the file cannot be read.
+        """
+        if self._usage is None:
+            return {}
+        async with self._lock:  # no row is being written meanwhile
+            read = partial(read_sums, query=query, groups_max=groups_max + 1)
+            try:
+                sums = await self._in_thread(partial(self._file.read, read))
+            except sqlite3.Error as exc:
+                raise BackendError(
+                    f"the journal, which has the usage, cannot be read: {exc}",
+                    hint="free space on the disk of state-dir, or let the daemon's user read it",
+                ) from exc
+            self._usage.count_turns()
+            return add_rows(sums, self._usage.unwritten_rows(), query)
+
+    def _take_usage(self) -> list[ChangeUsage]:
+        if self._usage is None or self._refused or self._closed:
+            return []
+        if self._usage.has_ended:
+            self._usage_flush = self._begun
+        rows = self._usage.take_rows()
+        before = self._usage.expired_before(self._dates.now())
+        return [] if not rows and before is None else [ChangeUsage(rows=rows, before=before)]
+
+    def _return_usage(self, changes: Sequence[ChangeUsage]) -> None:
+        if self._usage is not None:
+            rows: list[UsageRow] = [row for change in changes for row in change.rows]
+            self._usage.return_rows(rows)
+
     # Writing.
 
     async def run(self) -> None:
@@ -577,16 +637,19 @@ class Journal:
             recordings, erasing = list(self._changed), list(self._erasing)
             deletions, self._deletions = self._deletions, {}
             self._changed.clear()
+            usage = self._take_usage()  # in the same step as the changes of sessions
             try:
-                changes: list[Change] = [
+                changes: list[Change | ChangeUsage] = [
                     SaveDeletions(owner=owner, data=pack()) for owner, pack in deletions.items()
                 ]
                 changes += self._changes(recordings, erasing)
+                changes += usage
                 if changes and not self._closed:
                     with anyio.CancelScope(shield=True):  # its result must be noted
                         await self._in_thread(partial(self._write, changes))
             except Exception as exc:  # sessions go on without a journal after any error
                 self._deletions = deletions | self._deletions
+                self._return_usage(usage)
                 self._failed(recordings, exc)
             else:
                 self._wrote(erasing, bool(changes))
@@ -646,10 +709,20 @@ class Journal:
 
     # In the thread.
 
-    def _write(self, changes: Sequence[Change]) -> None:
+    def _open(self) -> tuple[Found, StoredUsage | None]:
+        found, usage = self._file.open(), self._usage
+        if usage is None:
+            return found, None
+        try:
+            read = partial(read_stored, hour=usage.hour, day=usage.first_day)
+            return found, self._file.read(read)
+        except sqlite3.Error as exc:  # sessions can be read all the same
+            log.error("usage.not_read", path=str(self._file.path), cause=str(exc))
+            return found, None
+
+    def _write(self, changes: Sequence[Change | ChangeUsage]) -> None:
         if not self._file.is_open:
-            found = self._file.open()
-            anyio.from_thread.run_sync(self._note_found, found)
+            anyio.from_thread.run_sync(self._note_found, *self._open())
         try:
             self._file.write(changes)
         except sqlite3.Error as exc:

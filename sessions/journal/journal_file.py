@@ -19,11 +19,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from ...scheduler.owner import Owner
 from ..entries import SessionFacts, StoredSession, TurnPiece, resumable_of
+from ..usage.rows import UsageRow
+from ..usage.table import TABLE, add_rows, copy_rows, delete_rows
 
 SCHEMA = 4
 """Version of the tables, in the file's `user_version`. A newer file is not touched, an older one is
@@ -116,14 +119,16 @@ CREATE TABLE piece (
     PRIMARY KEY (user, label, id, number)
 );
 """
-_LATER_TABLES = """
+_LATER_TABLES = f"""
 CREATE TABLE IF NOT EXISTS deletions (
     user INTEGER NOT NULL, label TEXT NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL,
     PRIMARY KEY (user, label)
 );
+{TABLE}
 """
 """Tables that earlier versions lack. They read and write the file all the same."""
 _WHERE = "WHERE user = ? AND label = ? AND id = ?"
+_T = TypeVar("_T")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +169,13 @@ class SaveDeletions(Change, frozen=True, kw_only=True):
 
     data: bytes
     session_id: str = ""
+
+
+class ChangeUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Add *rows* of usage; with *before*, delete the rows of hours before this one."""
+
+    rows: list[UsageRow] = []
+    before: int | None = None
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +225,9 @@ class JournalFile:
             self.close()
             aside = self._set_aside()
             self._open([])
+            assert self._db is not None
+            with suppress(sqlite3.Error):  # the table itself may be damaged
+                copy_rows(aside, self._db)
             return Found(sessions=sessions, set_aside=aside, cause=str(exc))
         except BaseException:
             self.close()
@@ -276,7 +291,16 @@ class JournalFile:
         if db is not None:
             db.close()
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Return the result of a query on the open file.
+
+        :raises sqlite3.Error: it cannot be read.
+        """
+        if self._db is None:
+            raise sqlite3.OperationalError("the file is not open")
+        return query(self._db)
+
+    def write(self, changes: Sequence[Change | ChangeUsage]) -> None:
         """Apply all changes, in this order, or none.
 
         :raises sqlite3.Error: they cannot be written; `damaged` says whether the file is damaged.
@@ -296,7 +320,7 @@ class JournalFile:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _deletes(change: Change) -> bool:
+def _deletes(change: Change | ChangeUsage) -> bool:
     """Return whether a change deletes texts, which must not stay in the log either."""
     return isinstance(change, Erase) or (isinstance(change, SaveDeletions) and not change.data)
 
@@ -312,7 +336,12 @@ def _code(error: sqlite3.Error) -> int:
     return -1 if code is None else code & 0xFF
 
 
-def _apply(db: sqlite3.Connection, change: Change) -> None:
+def _apply(db: sqlite3.Connection, change: Change | ChangeUsage) -> None:
+    if isinstance(change, ChangeUsage):
+        add_rows(db, change.rows)
+        if change.before is not None:
+            delete_rows(db, change.before)
+        return
     key = (*change.owner, change.session_id)
     match change:
         case SavePast(facts=facts, past=past, at=at):

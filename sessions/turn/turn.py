@@ -187,6 +187,10 @@ class Turn:
         self.end_requested = False
         """The end of its reasoning was requested, and none of its tokens was sent."""
         self.drafted_tokens = self.accepted_tokens = 0
+        self.compute_s = 0.0
+        """Its part of the time of the steps that computed the tokens so far."""
+        self.key = ""
+        """The gateway's key with which it was requested."""
         self.surprisals: list[float] = []
         """The surprisal of each token, where it is needed; NaN of a forced one."""
         self.tail = b""
@@ -261,6 +265,7 @@ class Turn:
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
             cached_tokens=self._cached_tokens,
+            compute_s=self.compute_s,
             age_s=time.monotonic() - self.queued_at,
             started_s=self._since_queued(self.started_at),
             first_token_s=self._since_queued(self.first_token_at),
@@ -379,6 +384,7 @@ class Turn:
                     self.surprisals += _surprisals_of(report)
                 self.drafted_tokens = report.drafted
                 self.accepted_tokens = report.accepted
+                self.compute_s = report.compute_s
                 if report.logprobs and self.spec.credit < 0:  # a stream sends them
                     self._keep_logprobs(report.logprobs)
                 if self._shifted is not None:
@@ -429,6 +435,7 @@ class Turn:
                 self.embedding = report
             case m.Finished(_, text, end, stats):
                 self.stats, self.tail, self.end_piece = stats, text, end
+                self.compute_s = stats.compute_s
                 self.end_logprobs = report.logprobs
                 self.text += text
                 self._end(SessionCall.FINISHED)
@@ -508,6 +515,11 @@ class Turn:
         return self.spec.embed is None
 
     @property
+    def cached_tokens(self) -> int:
+        """The tokens of its prompt that needed no computing, once it has had a slot."""
+        return self._cached_tokens
+
+    @property
     def begun(self) -> bool:
         """Whether it has had a slot or has sent something."""
         return self.started_at is not None or bool(self.tokens)
@@ -543,6 +555,7 @@ class Turn:
             forced_tokens=self.forced_tokens,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            compute_s=self.compute_s,
         )
 
     @property

@@ -87,6 +87,7 @@ __all__ = (
     "ToolCall",
     "ToolCallPart",
     "UnsupportedOperation",
+    "UsageInfo",
     "VersionMismatch",
     "WorkerCrashed",
     "__version__",
@@ -177,6 +178,7 @@ if TYPE_CHECKING:
         Tool,
         ToolCall,
         ToolCallPart,
+        UsageInfo,
     )
 else:  # hidden from type checkers, which would accept every misspelt name as an object
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
     "wasm", "nnrpc", "gateway", "fleet", "conformance", "states", "backup", "restore",
-    "edit-session", "restore-session", "end-reasoning", "tune", "jobs",
+    "edit-session", "restore-session", "end-reasoning", "tune", "jobs", "usage",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -43,7 +43,7 @@ CLIENT_COMMANDS = [
     ("queue",), ("rm-session", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
     ("swap", "m", "--to", "n"), ("template", "m", "p"),
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
-    ("top",), ("stats",), ("drain",), ("logs",), ("log-level",), ("conformance",),
+    ("top",), ("stats",), ("usage",), ("drain",), ("logs",), ("log-level",), ("conformance",),
     ("states",), ("states", "delete", "mine"),
     ("jobs",), ("jobs", "wait", "j"), ("jobs", "results", "j"), ("jobs", "cancel", "j"),
     ("jobs", "rm", "j"),

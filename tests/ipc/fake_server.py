@@ -356,6 +356,7 @@ ANSWERS: dict[str, Answer] = {
     "show": _fixed(models=[{"name": "fake"}]),
     "sessions": _fixed(sessions=[{"context": 12}]),
     "queue": _fixed(tasks=[{"id": 1}]),
+    "usage": _fixed(usage=[{"requests": 1}]),
     "stats": _fixed(stats={"waiting": 0}),
     "metrics": _fixed(text="inferd_cores 2.0\n"),
     "log_level": _fixed(levels={"llama": "debug"}),

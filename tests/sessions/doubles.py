@@ -170,9 +170,9 @@ class InProcessClient:
 
     async def compute_tensors(
         self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
-    ) -> list[NamedTensor]:
+    ) -> m.ComputedTensors:
         await anyio.lowlevel.checkpoint()
-        return list(inputs)
+        return m.ComputedTensors(list(inputs), 0.0)
 
     async def count_cached_tokens(
         self, owner: Owner, session: str, adapters: tuple[str, ...], tokens: Sequence[int]

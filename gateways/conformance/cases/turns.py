@@ -224,6 +224,20 @@ def embeddings_are_vectors_of_float32(server: Server) -> None:
     check(len(result.get("tokens", [])) == 3, f"tokens is {result.get('tokens')!r}")
 
 
+@case("`usage`")
+def usage_counts_the_turns_that_have_ended(server: Server) -> None:
+    """`usage` counts a turn before its reply; a column that it does not know is refused."""
+    connection, context = server.connected()
+
+    def requests() -> int:
+        return sum(row["requests"] for row in connection.call("usage", by=["model"])["usage"])
+
+    before = requests()
+    connection.call("chat", context=context, prompt="ab", raw=True)
+    check(requests() > before, "the turn does not count")
+    expect(connection.refusal("usage", by=["colour"]), "InvalidArgument")
+
+
 @case("`tokenize`")
 def tokens_become_their_text_again(server: Server) -> None:
     """`tokenize` returns ids, and `detokenize` their bytes."""

@@ -58,6 +58,8 @@ def merge_results(call: str, results: Results, map_context: ContextMap) -> Resul
             return _models(results)
         case Merge.STATISTICS:
             return _statistics(results)
+        case Merge.USAGE:
+            return _usage(results)
         case Merge.LISTS:
             return _lists(row, results, map_context)
         case Merge.ANY:
@@ -87,6 +89,22 @@ def _lists(row: Call, results: Results, map_context: ContextMap) -> Result:
                 if entry.get("context") is not None:
                     entry["context"] = map_context(entry["node"], entry["context"])
     return merged
+
+
+USAGE_KEYS = ("start", "uid", "user", "label", "key", "model")
+"""The fields of a group of usage; the others are its amounts."""
+
+
+def _usage(results: Results) -> Result:
+    """Return the usage of all nodes, in the order of the first node's groups."""
+    groups: dict[tuple[Any, ...], Result] = {}
+    for result in results.values():
+        for row in result["usage"]:
+            group = groups.setdefault(tuple(row[key] for key in USAGE_KEYS), {})
+            for field, value in row.items():
+                group[field] = value if field in USAGE_KEYS else group.get(field, 0) + value
+    rows = sorted(groups.values(), key=lambda row: row["start"] or 0.0)
+    return {"usage": rows, "since": min(result["since"] for result in results.values())}
 
 
 def _sorted(name: str, entries: list[Result]) -> list[Result]:

@@ -565,6 +565,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         """,
     ),
     (Changed(outputs=[["output", {}]]), "tensors.a_hundred_tensors_come_back"),
+    (Changed(requests=0), "turns.usage_counts_the_turns_that_have_ended"),
     (ChangesComeLate(), "contexts.a_changed_session_is_sent_before_the_reply"),
     (OneFrameAtATime(), "frames.frames_may_arrive_together"),
     (OneTurn(), "contexts.a_context_runs_one_turn_at_a_time errors.SessionBusy"),

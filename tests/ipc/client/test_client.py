@@ -256,6 +256,13 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ("sessions", (), {}, {}, [{"context": 12}]),
     ("queue", (), {}, {}, [{"id": 1}]),
     ("queue", (), {"all_users": True}, {"all": True}, [{"id": 1}]),
+    (
+        "usage",
+        (["user", "hour"],),
+        {"since": 60.0, "all_users": True},
+        {"by": ["user", "hour"], "since_s": 60.0, "all": True},
+        [{"requests": 1}],
+    ),
     ("stats", (), {}, {}, {"waiting": 0}),
     ("metrics", (), {}, {}, "inferd_cores 2.0\n"),
     (

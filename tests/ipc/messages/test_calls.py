@@ -37,7 +37,8 @@ EXPECTED = {
     Route.SESSION: "delete_session history session_media update_session restore_session",
     Route.MODEL: "unload_model pin unpin add_adapter remove_adapter",
     Route.SWAP: "swap",
-    Route.ALL: "models show sessions queue stats list_states list_deletions delete_state log_level",
+    Route.ALL: "models show sessions queue usage stats list_states list_deletions delete_state"
+    " log_level",
     Route.DRAIN: "drain",
     Route.ENTRY: "metrics",
     Route.CONFIGURE: "init_backend",

@@ -173,6 +173,7 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
         "lora": {"loud": 0.5},
         "shared_kv": SharedKv(1, "state:/story", 3, b"digest"),
         "on_behalf_of": "@ada",
+        "key": "phone",
         "note": b"mine",
         "title": "Diary",
         "opening": "Dear diary",

@@ -92,6 +92,16 @@ export const LIMITS = {
   NAME_BYTES_MAX: 4095,
   SESSION_ID_CHARACTERS_MAX: 128,
   EXPIRED_REMEMBERED_MAX: 10000,
+  USAGE_GROUPS_MAX: 10000,
+  USAGE_S_MAX: 316224000,
+  USAGE_ROWS_USER_MAX: 256,
+  USAGE_ROWS_HOUR_MAX: 8192,
+  USAGE_USERS_HOUR_MAX: 4096,
+  USAGE_HOURS_MAX: 48,
+  USAGE_UNWRITTEN_MAX: 65536,
+  USAGE_USERS_MAX: 8192,
+  USAGE_DAYS_MAX: 62,
+  USAGE_DAYS_ROWS_MAX: 1000000,
   OPEN_MAX: 32,
 } as const;
 
@@ -106,6 +116,8 @@ export interface ClientHello {
   on_behalf_of?: string | undefined;
   /** Whether the client gets the changes of its sessions. */
   copies?: boolean | undefined;
+  /** The name of the key that a gateway's caller has, by which usage is counted. */
+  key?: string | undefined;
 }
 
 export interface Tensor {
@@ -1630,6 +1642,26 @@ export function readQueueResult(fields: Fields): QueueResult {
   return { ...fields, tasks: list(fields.tasks).map((item) => readTaskInfo(item as Fields)) } as unknown as QueueResult;
 }
 
+export interface UsageParams {
+  /** The columns to group by: `user`, `model`, `label`, `key`, and `hour` or `day`; without any, the result is one sum. */
+  by?: string[] | undefined;
+  /** The usage of the last seconds, from the beginning of an hour on. */
+  since_s?: number | undefined;
+  /** The usage of all users: requires the right *see-all*, else `PermissionDenied`. */
+  all?: boolean | undefined;
+}
+
+export interface UsageResult {
+  /** One group each; groups without any usage are left out. */
+  usage: Fields[];
+  /** The time from which usage counts, in seconds since 1970. */
+  since: number;
+}
+
+export function readUsageResult(fields: Fields): UsageResult {
+  return { since: 0.0, ...fields } as unknown as UsageResult;
+}
+
 export interface StatsResult {
   /** The daemon's statistics. */
   stats: Stats;
@@ -1967,6 +1999,7 @@ export interface Calls {
   copy_model: { params: CopyModelParams; result: CopyModelResult; event: never };
   sessions: { params: SessionsParams; result: SessionsResult; event: never };
   queue: { params: QueueParams; result: QueueResult; event: never };
+  usage: { params: UsageParams; result: UsageResult; event: never };
   stats: { params: Empty; result: StatsResult; event: never };
   metrics: { params: Empty; result: MetricsResult; event: never };
   exchange_served: { params: ExchangeServedParams; result: ExchangeServedResult; event: never };
@@ -2057,6 +2090,7 @@ export const READERS: Readers = {
   copy_model: { result: readCopyModelResult, event: null },
   sessions: { result: readSessionsResult, event: null },
   queue: { result: readQueueResult, event: null },
+  usage: { result: readUsageResult, event: null },
   stats: { result: readStatsResult, event: null },
   metrics: { result: readMetricsResult, event: null },
   exchange_served: { result: readExchangeServedResult, event: null },
