@@ -32,6 +32,7 @@ from ..ipc.server.connection import Request, ServerConnection
 from ..ipc.server.descriptors import descriptors_max
 from ..ipc.server.request_bytes import RequestBytes
 from ..ipc.server.server import Server
+from ..ipc.superseding import NewestRequests
 from ..scheduler.kv.store import scoped
 from ..scheduler.settings import EngineSettings
 from ..sessions import (
@@ -212,6 +213,8 @@ class Daemon:
         self.calls: CallTable = {}
         self.immediate_calls: ImmediateCallTable = {}
         self.model_exports, self.model_imports = ModelExports(), ModelImports()
+        self.newest = NewestRequests()
+        """The requests with `supersede`, by their owner and key."""
         self.uploads, self.copy_uploads = Uploads(), Uploads()
         self._handles = 0
         self._unflushed: set[ServerConnection] = set()

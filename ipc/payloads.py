@@ -14,16 +14,24 @@ from ..backends.sealed_memory import sealed_memory
 from ..wire.frames import FRAME_BYTES_MAX, pack_frame
 from .chat_messages import MEDIA_PARTS_MAX
 from .media_parts import Audio, Content, Image, Media, as_media, in_descriptors
-from .messages import TENSOR_BYTES_MAX, AnswersParams, StreamParams, TemplateParams, Tensor
+from .messages import (
+    TENSOR_BYTES_MAX,
+    AnswersParams,
+    Infill,
+    StreamParams,
+    TemplateParams,
+    Tensor,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Message: TypeAlias = Mapping[str, Any]
 """A chat message: `role`, and `content` as a text or a list of parts: texts, images, sounds."""
-Prompt: TypeAlias = str | Image | Audio | Sequence[str | Image | Audio | Message | int]
+Prompt: TypeAlias = str | Image | Audio | Infill | Sequence[str | Image | Audio | Message | int]
 """A text or an image, a list of texts, images and sounds, which is one message, a list of
-messages, or one of token ids, which are added to the history unchanged. (Type checkers infer the
+messages, or one of token ids, which are added to the history unchanged; or a place in a file, whose
+text is filled in. (Type checkers infer the
 type of a list with different items only from one sequence.)
 """
 MessagesParams: TypeAlias = StreamParams | AnswersParams | TemplateParams
@@ -114,6 +122,8 @@ def turn_input(prompt: Prompt | None) -> dict[str, Any]:
         return {}
     if isinstance(prompt, str):
         return {"prompt": prompt}
+    if isinstance(prompt, Infill):
+        return {"infill": prompt}
     if isinstance(prompt, Media):
         return {"messages": [{"role": "user", "content": [prompt]}]}
     if isinstance(prompt, Sequence):

@@ -345,6 +345,16 @@ class Tokenize(RequestMessage):
     media: list[MarkedMedia] = []
 
 
+class TokenizeParts(RequestMessage):
+    """Tokenize the texts of a prompt that is made of their tokens, each by itself and without names
+    of special tokens. Answered with a list of packed token ids: those that begin a prompt, then
+    those of each text. `Submit` follows.
+    """
+
+    texts: list[str]
+    requester: Requester = NOBODY
+
+
 class Detokenize(RequestMessage):
     """Return the bytes of packed token ids, which are in the vocabulary; with *apart* a list of the
     bytes of each.
@@ -420,7 +430,7 @@ class ComputeTensors(RequestMessage):
     wait_s: float = 0.0
 
 
-InputRequest = Tokenize | Detokenize | ChatPrompt | ComputeTensors
+InputRequest = Tokenize | TokenizeParts | Detokenize | ChatPrompt | ComputeTensors
 """A request with texts or tensors, which is answered between steps, in a fair order."""
 
 
@@ -568,6 +578,7 @@ Command = (
     | SentenceCompared
     | Adjust
     | Tokenize
+    | TokenizeParts
     | Detokenize
     | ChatPrompt
     | ComputeTensors

@@ -118,6 +118,11 @@ class TextClient(Protocol):
             middle of such a text is left out, but none of its first *cut_behind* tokens.
         """
 
+    async def tokenize_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens that begin a prompt, and those of each text by itself, in which names
+        of special tokens are texts. The next step waits a moment for a task.
+        """
+
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of token ids."""
 

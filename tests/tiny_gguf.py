@@ -19,6 +19,7 @@ import numpy as np
 __all__ = (
     "CONTROL",
     "EXPERT_BYTES",
+    "FIM_NAMES",
     "KINDS",
     "POSITIONS",
     "VOCAB_SIZE",
@@ -225,6 +226,23 @@ def _llama_tiles(path: Path) -> None:
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     around = ["<fake_token_around_image>", "<global-img>"]
     _llama(path, more=("\n\n", *around, *tiles))
+
+
+FIM_NAMES = (
+    *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+)
+"""Names by which llama.cpp finds the tokens of models that fill in the middle."""
+
+
+def _fim(path: Path) -> None:
+    """Plain attention, and the tokens to fill in the middle, with those of repositories."""
+    _llama(path, more=FIM_NAMES)
+
+
+def _fim_gemma3(path: Path) -> None:
+    """A sliding window, and the tokens to fill in the middle, without those of repositories."""
+    _gemma3(path, more=FIM_NAMES[:3])
 
 
 def _qwen2vl(path: Path) -> None:
@@ -606,6 +624,8 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "gemma3": _gemma3,
     "gemma3-images": _gemma3_images,
     "llama-tiles": _llama_tiles,
+    "fim": _fim,
+    "fim-gemma3": _fim_gemma3,
     "qwen2vl": _qwen2vl,
     "mamba": _mamba,
     "lfm2": _lfm2,

@@ -44,13 +44,14 @@ STRUCTS: dict[str, type] = RESULTS | {
     "limits": w.Limits,
     "tensor": w.Tensor,
     "tool call": w.ToolCallPart,
+    "infill": w.Infill,
     "change": w.CopiedChange,
 }
 """The structs by the first column of their tables, except the messages of calls."""
 _TYPES: dict[Any, str] = {
     int: "int", str: "str", bytes: "bin", bool: "bool", float: "float", dict: "map",
     types.NoneType: "nil", Any: "any", w.Tensor: "tensor", w.Limits: "limits",
-    w.ToolCallPart: "tool call",
+    w.ToolCallPart: "tool call", w.Infill: "infill",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tools.protocol_page import PAGE, tables
 __all__ = ("sources",)
 
 HEADER = "// `make docs` writes this file from {}; do not edit it.\n"
-NAMES = {"tensor": "Tensor", "limits": "Limits", "tool call": "ToolCallPart"}
+NAMES = {"tensor": "Tensor", "limits": "Limits", "tool call": "ToolCallPart", "infill": "Infill"}
 MAPS = {
     "metadata": "Metadata", "model": "ModelInfo", "shown": "ShownModel", "file_info": "FileInfo",
     "session": "SessionInfo", "task": "TaskInfo", "stats": "Stats", "error": "ErrorFields",
@@ -173,6 +173,7 @@ def _protocol(page: str) -> str:
     ]
     writer.interface("ClientHello", fields_of(STRUCTS["client hello"]), given=True)
     writer.interface("Tensor", fields_of(STRUCTS["tensor"]), given=True)
+    writer.interface("Infill", fields_of(STRUCTS["infill"]), given=True)
     for column, name in ({"daemon hello": "ServerHello"} | NAMES).items():
         writer.interface(name, fields_of(STRUCTS[column]))
     for column, name in (("tool call", "ToolCallPart"), ("daemon hello", "ServerHello")):

@@ -27,6 +27,7 @@ from ..base import (
     ModelInfo,
     Rendering,
     Sampler,
+    SpecialToken,
     TokenProbs,
     no_drafts,
 )
@@ -370,6 +371,13 @@ def _tuning(spec: ModelSpec, options: EchoOptions) -> ModelTuning | None:
     )
 
 
+_FIM_TOKENS = {
+    "fim-pre": SpecialToken(PROMPT_BEGIN, "<|prompt|>"),
+    "fim-suf": SpecialToken(ord("|"), "|"),
+    "fim-mid": SpecialToken(PROMPT_END, "<|echo|>"),
+}
+
+
 def _fingerprint(options: EchoOptions, *, flash_attn: bool) -> str:
     return f"echo-{1 + options.vocabulary}{options.variant}" + ("-flash" if flash_attn else "")
 
@@ -406,6 +414,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         can_shift=options.memory == "plain",
         drafter="off",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),
+        special_tokens=_FIM_TOKENS if options.fim else {},
         embedding=EmbedInfo(
             size=EMBEDDING_SIZE,
             slots=EMBED_SLOTS,

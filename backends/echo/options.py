@@ -23,7 +23,8 @@ faults, and the memory that it claims.
   and closed. The model ignores the embeddings, and repeats only the text beside them. An item whose
   entries see each other fits in a batch.
 - Kind: `variant` (a text) changes the model's fingerprint. `vocabulary` (a number) changes its
-  vocabulary, in which it is the token of byte 0. `tool_format` names the form of its answers.
+  vocabulary, in which it is the token of byte 0. `tool_format` names the form of its answers. With
+  `fim` it fills in the text between a prefix and a suffix with both, and `|` between them.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     forced: str = ""
     variant: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    fim: bool = False
     tool_format: Annotated[str, msgspec.Meta(pattern=_FORM_NAME)] = "none"
     memory: KvKind = "plain"
     window: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 8

@@ -15,6 +15,7 @@ import msgspec
 from ...backends.errors import Cancelled, EndOfSequence, InferdError, SessionBusy
 from ...ipc.messages import Call, ContextUse, ModelUse, Starts, StreamParams
 from ...ipc.server.connection import Request
+from ...ipc.superseding import SUPERSEDED
 from ...scheduler.owner import Priority
 from ...sessions import PlaceWait, Session
 from ...sessions.admission.bounds import Ticket
@@ -43,8 +44,18 @@ def with_waits(row: Call, function: CallFunction) -> CallFunction:
 
 async def _run_on_context(function: CallFunction, daemon: Daemon, request: Request) -> Any:
     """Run a call, during which its context is not idle. If the context has yielded its place, the
-    call first waits for one.
+    call first waits for one. A call with `supersede` first cancels the owner's previous one with
+    this key.
     """
+    key = getattr(request.params, "supersede", "")
+    if not key:
+        return await _run_with_place(function, daemon, request)
+    cancel = partial(request.cancel, SUPERSEDED, by="supersede")
+    async with daemon.newest.supersede((request.owner, key), cancel):
+        return await _run_with_place(function, daemon, request)
+
+
+async def _run_with_place(function: CallFunction, daemon: Daemon, request: Request) -> Any:
     try:
         session = daemon.session(request)
         session.calls_under_way += 1
@@ -71,7 +82,7 @@ def _keep_error(daemon: Daemon, request: Request, error: InferdError) -> None:
     """
     p = request.params
     if isinstance(p, StreamParams) and any(
-        given is not None for given in (p.prompt, p.prompt_tokens, p.messages)
+        given is not None for given in (p.prompt, p.prompt_tokens, p.messages, p.infill)
     ):
         return
     with suppress(InferdError):  # the call may have named no context, or a closed one

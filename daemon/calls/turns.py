@@ -21,6 +21,7 @@ from ...sessions import Session, TurnOptions
 from ...sessions.answers.calls import ToolCallPart, merge_parts
 from ...sessions.answers.splitter import AnswerParts, AnswerSplitter
 from ...sessions.conversation.state import BeforeInput
+from ...sessions.history.infill import InfillText
 from ...sessions.turn.turn import ProgressSink, TokensSink, Turn
 from ..core import Daemon
 from .arguments import turn_options
@@ -132,7 +133,7 @@ def metadata_if_cancelled(
     except anyio.get_cancelled_exc_class():
         if turn is not None or session.active:
             metadata = msgspec.to_builtins(session.metadata(turn))
-            request.cancelled_data = {"metadata": metadata}
+            request.cancelled_data["metadata"] = metadata
         raise
 
 
@@ -252,6 +253,8 @@ async def _add_input(daemon: Daemon, request: Request, session: Session) -> Befo
     """
     p: w.StreamParams | w.AnswersParams = request.params
     daemon.check_open()
+    if p.infill is not None:
+        return await session.add_infill(_infill_text(p.infill), p.options)
     if p.messages is not None:
         tokens_max = partial(session.settings.parameters.in_turn, "image-tokens-max", p.options)
         async with stored_messages(daemon, request, p.messages, tokens_max) as messages:
@@ -263,6 +266,11 @@ async def _add_input(daemon: Daemon, request: Request, session: Session) -> Befo
     if p.raw:
         return await session.add_text(p.prompt.encode(), p.options)
     return await session.add_messages([{"role": "user", "content": p.prompt}], p.options)
+
+
+def _infill_text(infill: w.Infill) -> InfillText:
+    extra = [(each.get("name", ""), each.get("text", "")) for each in infill.extra]
+    return InfillText(infill.prefix, infill.suffix, infill.typed, extra, infill.suffix_first)
 
 
 ANSWERS_MAX = 16
@@ -298,7 +306,7 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
 def _check(p: w.AnswersParams, session: Session) -> None:
     if not 1 <= p.n <= ANSWERS_MAX:
         raise InvalidArgument(f"{p.n} answers; the range is 1 … {ANSWERS_MAX}")
-    given = (p.prompt, p.prompt_tokens, p.messages)
+    given = (p.prompt, p.prompt_tokens, p.messages, p.infill)
     if all(part is None for part in given) and session.state != "ready":
         raise InvalidArgument("answers needs a prompt or messages", hint="pass one of them")
 

@@ -37,7 +37,7 @@ from .recovery import fail_readers, out_of_memory
 ClientText = tuple[int, object]
 """The part of a query that a client supplied, with the client's user."""
 NO_USER = m.NOBODY.owner.user
-_BOUNDED = (m.Tokenize, m.Detokenize, m.ChatPrompt, m.ComputeTensors, m.Lookup)
+_BOUNDED = (m.Tokenize, m.TokenizeParts, m.Detokenize, m.ChatPrompt, m.ComputeTensors, m.Lookup)
 """Commands with much data, of which a client may cause any number."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
@@ -388,7 +388,13 @@ class ProcessClient:
     def user_of(self, command: m.Command) -> int:
         """Return the user whose data a command has, or `NO_USER`."""
         match command:
-            case m.Tokenize() | m.Detokenize() | m.ChatPrompt() | m.ComputeTensors():
+            case (
+                m.Tokenize()
+                | m.TokenizeParts()
+                | m.Detokenize()
+                | m.ChatPrompt()
+                | m.ComputeTensors()
+            ):
                 return command.requester.owner.user
             case m.Submit(task):
                 return task.owner.user
@@ -467,6 +473,16 @@ class ProcessTexts:
             self._requester.owner.user,
         )
         return m.unpack_tokens(packed)
+
+    async def tokenize_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of *texts*; see `TextClient.tokenize_parts`."""
+        parts = list(texts)
+        found = await self._client.query(
+            lambda i: m.TokenizeParts(i, parts, self._requester),
+            parts,
+            self._requester.owner.user,
+        )
+        return list(map(m.unpack_tokens, found))
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of *tokens*; see `TextClient.detokenize`."""

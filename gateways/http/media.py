@@ -25,7 +25,7 @@ from ...backends.errors import InferdError, InvalidArgument, TooLarge, Unsupport
 from ...backends.media import media_parts
 from ...backends.sealed_memory import sealed_memory
 from ...ipc.chat_messages import ALT_CHARACTERS_MAX, MEDIA_PARTS_MAX
-from ...ipc.client import AsyncClient, Audio, Image, SessionMediaResult
+from ...ipc.client import AsyncClient, Audio, Image, Infill, SessionMediaResult
 from ...ipc.media_parts import INLINE_BYTES_MAX
 from ...ipc.payloads import Prompt
 from .fields import field_error
@@ -185,7 +185,7 @@ async def in_sealed_memory(prompt: Prompt) -> AsyncIterator[Prompt]:
     turn passes to the daemon; otherwise each would have a copy of them until it is sent.
     """
     with ExitStack() as stack:
-        if isinstance(prompt, str | Image | Audio) or not any(media_parts(prompt)):
+        if isinstance(prompt, str | Image | Audio | Infill) or not any(media_parts(prompt)):
             yield prompt
             return
         messages: list[dict[str, Any]] = []

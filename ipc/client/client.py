@@ -242,6 +242,37 @@ class AsyncClient(AsyncEmbedding):
         turn = partial(self._chat, context, on_queue=on_queue)
         return await compute_chat(turn, prompt, keywords, schema, rounds)
 
+    @takes(TurnKeywords)
+    async def infill(
+        self,
+        model: str,
+        prefix: str,
+        suffix: str,
+        *,
+        typed: str = "",
+        extra: Sequence[tuple[str, str]] = (),
+        suffix_first: bool = False,
+        on_queue: QueueCallback | None = None,
+        **keywords: Unpack[TurnKeywords],
+    ) -> Reply:
+        """Return the text that *model* writes between *prefix* and *suffix*, in a session of its
+        own. `stream(Infill(…))` of a session streams it.
+
+        It continues *typed*, text behind the prefix that is not in the file yet. *extra* are parts
+        of other files, names and texts. With *supersede*, the name of an editor's buffer, a newer
+        call cancels this one, which then raises `Cancelled`. With *suffix_first* the suffix
+        precedes the prefix in the prompt, for models that were trained so.
+        """
+        place = w.Infill(
+            prefix=prefix,
+            suffix=suffix,
+            typed=typed,
+            extra=[{"name": name, "text": text} for name, text in extra],
+            suffix_first=suffix_first,
+        )
+        async with self.session(model) as session:
+            return await session._chat(place, keywords, on_queue=on_queue)
+
     async def _chat(
         self,
         context: int,

@@ -433,6 +433,7 @@ class Client:
     tokenize = synchronous(AsyncClient.tokenize)
     detokenize = synchronous(AsyncClient.detokenize)
     token_pieces = synchronous(AsyncClient.token_pieces)
+    infill = synchronous(AsyncClient.infill)
     apply_template = synchronous(AsyncClient.apply_template)
     log_level = synchronous(AsyncClient.log_level)
     drain = synchronous(AsyncClient.drain)

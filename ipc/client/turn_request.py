@@ -148,7 +148,7 @@ class TurnRequest:
             if isinstance(params, w.ResumeParams):
                 return None
             self._params = msgspec.structs.replace(
-                params, prompt=None, prompt_tokens=None, messages=None
+                params, prompt=None, prompt_tokens=None, messages=None, infill=None
             )
         self._note_before(after)
         return self._params

@@ -40,6 +40,7 @@ class TurnKeywords(SchedulingKeywords, Parameters, total=False):
     """
 
     raw: bool | None
+    supersede: str | None
     options: Options | dict[str, Any] | None
     tools: Sequence[Tool] | str
 
@@ -74,6 +75,7 @@ class TurnSettings:
 
     default_timeout_s: float
     raw: bool | None = None
+    supersede: str | None = None
     options: dict[str, Any] | None = None
     priority: Priority | None = None
     timeout: float | None = None
@@ -109,6 +111,7 @@ class TurnSettings:
             **turn_input(prompt),
             "raw": bool(self.raw),
             "options": self.options or {},
+            "supersede": self.supersede or "",
         }
 
     def resume_params(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
+
 from ...wire.metadata import Metadata
 from .base import CREDIT_DEFAULT, Map, ScheduledParams, Tensor, Traceparent
 
@@ -51,6 +53,33 @@ class RunInferenceParams(Map):
     """The caller's span; see [traces](#traces)."""
 
 
+INFILL_EXTRA_MAX = 256
+"""The largest number of parts of other files in one prompt to fill in."""
+
+
+class Infill(Map):
+    """A place in a file: the answer is the text between `prefix` and `suffix`."""
+
+    prefix: str
+    """The text of the file before the place."""
+    suffix: str
+    """The text of the file behind the place."""
+    typed: str = ""
+    """Text at the place that is not in the file; the answer continues it."""
+    extra: Annotated[list[dict[str, str]], msgspec.Meta(max_length=INFILL_EXTRA_MAX)] = []
+    """Parts of other files, at most `INFILL_EXTRA_MAX`: maps with `text` and, if it is known, its
+    file's `name`.
+    """
+    suffix_first: bool = False
+    """The suffix precedes the prefix in the prompt, so that only the text that was typed since the
+    previous prompt is computed; for models that were trained with this order (SPM).
+    """
+
+
+SUPERSEDE_CHARACTERS_MAX = 256
+SupersedeKey = Annotated[str, msgspec.Meta(max_length=SUPERSEDE_CHARACTERS_MAX)]
+
+
 class StreamedParams(ScheduledParams, kw_only=True):
     """Params of a streamed call: its first credit, and whether it gets `QueueEvent`s, and events
     with the progress of the prompt. With `start_event`, a `QueueEvent` with the position 0 says
@@ -89,10 +118,18 @@ class StreamParams(StreamedParams):
     """1 to 1000 [messages](#messages-of-a-chat); with them, `prompt`, `prompt_tokens` and `raw`
     are ignored.
     """
+    infill: Infill | None = None
+    """[text to fill in](#text-to-fill-in), which replaces the history; with it, all other input is
+    ignored.
+    """
     raw: bool = False
     """Add `prompt` unchanged."""
     options: dict[str, Any] = {}
     """[parameters](#parameters) for this turn; unknown keys are `InvalidArgument`."""
+    supersede: SupersedeKey = ""
+    """A key: this request cancels the caller's earlier one with the same key that has not ended,
+    before its next step; empty: none.
+    """
 
 
 class ResumeParams(StreamedParams):
@@ -222,10 +259,14 @@ class AnswersParams(ScheduledParams):
     """As in `stream`."""
     messages: list[dict[str, Any]] | None = None
     """As in `stream`."""
+    infill: Infill | None = None
+    """As in `stream`."""
     raw: bool = False
     """Add `prompt` unchanged."""
     options: dict[str, Any] = {}
     """[parameters](#parameters) for these turns."""
+    supersede: SupersedeKey = ""
+    """As in `stream`."""
 
 
 class AnswersEvent(Map):

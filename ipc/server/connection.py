@@ -108,7 +108,9 @@ _EVENT = int(Kind.EVENT)
 
 
 class Request:
-    """A call under way. `cancelled_data` becomes the data of its error if it is cancelled."""
+    """A call under way. `cancelled_data` becomes the data of its error if it is cancelled, and
+    `cancelled_why` the message.
+    """
 
     def __init__(self, connection: ServerConnection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
@@ -119,6 +121,7 @@ class Request:
         the call takes.
         """
         self.cancelled_data: dict[str, Any] = {}
+        self.cancelled_why = "the request was cancelled"
         self._early_credit = 0
         """Credit that the client has granted before the call's turn began."""
         self._add_credit: Callable[[int], None] | None = None
@@ -127,6 +130,12 @@ class Request:
     def scope(self) -> anyio.CancelScope:
         """The scope in which the call runs, unless it runs at once."""
         return anyio.CancelScope()
+
+    def cancel(self, why: str, **data: Any) -> None:
+        """Cancel the call; its error has this message and these data."""
+        self.cancelled_why = why
+        self.cancelled_data |= data
+        self.scope.cancel()
 
     @cached_property
     def charge(self) -> Charge:

@@ -400,7 +400,7 @@ class Server:
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)
             if request.scope.cancelled_caught:
-                raise Cancelled("the request was cancelled", data=request.cancelled_data)
+                raise Cancelled(request.cancelled_why, data=request.cancelled_data)
         except Exception as exc:
             self._send_error(request, exc)
         finally:

@@ -68,7 +68,13 @@ class CommandHandler:
                     self._handle_task_command(task, command)
             case m.Submit(spec):
                 self._submit_task(spec)
-            case m.Tokenize() | m.Detokenize() | m.ChatPrompt() | m.ComputeTensors():
+            case (
+                m.Tokenize()
+                | m.TokenizeParts()
+                | m.Detokenize()
+                | m.ChatPrompt()
+                | m.ComputeTensors()
+            ):
                 self.tokenizing.add_request(command)
             case m.MediaReady():
                 self._fail_tasks(*self._tasks.items.add_item(command))

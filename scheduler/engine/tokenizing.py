@@ -402,7 +402,9 @@ class TokenizeQueue:
         except StopIteration as ended:
             work.done = True
             if request is not None:
-                if isinstance(request, m.Tokenize | m.ChatPrompt) and request.turn:
+                if isinstance(request, m.TokenizeParts) or (
+                    isinstance(request, m.Tokenize | m.ChatPrompt) and request.turn
+                ):
                     self.tasks_expected += 1
                     self.expects_urgent |= request.requester.priority == Priority.URGENT
                 yield m.CommandResult(request.id, ended.value)
@@ -428,6 +430,8 @@ class TokenizeQueue:
             fitted = self._fit_text(request.text, request.cut_behind, marks)
             tokens = yield from self._tokenize(fitted, request.special, request.bos, marks)
             return m.pack_tokens(tokens)
+        if isinstance(request, m.TokenizeParts):
+            return (yield from self._tokenize_parts(request.texts))
         if isinstance(request, m.Detokenize):
             pieces = yield from self._pieces_of(m.unpack_tokens(request.tokens))
             return pieces if request.apart else b"".join(pieces)
@@ -515,6 +519,15 @@ class TokenizeQueue:
         tokens: list[int] = yield LaneCall(self._tokenizing, tokenize)
         return tokens
 
+    def _tokenize_parts(self, texts: Sequence[str]) -> Generator[LaneCall, Any, list[bytes]]:
+        parts = [self._fit_text(bytes_of(text), 0, NO_MARKS) for text in texts]
+        tokenize = partial(tokenized_parts, self._model, parts)
+        is_long = sum(map(len, parts)) > LONG_BYTES or any(map(_is_long, parts))
+        if not is_long or self._seconds() < self._alone_until:
+            return tokenize()
+        found: list[bytes] = yield LaneCall(self._tokenizing, tokenize)
+        return found
+
 
 class MediaMarks:
     """The marks of images and sounds in a text, with the tokens that replace them."""
@@ -541,6 +554,9 @@ class MediaMarks:
         return [(begin, end, self._tokens[mark]) for begin, end, mark in found]
 
 
+NO_MARKS = MediaMarks(())
+
+
 def marked_tokens(
     model: LanguageModel, text: bytes, special: bool, bos: bool, marks: MediaMarks
 ) -> list[int]:
@@ -563,6 +579,13 @@ def marked_tokens(
         tokens += m.unpack_tokens(packed)
         at = end
     return tokens + tail
+
+
+def tokenized_parts(model: LanguageModel, parts: Sequence[bytes]) -> list[bytes]:
+    """Return the packed tokens that begin a prompt, and those of each part by itself."""
+    begin, _ = _added_tokens(model, special=False, bos=True)
+    tokens = [model.tokenize(part, special=False, bos=False) for part in parts]
+    return list(map(m.pack_tokens, [begin, *tokens]))
 
 
 def _added_tokens(model: LanguageModel, special: bool, bos: bool) -> tuple[list[int], list[int]]:

@@ -48,6 +48,7 @@ from ..entries import (
     encode,
 )
 from ..history.history import NOT_RECOMPUTED, History
+from ..history.infill import InfillBudget, InfillText, check_infill, infill_prompt, texts_of
 from ..history.media import Prompt, mark_prompt, prompt_bytes
 from ..history.overflow import ContextLimit
 from ..history.recent import RecentChats
@@ -607,6 +608,37 @@ class Session:
             history.append_tokens(tokens) if append else history.replace_tokens(tokens)
             before = self._accept_turn_input(history, unused)
         return await self._record_input(before)
+
+    async def add_infill(
+        self, text: InfillText, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> BeforeInput:
+        """Replace the history by the prompt of a place to fill in, for a turn with *options*.
+        Return the session before the input.
+
+        :raises SessionBusy: a turn is under way.
+        :raises UnsupportedOperation: the model does not fill in text between two others.
+        """
+        async with self.exclusive():
+            step(self.state, SessionCall.SET_INPUT)
+            tokens, unused = await self._query(
+                lambda c: self._infill_tokens(c, text, options), new_history=True
+            )
+            history = self.conversation.current_history()
+            history.replace_tokens(tokens)
+            before = self._accept_turn_input(history, unused)
+        return await self._record_input(before)
+
+    async def _infill_tokens(
+        self, client: WorkerClient, text: InfillText, options: Mapping[str, Any]
+    ) -> tuple[list[int], Mapping[str, str]]:
+        info = client.info
+        names = check_infill(info, self.model.name)
+        limit = self.settings.parameters.context_limit(options, info.ctx_size, chat=False)
+        budget = InfillBudget.of_context(limit.ctx_size, limit.n_predict)
+        texts = client.texts_of(self.requester)
+        begin, *parts = await texts.tokenize_parts(texts_of(text, budget, info))
+        tokens = infill_prompt(parts, names, budget, begin=begin, suffix_first=text.suffix_first)
+        return tokens, info.unused | NO_TEMPLATE
 
     async def add_messages(
         self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS

@@ -45,6 +45,7 @@ CLIENT_MODULES = ("client", "handles", "media_parts", "paths", "payloads", "trac
 TYPES: dict[Any, str] = {
     int: "int", str: "str", bytes: "bin", bool: "bool", float: "float", dict: "map",
     type(None): "nil", w.Tensor: "tensor", w.Limits: "limits", w.ToolCallPart: "tool call",
+    w.Infill: "infill",
 }  # fmt: skip
 Row = tuple[str, ...]
 

@@ -141,6 +141,11 @@ class InProcessClient:
         )
         return [*begin_and_end[:half], *tokens, *begin_and_end[half:]]
 
+    async def tokenize_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        tokenize = self.bench.model.tokenize
+        parts = [tokenize(text.encode(), special=False, bos=False) for text in texts]
+        return [tokenize(b"", special=False, bos=True)[:1], *parts]
+
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         return b"".join(map(self.bench.model.piece, tokens))
 

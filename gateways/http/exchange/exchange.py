@@ -82,6 +82,8 @@ def status_of(error: InferdError) -> int:
         return error.status
     if isinstance(error, e.Timeout):
         return 503 if error.data.get("timeout") == "queue" else 504
+    if isinstance(error, e.Cancelled) and error.data.get("by") == "supersede":
+        return 409
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 

@@ -1,4 +1,5 @@
-"""llama-server's own paths: tokens of texts, and the prompt of a chat.
+"""llama-server's own paths: text between two others, tokens of texts, and the
+prompt of a chat.
 
 `api` lists the endpoints, `fields` the fields of their requests.
 """

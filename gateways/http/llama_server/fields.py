@@ -12,7 +12,7 @@ from ..openai.chat_fields import CHAT, ChatRequest
 
 _PARTS_MAX = 1000
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
-_MODEL = honoured("model", "may be absent if only one model is offered, or only one is loaded")
+MODEL = honoured("model", "may be absent if only one model is offered, or only one is loaded")
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -42,7 +42,7 @@ class TemplateRequest(ChatRequest, kw_only=True):
 TOKENIZE = FieldTable(
     "/tokenize",
     [
-        _MODEL,
+        MODEL,
         honoured("content", f"a text, or up to {_PARTS_MAX} texts and token ids"),
         honoured("add_special", "the first text gets the tokens that begin a prompt"),
         honoured("parse_special", "true if absent: names of special tokens become these tokens"),
@@ -50,12 +50,12 @@ TOKENIZE = FieldTable(
     ],
     kind=TokenizeRequest,
 )
-DETOKENIZE = FieldTable("/detokenize", [_MODEL, honoured("tokens")], kind=DetokenizeRequest)
+DETOKENIZE = FieldTable("/detokenize", [MODEL, honoured("tokens")], kind=DetokenizeRequest)
 APPLY_TEMPLATE = FieldTable(
     "/apply-template",
     [
         *(field for field in CHAT.fields if field.name != "model"),
-        _MODEL,
+        MODEL,
         honoured("add_generation_prompt", "false: the prompt ends with the last message"),
     ],
     kind=TemplateRequest,

@@ -46,6 +46,7 @@ class GenerateFields(TurnFields, kw_only=True):
     prompt: str = ""
     images: list[Annotated[Any, Meta(extra_json_schema={"type": "string"})]] = []
     system: str = ""
+    suffix: str = ""
     raw: bool = False
 
 
@@ -130,7 +131,12 @@ GENERATE = FieldTable(
         honoured("images", "in base64, before the prompt; not of a raw one", []),
         honoured("system"),
         honoured("raw", "the prompt is used as it is, without the chat template"),
-        refused("suffix", "text is not inserted", ""),
+        honoured(
+            "suffix",
+            "the text behind the answer, of a model that fills in text between two others; `system`"
+            " and the chat template are then not used",
+            "",
+        ),
         refused("template", "the model has its own: send raw and the whole prompt", ""),
         refused("context", "send session_id, or the messages to /api/chat", []),
         refused("width", "no model here makes images", 0),

@@ -10,6 +10,7 @@ import msgspec
 
 from ....backends.errors import InferdError, UnsupportedOperation
 from ....backends.params import without_nulls
+from ....ipc.client import Infill
 from ..exchange import Exchange, collect_answers, stream_turn
 from ..fields import FieldTable, field_error
 from ..media import RequestMedia
@@ -103,12 +104,13 @@ async def answer_generate(exchange: Exchange) -> None:
     """Answer a completion, streamed or whole; without a prompt, load or unload the model."""
     generate, options = exchange.read_fields(GENERATE)
     lines = Lines(generate_form, generate)
-    if not generate.prompt and not generate.images:
+    if not (generate.prompt or generate.suffix or generate.images):
         await _load_or_unload(exchange, generate, lines)
         return
     media = RequestMedia()
     prompt = _prompt_of(generate, media)
-    request = _turn_of(exchange, generate, options, prompt, media, raw=generate.raw)
+    raw = generate.raw or bool(generate.suffix)
+    request = _turn_of(exchange, generate, options, prompt, media, raw=raw)
     await _answer(exchange, GENERATE, request, lines)
 
 
@@ -118,12 +120,15 @@ def _prompt_of(generate: GenerateFields, media: RequestMedia) -> Any:
     :raises UnsupportedOperation: a raw prompt has images.
     """
     images, generate.images = generate.images, []
-    if generate.raw and images:
+    if images and (generate.raw or generate.suffix):
+        kind = "raw prompt" if generate.raw else "prompt with a suffix"
         raise UnsupportedOperation(
-            "images: a raw prompt has no place for them",
-            hint="leave out raw, or images",
+            f"images: a {kind} has no place for them",
+            hint="leave out raw and suffix, or images",
             data={"param": "images"},
         )
+    if generate.suffix:
+        return Infill(prefix=generate.prompt, suffix=generate.suffix)
     if generate.raw:
         return generate.prompt
     content: Any = generate.prompt

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....backends.errors import InferdError, InvalidArgument
-from ....ipc.client import Piece, QueueEvent
+from ....ipc.client import Infill, Piece, QueueEvent
 from ....ipc.names import Priority
 from ..callers import Caller
 from ..exchange import Exchange, collect_turns, stream_turn
@@ -64,6 +64,7 @@ class CompletionRequest(Struct, kw_only=True):
     stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     max_tokens: int = TOKENS_DEFAULT
+    suffix: str = ""
     echo: bool = False
     timings_per_token: bool = False
     return_progress: bool = False
@@ -97,7 +98,11 @@ COMPLETIONS = FieldTable(
         *STRUCTURED_OUTPUTS,
         *PROGRESS,
         PRIORITY_FIELD,
-        refused("suffix", "the models do not fill in text between two others", ""),
+        honoured(
+            "suffix",
+            "the text behind the answer, of a model that fills in text between two others",
+            "",
+        ),
         refused("best_of", "use n, and choose", 1),
         refused("add_special_tokens", "the daemon adds them as the model needs", True),
         *(ignored(field.name, "the prompt has no chat template") for field in THINKING),
@@ -125,6 +130,8 @@ async def answer_completion(exchange: Exchange) -> None:
             by_prompt = await collect_turns(exchange, turns)
             await exchange.send_json(frame.whole(by_prompt))
     except InferdError as exc:
+        if "missing" in exc.data:  # tokens to fill in the middle
+            exc.data.setdefault("param", "suffix")
         raise COMPLETIONS.name_field(exc) from None
 
 
@@ -157,6 +164,8 @@ class _Frame:
         if request.n * len(self.prompts) > ANSWERS_MAX:
             answers = f"{len(self.prompts)} prompts with {request.n} answers each"
             raise field_error("n", f"n: {answers} are more than {ANSWERS_MAX} answers")
+        if request.suffix and not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise field_error("suffix", "suffix: the prompt before it is a text, not token ids")
         options = {**options, "n-predict": request.max_tokens}
         if request.logprobs is not None:
             options["n-probs"] = max(1, request.logprobs)
@@ -168,7 +177,9 @@ class _Frame:
         return [
             TurnRequest(
                 model=request.model,
-                prompt=prompt,
+                prompt=Infill(prefix=prompt, suffix=request.suffix)
+                if request.suffix and isinstance(prompt, str)
+                else prompt,
                 raw=True,
                 options=options,
                 answers=request.n,

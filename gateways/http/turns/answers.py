@@ -159,6 +159,8 @@ class TurnRequest:
     session_id: str | None = None
     branch_of: str | None = None
     note: Callable[[Answer], bytes] | None = None
+    supersede: str = ""
+    """A key: the request cancels the caller's previous one with this key that has not ended."""
     answer_id: str = ""
     """The id by which its caller can control its answers while they are generated."""
     progress: bool = False

@@ -37,7 +37,7 @@ from ....backends.params import (
 )
 from ....backends.tool_formats import marked_form
 from ....ipc.chat_messages import checked_messages
-from ....ipc.client import AsyncClient, Audio, Image
+from ....ipc.client import AsyncClient, Audio, Image, Infill
 from ....ipc.payloads import turn_input
 from ..callers import Caller
 from ..limits import CLOSE_S_MAX
@@ -238,6 +238,8 @@ async def _check_size(
             text, seconds = request.prompt, _CALL_S_MAX
             ids = await client.tokenize(graph, text, special=True, bos=True, timeout=seconds)
             tokens = len(ids)
+        elif isinstance(request.prompt, Infill):
+            tokens = 0  # it is cut to fit
         elif request.raw and not isinstance(request.prompt, Image | Audio):
             tokens = len(request.prompt)
         else:

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from ....backends.errors import InferdError, InvalidArgument, NotFound, Timeout, TooLarge
+from ....backends.errors import (
+    Cancelled,
+    InferdError,
+    InvalidArgument,
+    NotFound,
+    Timeout,
+    TooLarge,
+)
 from ....backends.media import media_parts
 from ....ipc.client import Answer as ClientAnswer
 from ....ipc.client import (
@@ -29,6 +36,7 @@ from ....ipc.client import (
     Reply,
 )
 from ....ipc.names import Priority
+from ....ipc.superseding import SUPERSEDED, NewestRequests
 from ..callers import Caller, Quotas
 from ..limits import MEDIA_BYTES_MAX, Limits
 from ..media import in_sealed_memory
@@ -75,6 +83,10 @@ class TurnRunner:
         """The sessions of answers under way that have an id, by caller and id."""
         self.snapshots = Snapshots(pool)
         self.health = DaemonHealth(pool)
+        self._newest = NewestRequests()
+        """Requests that supersede others, by caller and key. The daemon knows a request only once
+        its session is open.
+        """
         self.precheck = TurnPrecheck(pool)
         self.stopping = False
         """Whether the server stops accepting requests; streams without an end of their own then
@@ -332,6 +344,23 @@ class TurnRunner:
 
         :raises InferdError: the session cannot be opened.
         """
+        if not request.supersede:
+            async with self._open_turn(caller, request, requests) as found:
+                yield found
+            return
+        key, scope = (*caller.user, request.supersede), anyio.CancelScope()
+        async with self._newest.supersede(key, scope.cancel):
+            with scope:
+                async with self._open_turn(caller, request, requests) as found:
+                    yield found
+            if scope.cancelled_caught:
+                raise superseded()
+
+    @asynccontextmanager
+    async def _open_turn(
+        self, caller: Caller, request: TurnRequest, requests: int
+    ) -> AsyncIterator[tuple[AsyncSession, TurnRequest]]:
+        """Open the session of a request; see `_open`."""
         request = replace(request, model=caller.check_model(request.model))
         caller.check_priority(request.priority)
         if request.session_id is None:  # without a reservation, which takes memory
@@ -483,6 +512,7 @@ class TurnRunner:
             "priority": request.priority,
             "queue_timeout": min(self._limits.queue_s_max, remaining_s),
             "timeout": remaining_s,
+            "supersede": request.supersede,
         }
 
     def remaining_s(self, deadline: float) -> float:
@@ -498,6 +528,15 @@ class TurnRunner:
                 data={"timeout": "total"},
             )
         return remaining_s
+
+
+def superseded() -> Cancelled:
+    """Return the error of a request whose key a newer one has."""
+    return Cancelled(
+        SUPERSEDED,
+        hint="use the answer to the newer request",
+        data={"by": "supersede"},
+    )
 
 
 def no_previous(response_id: str) -> InvalidArgument:

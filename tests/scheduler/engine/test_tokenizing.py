@@ -588,3 +588,16 @@ def test_a_text_that_waits_for_the_thread_can_be_dropped() -> None:
             answered.append(report.id)
     queue.close()
     assert answered == [1, 2] and not lane.busy
+
+
+@pytest.mark.parametrize("size", [10, LONG_BYTES])
+def test_parts_of_a_prompt_are_tokenized_together(size: int) -> None:
+    bench = Bench(ctx_size=8 * LONG_BYTES)
+    reports = bench.iterate(m.TokenizeParts(7, ["a" * size, "b", "c" * size]))
+    while not reports:
+        reports = bench.iterate()
+    (report,) = reports
+    assert isinstance(report, m.CommandResult)
+    parts = list(map(m.unpack_tokens, report.value))
+    assert [len(part) for part in parts[1:]] == [size, 1, size]
+    assert parts[2] == [98]

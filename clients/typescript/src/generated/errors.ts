@@ -111,7 +111,7 @@ export class ReaderTimeout extends InferdError {
   static override readonly wire = { name: "ReaderTimeout", number: 204, wasi: 5, retryable: false };
 }
 
-/** the turn or request was cancelled; `data.by` is `operator` if an operator cancelled it or unloaded its model, rather than the caller's user; `data.metadata` has the metadata of a turn that had begun */
+/** the turn or request was cancelled; `data.by` is `operator` if an operator cancelled it or unloaded its model, rather than the caller's user, and `supersede` if a newer request with the same key did; `data.metadata` has the metadata of a turn that had begun */
 export class Cancelled extends InferdError {
   static override readonly wire = { name: "Cancelled", number: 201, wasi: 5, retryable: false };
 }

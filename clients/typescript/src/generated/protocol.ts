@@ -87,6 +87,9 @@ export const LIMITS = {
   RESULT_BYTES_MAX: 6291456,
   BRANCHES_MAX: 16,
   ANSWERS_MAX: 16,
+  INFILL_EXTRA_MAX: 256,
+  SUPERSEDE_CHARACTERS_MAX: 256,
+  FILE_TOKENS_MAX: 2048,
   MARKS_MAX: 1000,
   TIMEOUT_S_MAX: 2592000,
   NAME_BYTES_MAX: 4095,
@@ -129,6 +132,19 @@ export interface Tensor {
   type?: number | string | undefined;
   /** 0 or more: the bytes are in a descriptor, and `data` is empty. */
   fd?: number | undefined;
+}
+
+export interface Infill {
+  /** The text of the file before the place. */
+  prefix: string;
+  /** The text of the file behind the place. */
+  suffix: string;
+  /** Text at the place that is not in the file; the answer continues it. */
+  typed?: string | undefined;
+  /** Parts of other files, at most `INFILL_EXTRA_MAX`: maps with `text` and, if it is known, its file's `name`. */
+  extra?: Fields[] | undefined;
+  /** The suffix precedes the prefix in the prompt, so that only the text that was typed since the previous prompt is computed; for models that were trained with this order (SPM). */
+  suffix_first?: boolean | undefined;
 }
 
 export interface ServerHello {
@@ -831,10 +847,14 @@ export interface StreamParams {
   prompt_tokens?: number[] | null | undefined;
   /** 1 to 1000 messages; with them, `prompt`, `prompt_tokens` and `raw` are ignored. */
   messages?: Message[] | null | undefined;
+  /** text to fill in, which replaces the history; with it, all other input is ignored. */
+  infill?: Infill | null | undefined;
   /** Add `prompt` unchanged. */
   raw?: boolean | undefined;
   /** parameters for this turn; unknown keys are `InvalidArgument`. */
   options?: ModelParameters | undefined;
+  /** A key: this request cancels the caller's earlier one with the same key that has not ended, before its next step; empty: none. */
+  supersede?: string | undefined;
   /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
@@ -910,10 +930,14 @@ export interface AnswersParams {
   prompt_tokens?: number[] | null | undefined;
   /** As in `stream`. */
   messages?: Message[] | null | undefined;
+  /** As in `stream`. */
+  infill?: Infill | null | undefined;
   /** Add `prompt` unchanged. */
   raw?: boolean | undefined;
   /** parameters for these turns. */
   options?: ModelParameters | undefined;
+  /** As in `stream`. */
+  supersede?: string | undefined;
   /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */

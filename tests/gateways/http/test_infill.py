@@ -1,0 +1,184 @@
+"""`/infill`, and the suffixes of other APIs. The model repeats prefix and suffix, with `|` between
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.echo import echo_model
+
+CONFIG = echo_model("code", fim=True) + echo_model("chat")
+VIM_FIELDS = [
+    "content",
+    "timings/prompt_n",
+    "timings/prompt_ms",
+    "timings/prompt_per_token_ms",
+    "timings/prompt_per_second",
+    "timings/predicted_n",
+    "timings/predicted_ms",
+    "timings/predicted_per_token_ms",
+    "timings/predicted_per_second",
+    "truncated",
+    "tokens_cached",
+]
+VIM = {
+    "input_prefix": "def f():\n",
+    "input_suffix": "\n\nprint(f())\n",
+    "input_extra": [{"text": "x = 1\n", "time": [1, 2], "filename": "a.py"}],
+    "prompt": "    ret",
+    "n_predict": 128,
+    "stop": [],
+    "n_indent": 0,
+    "top_k": 40,
+    "top_p": 0.90,
+    "stream": False,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1000,
+    "response_fields": VIM_FIELDS,
+}
+"""A request of llama.vim."""
+VIM_WARM_UP = {
+    "id_slot": 0,
+    "input_prefix": "",
+    "input_suffix": "",
+    "input_extra": [{"text": "x = 1\n", "time": [1, 2], "filename": "a.py"}],
+    "prompt": "",
+    "n_predict": 0,
+    "temperature": 0.0,
+    "stream": False,
+    "samplers": [],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 1,
+    "t_max_predict_ms": 1,
+    "response_fields": [""],
+}
+"""A request of llama.vim with which it has other files computed."""
+VSCODE = {
+    "input_prefix": "def f():\n",
+    "input_suffix": "\n",
+    "input_extra": [{"text": "x = 1\n", "time": 1730000000000, "filename": "a.py"}],
+    "prompt": "    ret",
+    "n_predict": 128,
+    "top_k": 40,
+    "top_p": 0.99,
+    "stream": False,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "n_indent": 4,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 2500,
+}
+"""A request of llama-vscode."""
+TEXTS = {"input_prefix": "ab", "input_suffix": "yz"}
+
+
+def post(web: httpx.Client, path: str = "/infill", **fields: Any) -> Any:
+    response = web.post(path, json={"model": "code", **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_the_answer_has_llama_servers_fields(web: httpx.Client) -> None:
+    found = post(web, **TEXTS, prompt="c\n")
+    assert found["content"] == "abc\n|yz" and found["has_new_line"]
+    assert (found["stop"], found["stop_type"], found["truncated"]) == (True, "eos", False)
+    assert found["tokens_evaluated"] == 10
+    assert found["timings"]["predicted_n"] == found["tokens_predicted"]
+
+
+def test_a_request_of_llama_vim_gets_the_fields_that_it_reads(web: httpx.Client) -> None:
+    found = post(web, **VIM)
+    assert set(found) == set(VIM_FIELDS)
+    assert found["content"] == "def f():\n    ret|\n\nprint(f())\n"
+
+
+def test_llama_vim_has_other_files_computed_in_advance(web: httpx.Client) -> None:
+    assert post(web, **VIM_WARM_UP) == {}
+
+
+def test_a_request_of_llama_vscode_is_answered_without_the_name_of_a_model(
+    web: httpx.Client,
+) -> None:
+    post(web, **TEXTS)  # the only model in memory, or the only one that was named
+    response = web.post("/infill", json={"model": "code", **VSCODE})
+    assert response.json()["content"] == "def f():\n    ret|\n"
+    assert {"content", "generation_settings", "tokens_cached", "truncated", "timings"} <= set(
+        response.json()
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "stop_type"),
+    [({"n_predict": 2}, "limit"), ({"stop": ["b"]}, "word"), ({}, "eos")],
+)
+def test_the_end_of_an_answer_has_its_type(
+    web: httpx.Client, more: dict[str, Any], stop_type: str
+) -> None:
+    found = post(web, **TEXTS, **more)
+    assert found["stop_type"] == stop_type
+    assert found["stopping_word"] == ("b" if stop_type == "word" else "")
+
+
+def test_a_stream_has_the_text_in_parts_and_ends_with_all_else(web: httpx.Client) -> None:
+    with web.stream("POST", "/infill", json={"model": "code", **TEXTS, "stream": True}) as found:
+        lines = [line for line in found.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(event["content"] for event in events) == "ab|yz"
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["stop_type"] == "eos" and events[-1]["tokens_predicted"] == 6
+
+
+def test_a_model_that_does_not_fill_in_refuses_with_a_sentence(web: httpx.Client) -> None:
+    for stream in (False, True):
+        response = web.post("/infill", json={"model": "chat", **TEXTS, "stream": stream})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert "does not fill in text between two others" in error["message"]
+        assert "fill in the middle" in error["message"]
+
+
+@pytest.mark.parametrize("extra", [{}, {"filename": "ok"}, {"filename": 1, "text": "a"}])
+def test_a_part_of_a_file_without_a_text_is_refused(
+    web: httpx.Client, extra: dict[str, Any]
+) -> None:
+    response = web.post("/infill", json={"model": "code", **TEXTS, "input_extra": [extra]})
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_suffix_of_openais_completions_follows_the_answer(
+    api: openai.OpenAI, stream: bool
+) -> None:
+    found = api.completions.create(
+        model="code", prompt=["ab", "cd"], suffix="yz", max_tokens=50, stream=stream
+    )
+    if not stream:
+        assert [choice.text for choice in found.choices] == ["ab|yz", "cd|yz"]
+        return
+    texts = ["", ""]
+    for chunk in found:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["ab|yz", "cd|yz"]
+
+
+def test_a_suffix_with_token_ids_is_refused(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="not token ids"):
+        api.completions.create(model="code", prompt=[1, 2], suffix="yz")
+
+
+def test_the_suffix_of_ollamas_completions_follows_the_answer(web: httpx.Client) -> None:
+    fields = {"model": "code", "prompt": "ab", "suffix": "yz", "stream": False}
+    found = web.post("/api/generate", json=fields).json()
+    assert found["response"] == "ab|yz" and found["done_reason"] == "stop"
+    refused = web.post("/api/generate", json=fields | {"model": "chat"})
+    assert refused.status_code == 400
+    assert "does not fill in" in refused.json()["error"]
