@@ -33,9 +33,21 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     """The template's own arguments by name."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the beginning of an answer."""
+    template: str = ""
+    """The name of a model whose own template renders; if it has none, the model's does."""
 
 
 PLAIN_RENDERING = Rendering()
+
+
+class TemplateInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the chat template of another name of a model; see `ModelInfo`."""
+
+    answer_form: AnswerForm
+    tool_format: str
+    unused: dict[str, str]
+    chat_notes: dict[str, str]
+    has_chat_template: bool
 
 
 KvKind = Literal["plain", "window", "recurrent", "hybrid"]
@@ -97,6 +109,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Notes on turns with messages, which answers report in `adjusted` under `chat-template`. That
     name has the note on all chats; others are roles or keys of the messages that a note concerns.
     """
+    templates: dict[str, TemplateInfo] = {}
+    """The chat templates of other names of the model."""
     kv_kind: KvKind = "plain"
     rollback: int = 0
     """Of a memory that is *recurrent* or *hybrid*, the tokens that `trim` can drop nevertheless:
@@ -126,6 +140,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each embedding has a place (M-RoPE); see `MediaInput`."""
     media_size_max: int = 0
     """The most entries of an item whose entries see each other, and are computed in one step."""
+
+    def by_name(self, name: str) -> ModelInfo:
+        """Return the facts about the model by one of its names, which may have its own template."""
+        found = self.templates.get(name)
+        if found is None:
+            return msgspec.structs.replace(self, templates={}) if self.templates else self
+        return msgspec.structs.replace(self, templates={}, **msgspec.structs.asdict(found))
 
     @property
     def no_drafts(self) -> str:

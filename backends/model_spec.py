@@ -26,6 +26,14 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 0.0
 
 
+class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The chat template of another name of the model: its source, or else its file."""
+
+    name: str
+    source: str = ""
+    path: str = ""
+
+
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded adapter: *id* is a hash of its file, *size_bytes* the memory that it uses."""
 
@@ -87,6 +95,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Replaces the model file's template."""
     chat_template_file: str = ""
     """A file with such a template."""
+    templates: tuple[TemplateSpec, ...] = ()
+    """The templates of other names of the model."""
     tool_format: str | dict[str, Any] = ""
     """The name of a known form of answers, or a form as data, that replaces the derived one."""
     mmproj: str = ""

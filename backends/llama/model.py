@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..base import (
 )
 from ..batch import Chunk, Move, shift_moves
 from ..encoder_prompts import encoded_size
-from ..errors import BackendError, UnsupportedOperation
+from ..errors import BackendError, InvalidArgument, LoadFailed, UnsupportedOperation
 from ..grammars.compiler import GrammarCompiler, GrammarState
 from ..params import SamplingParams
 from ..tuning_choice import ModelTuning
@@ -53,11 +53,13 @@ class LlamaModel:
         adapters: LlamaAdapters,
         matching: MatchingVocab,
         tuning: ModelTuning | None = None,
+        named_templates: Mapping[str, ChatTemplate | LoadFailed] | None = None,
     ):
         self._pointer = pointer
         self._context = context
         self._vocab = vocab
         self._template = template
+        self._named_templates = named_templates or {}
         self.info, self.tuning = info, tuning
         self._adapters = adapters
         self._make_embedder = make_embedder
@@ -87,12 +89,15 @@ class LlamaModel:
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the chat template makes of *messages*."""
-        if self._template is None:
+        template = self._named_templates.get(rendering.template, self._template)
+        if isinstance(template, LoadFailed):
+            raise InvalidArgument(template.message, hint=template.hint)
+        if template is None:
             raise UnsupportedOperation(
                 f"the model {self.info.description!r} has no chat template",
                 hint="send the prompt as raw text, or set chat-template in the configuration",
             )
-        return self._template.render(messages, rendering)
+        return template.render(messages, rendering)
 
     def compile_grammar(self, params: SamplingParams, owner: int) -> GrammarState | None:
         """Return the compiled grammar of *params*, if any."""
@@ -266,8 +271,9 @@ class LlamaModel:
         self._prototypes.close()
         self._grammars.close()
         self._matching.close()
-        if self._template is not None:
-            self._template.close()
+        for template in (self._template, *self._named_templates.values()):
+            if isinstance(template, ChatTemplate):
+                template.close()
         if self._embedder is not None:
             self._embedder.close()
         self._adapters.close()

@@ -29,7 +29,7 @@ from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ...sessions.conversation.state import Conversation
 from ...sessions.history.media import with_media
 from ...sessions.memory import SESSION_BYTES, TOKEN_BYTES
-from ...sessions.turn.options import with_system_prompt
+from ...sessions.turn.options import rendering_of, with_system_prompt
 from ...sessions.worker_client import ChatTokens, WorkerClient
 from ..core import Daemon
 from ..graph_table import Graph
@@ -83,7 +83,8 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
         texts = client.texts_of(requester)
         marked, media = await with_media(texts, messages)
         marks[:] = [one.mark for one in media]
-        return await texts.chat_prompt(marked, rendering=rendering, media=media)
+        own_rendering = rendering_of(client, graph.lease.name, rendering)
+        return await texts.chat_prompt(marked, rendering=own_rendering, media=media)
 
     tokens_max = partial(_tokens_max, graph)
     own = with_system_prompt(graph.options.get("system-prompt", ""), p.messages)

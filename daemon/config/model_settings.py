@@ -150,6 +150,8 @@ class ModelConfig:
         "LoRA files by name, each a file or a file and a scale",
         form=Form(parse_adapters, ADAPTERS),
     )
+    templates: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The chat templates of other names of the model: the source, or else the file."""
 
 
 MODEL_KEYS = settings_of(ModelConfig)

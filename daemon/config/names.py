@@ -5,7 +5,7 @@ its own, and shares the model's process and KV states.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...backends.params import BY_NAME, PARAMETERS
@@ -39,8 +39,14 @@ from .model_settings import (
 
 SCALE_DEFAULT = 1.0
 """The scale of a name's adapter that has none: the name selects it for its turns."""
-NAME_PARAMETERS = frozenset(p.name for p in PARAMETERS if p.level != "model") | {"ctx-size"}
-"""The parameters that need no process of their own. A context may be smaller than the model's."""
+TEMPLATES = ("chat-template", "chat-template-file")
+NAME_PARAMETERS = frozenset(p.name for p in PARAMETERS if p.level != "model") | {
+    "ctx-size",
+    *TEMPLATES,
+}
+"""The parameters that need no process of their own. A context may be smaller than the model's, and
+a process has a template for each name.
+"""
 AT_ONCE = Applies.AT_ONCE
 
 
@@ -84,6 +90,12 @@ class DerivedName:
         """The parameters with which a context of the name begins, over those of the model."""
         scales = [[name, a.scale or SCALE_DEFAULT] for name, a in self.adapters.items()]
         return ({"lora": scales} if scales else {}) | self.options
+
+    @property
+    def template(self) -> tuple[str, str] | None:
+        """The source of its chat template, or else the file; None if it is the model's."""
+        source, file = (self.options.get(key, "") for key in TEMPLATES)
+        return (source, file) if source or file else None
 
 
 NAME_KEYS = settings_of(DerivedName)
@@ -149,6 +161,9 @@ def check_names(
                 f"{place} of: {of!r} is another name itself, of {names[of].of!r};"
                 " write the name of a model"
             )
+        is_echo = of == ECHO or (of in models and models[of].backend == ECHO)
+        if derived.template is not None and is_echo:
+            yield f"{place} chat-template: {of!r} is an echo model, which has no templates"
         size = derived.options.get("ctx-size", 0)
         size_max = models[of].options.get("ctx-size", 0) if of in models else 0
         if size_max and size > size_max:
@@ -165,7 +180,10 @@ def check_names(
                 )
 
 
-def with_adapters_of(config: ModelConfig, derived: DerivedName) -> dict[str, AdapterConfig]:
-    """Return the adapters of a model and of another name of it, which only its turns select."""
-    added = {name: AdapterConfig(file=adapter.file) for name, adapter in derived.adapters.items()}
-    return added | config.adapters
+def with_name(config: ModelConfig, name: str, derived: DerivedName) -> ModelConfig:
+    """Return the configuration of a model with the adapters and the template of another *name* of
+    it, which only the turns by this name select.
+    """
+    added = {key: AdapterConfig(file=adapter.file) for key, adapter in derived.adapters.items()}
+    templates = {} if derived.template is None else {name: derived.template}
+    return replace(config, adapters=added | config.adapters, templates=config.templates | templates)

@@ -16,7 +16,7 @@ from ...backends.gguf import parts_of
 from ...ipc.model_names import find_name, is_model_file, model_not_found, names_meant_by
 from ..components import Components
 from ..config.model_settings import ECHO, ModelConfig
-from ..config.names import with_adapters_of
+from ..config.names import with_name
 from ..config.settings import Config
 from ..media.settings import MediaSettings
 from ..state_files import SETTINGS_FILE
@@ -101,10 +101,9 @@ class ModelCatalog:
             own = config.file or (files.get(name) if config.backend == "llama" else None)
             found[name] = replace(config, file=own)
         found = {name: config for name, config in found.items() if name not in self.config.names}
-        for derived in self.config.names.values():
+        for name, derived in self.config.names.items():
             if base := find_name(derived.of, found):
-                adapters = with_adapters_of(found[base], derived)
-                found[base] = replace(found[base], adapters=adapters)
+                found[base] = with_name(found[base], name, derived)
         missing = missing_files(self.config.tables, files)
         self._components.note("model-files", "; ".join(missing) or None)
         self._configured = found

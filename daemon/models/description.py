@@ -67,7 +67,7 @@ def describe_model(registry: Registry, named: NamedModel, facts: FileFacts | Non
         memory=_memory(need) if need is not None else None,
         adapters=_describe_adapters(model),
         error=model.error.to_wire() if model.error is not None else None,
-        info=asdict(loaded.info) if loaded is not None else None,
+        info=asdict(loaded.info.by_name(name)) if loaded is not None else None,
         setting=_setting(registry, model),
         need_bytes=_need_bytes(registry, model, facts),
         reads=_reads(registry, model),

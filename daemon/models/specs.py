@@ -24,6 +24,7 @@ from ...backends.errors import (
     OutOfMemory,
     UnsupportedOperation,
 )
+from ...backends.model_spec import TemplateSpec
 from ...scheduler.messages import MemoryEstimate
 from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
@@ -154,6 +155,10 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         tensor_split=tuple(options.get("tensor-split", requested.get("tensor-split", ()))),
         threads=options.get("threads", 0) or config.cores,
         **_template(model, config),
+        templates=tuple(
+            TemplateSpec(name=name, source=source, path=path)
+            for name, (source, path) in model.config.templates.items()
+        ),
         tool_format=options.get("tool-format", ""),
         mmproj=model.projector.file,
         options=_engine_options(model),

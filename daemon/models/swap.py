@@ -101,7 +101,11 @@ class Swaps:
         began = time.monotonic()
         try:
             async with model.changing:
-                config = replace(config, adapters=model.config.adapters | config.adapters)
+                config = replace(
+                    config,
+                    adapters=model.config.adapters | config.adapters,
+                    templates=model.config.templates,
+                )
                 swapped = await self._swap_config(model, config, mode, to, force=force)
         finally:
             if not model.predecessors:  # otherwise `_retire_predecessor` releases it

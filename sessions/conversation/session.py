@@ -66,6 +66,7 @@ from ..turn.options import (
     TurnOptions,
     check_prompt_logprobs,
     chosen_keys,
+    rendering_of,
     resumed,
     scales_by_name,
 )
@@ -656,8 +657,8 @@ class Session:
             self._check_messages(messages)
             history, unused = await self._query(
                 lambda c: self._with_messages(
-                    *(c, messages, rendering),
-                    parameters.tool_use(options, c.info.answer_form),
+                    *(c, messages, rendering_of(c, self.model.name, rendering)),
+                    parameters.tool_use(options, c.info.by_name(self.model.name).answer_form),
                     parameters.context_limit(options, c.info.ctx_size, chat=True),
                 )
             )
@@ -719,7 +720,8 @@ class Session:
             history = continued
         if client.info.decoder_start_token is not None:
             history.recomputed = NOT_RECOMPUTED  # no prompt continues the previous one
-        return history, client.info.unused | _notes_on(history.messages, client.info.chat_notes)
+        info = client.info.by_name(self.model.name)
+        return history, info.unused | _notes_on(history.messages, info.chat_notes)
 
     async def _with_recent_chat(
         self,

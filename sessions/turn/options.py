@@ -43,7 +43,7 @@ from ..answers.constraint import AUTO, NO_CALLS, constraint_of
 from ..entries import Replay
 from ..history.overflow import ContextLimit
 from ..memory import MemoryMeter
-from ..worker_client import NameCeilings
+from ..worker_client import NameCeilings, TextClient, WorkerClient
 
 NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
@@ -411,6 +411,12 @@ def effort_arguments(effort: str) -> dict[str, Any]:
     if not effort:
         return {}
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+
+
+def rendering_of(client: TextClient | WorkerClient, name: str, rendering: Rendering) -> Rendering:
+    """Return *rendering* by the template of a model's *name*, if that has its own one."""
+    template = name if name in client.info.templates else ""
+    return msgspec.structs.replace(rendering, template=template)
 
 
 SYSTEM_ROLES = ("system", "developer")

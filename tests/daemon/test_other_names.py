@@ -282,3 +282,50 @@ def test_names_of_a_file_share_its_process_and_template(tmp_path: Path) -> None:
             assert session.history().messages[0]["content"] == "You write code."
         with pytest.raises(ModelNotFound, match="Coder2"):
             client.load_by_name("Coder2")
+
+
+SHOUTS = "{% for m in messages %}<<{{ m.role | upper }}>>{{ m.content }}{% endfor %}"
+
+
+def test_a_name_has_a_template_of_its_own_in_the_same_process(tmp_path: Path) -> None:
+    write_tiny("llama", tmp_path)
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    config = f"""
+[models.shouts]
+of = "tiny-llama"
+chat-template = '{SHOUTS}'
+[models.broken]
+of = "tiny-llama"
+chat-template-file = "{tmp_path}/broken.jinja"
+[defaults]
+threads = 1
+"""
+    message = [{"role": "user", "content": "hi"}]
+    with running_daemon(config, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        names = ("tiny-llama", "shouts", "broken")
+        graphs = {name: client.load_by_name(name) for name in names}
+        assert len({processes(client)[name] for name in names}) == 1
+        own, shouts = (client.apply_template(graphs[name], message) for name in names[:2])
+        assert "<<USER>>hi" in shouts and "<<USER>>" not in own and "hi" in own
+        for name, prompt in (("shouts", shouts), ("tiny-llama", own), ("shouts", shouts)):
+            with client.session(name) as session:
+                session.chat("hi", n_predict=2)
+                assert session.metadata["input_tokens"] == prompt.tokens
+        assert own.tokens != shouts.tokens
+        with client.session("shouts", session_id="loud") as session:
+            session.chat("hi", n_predict=2)
+        with client.session("shouts", session_id="loud") as session:
+            session.chat("again", n_predict=2)
+            messages = session.history().messages[:-1]
+            continued = client.apply_template(graphs["shouts"], messages)
+            assert "<<USER>>again" in continued and session.attached
+        with client.session("tiny-llama") as session:
+            session.chat("hi", n_predict=2)
+            assert "chat-template" not in session.metadata.get("adjusted", {})
+        with pytest.raises(InvalidArgument, match=r"broken\.jinja"):
+            client.apply_template(graphs["broken"], message)
+        with client.session("broken") as session, pytest.raises(InvalidArgument):
+            session.chat("hi", n_predict=1)
+        info = client.show("shouts")["info"] or {}
+        assert info["has_chat_template"] and "templates" in info and info["templates"] == {}
+        assert not (client.show("broken")["info"] or {})["has_chat_template"]

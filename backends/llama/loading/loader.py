@@ -13,11 +13,11 @@ import msgspec
 from llama_cpp import llama_cpp as lib
 
 from ...answer_form import PLAIN_ANSWERS, AnswerForm
-from ...base import ModelInfo, no_drafts
+from ...base import ModelInfo, TemplateInfo, no_drafts
 from ...batch import MediaFormat
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
-from ...errors import InvalidArgument, UnsupportedOperation, load_cancelled
+from ...errors import InvalidArgument, LoadFailed, UnsupportedOperation, load_cancelled
 from ...library import LLAMA_COMMIT
 from ...model_spec import LoadProgress, ModelSpec
 from ...params import read_options
@@ -126,6 +126,14 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             start_token=start_token,
             prepare=renders,
         )
+        named = _named_templates(spec, opened.vocab) if generates else {}
+        for each in named.values():
+            if isinstance(each, ChatTemplate):
+                undo.callback(each.close)
+        infos = {
+            name: _template_info(opened, context, each, prepare=renders)
+            for name, each in named.items()
+        }
         if not generates or context.kv_kind in ("recurrent", "hybrid"):
             tuning = None  # its steps have little or no attention, or llama.cpp allows one setting
         loaded = LlamaModel(
@@ -133,12 +141,13 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             context,
             opened.vocab,
             template,
-            _model_info(opened, context, template, notes),
+            msgspec.structs.replace(_model_info(opened, context, template, notes), templates=infos),
             partial(_open_embedder, opened),
             partial(LlamaProbeRunner, model, spec, options, log),
             LlamaAdapters(model, context.pointer, file),
             matching,
             tuning,
+            named,
         )
         undo.pop_all()
     return loaded
@@ -411,6 +420,50 @@ def _template(
         except TemplateRefusal as exc:
             notes["chat-template"] = f"the model's chat template cannot be used: {exc}"
     return template, notes
+
+
+def _named_templates(spec: ModelSpec, vocab: Vocab) -> dict[str, ChatTemplate | LoadFailed]:
+    """Return the chat templates of other names of the model, or the reasons why they cannot be
+    used: these fail the requests by those names, and not the load.
+    """
+    found: dict[str, ChatTemplate | LoadFailed] = {}
+    for each in spec.templates:
+        own = msgspec.structs.replace(spec, chat_template=each.source, chat_template_file=each.path)
+        try:
+            renderer = configured_renderer(own)
+        except LoadFailed as exc:
+            found[each.name] = exc
+        else:
+            found[each.name] = ChatTemplate(
+                renderer, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos
+            )
+    return found
+
+
+def _template_info(
+    opened: _OpenedModel,
+    context: LlamaContext,
+    template: ChatTemplate | LoadFailed,
+    *,
+    prepare: bool,
+) -> TemplateInfo:
+    notes: dict[str, str] = {}
+    usable = template if isinstance(template, ChatTemplate) else None
+    if isinstance(template, LoadFailed):
+        notes["chat-template"] = template.message
+    elif prepare:
+        try:
+            notes |= template.prepare()
+        except TemplateRefusal as exc:
+            notes["chat-template"] = f"the model's chat template cannot be used: {exc}"
+    form = _answer_form(opened.spec, opened.vocab, usable)
+    return TemplateInfo(
+        answer_form=form,
+        tool_format=form.shown_name,
+        unused=_unused(usable, opened.start_token, context),
+        chat_notes=notes,
+        has_chat_template=usable is not None and "chat-template" not in notes,
+    )
 
 
 def _source(model: Any, name: bytes | None = None) -> str:

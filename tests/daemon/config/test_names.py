@@ -105,6 +105,10 @@ def test_shown_names_give_the_same_configuration(tmp_path: Path) -> None:
             ),
         ),
         (
+            '[models.a]\nof = "base"\nchat-template = "{{ messages }}"',
+            "[models.a] chat-template: 'base' is an echo model, which has no templates",
+        ),
+        (
             '[models.echo]\nof = "base"',
             "[models.echo] of: 'echo' is the name of the built-in model; choose another one",
         ),
