@@ -131,8 +131,12 @@ ENGINE_COUNTS = (
     *("batch_tokens", "generated", "forced", "prompt", "cached", "prefix_queries"),
     *("parks", "shifts", "kv_full", "tuning_slices"),
     *(f"{count}_{drafter}" for count in ("drafted", "accepted") for drafter in DRAFTERS),
+    *("draft_step_tokens", "draft_step_us", "draft_plain_us"),
 )
-"""Counters that the engine itself counts, in `MetricsPublisher.counts`."""
+"""Counters that the engine itself counts, in `MetricsPublisher.counts`. The last ones are of steps
+with drafts: the tokens that their streams got, the time that they took, and the time that as many
+tokens would have taken without drafts, as predicted.
+"""
 PAGE_COUNTERS = (
     *ENGINE_COUNTS,
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),

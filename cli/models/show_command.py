@@ -14,7 +14,7 @@ from ...backends.answer_form import AnswerForm
 from ...backends.errors import NotFound, PermissionDenied, error_from_wire
 from ...daemon.printable import escape_controls, size_text
 from ..client import client_of
-from ..monitoring.stats import ACCEPTED, DRAFTED, MetricSums, acceptance_text
+from ..monitoring.stats import ACCEPTED, DRAFTED, MetricSums, acceptance_text, gain_text
 from ..monitoring.status_commands import media_text, memory_text, processor_text, until_text
 from ..options import JsonOutput, ModelName, SocketPath
 from ..output import write, write_answer, write_json
@@ -72,7 +72,9 @@ def show(
 
 
 def _drafts_text(client: Client, found: Mapping[str, Any]) -> str | None:
-    """Return how many drafts the worker of a loaded model has accepted, if there were any."""
+    """Return how many drafts a loaded model has accepted since the daemon's start, and the tokens
+    per second that it gained, if there were any.
+    """
     try:
         sums = MetricSums(client.stats())
     except PermissionDenied:  # only operators may read the metrics of all users
@@ -82,7 +84,9 @@ def _drafts_text(client: Client, found: Mapping[str, Any]) -> str | None:
     if not drafted:
         return None
     share = acceptance_text(sums, **labels)
-    return f"{count_text(accepted)} of {count_text(drafted)} tokens ({share})"
+    gain = gain_text(sums, **labels)
+    text = f"{count_text(accepted)} of {count_text(drafted)} tokens ({share})"
+    return text if gain is None else f"{text}: {gain}"
 
 
 def _template_of(found: Mapping[str, Any]) -> str:

@@ -131,9 +131,9 @@ class Panel(NamedTuple):
 _OWNED_NAMES = frozenset(("MODEL", "SESSION", "USER"))  # a user's label may be long
 MODELS = Panel(
     "models",
-    ("MODEL", "STATE", "SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "SLOT KV", "RAM KV"),
-    frozenset(("SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "SLOT KV", "RAM KV")),
-    ("MODEL", "STATE", "ANSWER/S", "SLOTS", "SIZE", "PROMPT/S", "SLOT KV", "RAM KV"),
+    ("MODEL", "STATE", "SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "DRAFTS", "SLOT KV", "RAM KV"),
+    frozenset(("SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "DRAFTS", "SLOT KV", "RAM KV")),
+    ("MODEL", "STATE", "ANSWER/S", "SLOTS", "SIZE", "PROMPT/S", "SLOT KV", "RAM KV", "DRAFTS"),
 )
 TASKS = Panel(
     "tasks",
@@ -276,8 +276,8 @@ def _model_row(model: JsonMap, sums: MetricSums, rates: Rates) -> Row:
     key = name_on_node(name, node)
     rates_of_model = (_rate_text(rates.prompt.get(key)), _rate_text(rates.answer.get(key)))
     kv_cells = (_bytes(kv, "slots"), _bytes(kv, "memory"))
-    used_slots = f"{used:.0f}/{info['slots']}"
-    return Row(name, (*cells, used_slots, *rates_of_model, *kv_cells), node)
+    used_slots, drafts = f"{used:.0f}/{info['slots']}", acceptance_text(sums, **labels)
+    return Row(name, (*cells, used_slots, *rates_of_model, drafts, *kv_cells), node)
 
 
 def owner_text(entry: JsonMap) -> str:

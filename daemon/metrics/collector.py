@@ -216,6 +216,9 @@ def _engines(daemon: Daemon) -> Read:
             f"spec_decode_num_{family}_tokens",
             {(n, d): found[f"{key}_{d}"] for n, found in counts.items() for d in DRAFTERS},
         )
+    yield "spec_decode_tokens", {(n,): found["draft_step_tokens"] for n, found in counts.items()}
+    for family, key in (("seconds", "draft_step_us"), ("plain_seconds", "draft_plain_us")):
+        yield f"spec_decode_{family}", {(n,): found[key] / 1e6 for n, found in counts.items()}
     steps = {name: histograms_of(cells) for name, cells in engines.items()}
     yield "step_seconds", {(n, kind): h[f"{kind}_s"] for n, h in steps.items() for kind in StepKind}
     yield "iteration_tokens", {(name,): h["tokens_per_step"] for name, h in steps.items()}

@@ -107,6 +107,13 @@ _TOKENS = (
         "Those of them that were the sampled tokens.",
         (*MODEL, "drafter"),
     ),
+    counter("spec_decode_tokens", "Tokens that streams got from steps with drafts.", MODEL),
+    counter("spec_decode_seconds", "Seconds of steps with drafts.", MODEL),
+    counter(
+        "spec_decode_plain_seconds",
+        "Seconds that as many tokens would have taken without drafts, as predicted.",
+        MODEL,
+    ),
     counter("prefix_cache_queries", "Prompt tokens looked up in the KV states.", MODEL),
     counter(
         "prefix_cache_hits",

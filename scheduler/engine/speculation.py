@@ -69,6 +69,10 @@ class Speculation:
         self._slots = tasks.slots
         self._streams: dict[int, _Stream] = {}
         self._pause_steps = 0
+        self._slowdown, self._streams_in_step, self._accepted_before = 1.0, 0, 0
+        """Of the step that is being computed: how many times as long it takes with its drafts, its
+        streams, and the drafts of its tasks that were accepted before.
+        """
 
     def _new_stream(self, task: Task) -> _Stream | None:
         """Return the stream of a task's answer, if it has a drafter."""
@@ -108,6 +112,7 @@ class Speculation:
         target_s = self._tasks.settings.step_s_target
         beside = PromptChunks(prompts, cost.token_s, cost.pass_s, cost.logits_pass_known)
         plan = plan_drafts(offers, cost.logits_pass_s, cost.position_s, target_s, left, beside)
+        self._slowdown, self._streams_in_step = plan.slowdown, len(streams)
         drafted = {
             id(part): self._with_drafts(part, tokens[:count], count, plan.slowdown, prompts)
             for part, tokens, count in zip(streams, proposals, plan.counts, strict=True)
@@ -198,6 +203,7 @@ class Speculation:
 
     def count_drafts(self, batch: Sequence[ScheduledTokens]) -> None:
         """Count the drafts of a step that was computed: they are in the slots of their tasks."""
+        self._accepted_before = sum(part.task.accepted for part in batch)
         for part in batch:
             if part.drafts:
                 part.task.drafts = list(part.drafts)
@@ -207,6 +213,19 @@ class Speculation:
                 self._counts[f"drafted_{name}"] = (
                     self._counts.get(f"drafted_{name}", 0) + part.proposed
                 )
+
+    def count_gain(self, batch: Sequence[ScheduledTokens], seconds: float) -> None:
+        """Count the tokens of a step of *batch* that took *seconds*, once they were sampled, and
+        the time that they would have taken without drafts, if there were some.
+        """
+        if not any(part.drafts for part in batch):
+            return
+        accepted = sum(part.task.accepted for part in batch) - self._accepted_before
+        tokens = self._streams_in_step + accepted
+        plain_s = seconds / self._slowdown * tokens / self._streams_in_step
+        self._counts["draft_step_tokens"] += tokens
+        self._counts["draft_step_us"] += round(seconds * 1e6)
+        self._counts["draft_plain_us"] += round(plain_s * 1e6)
 
     def retract(self, batch: Sequence[ScheduledTokens]) -> bool:
         """Make the next steps without drafts if that of *batch*, which found no KV cells, had some.

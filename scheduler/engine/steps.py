@@ -188,6 +188,7 @@ class Steps:
             if task.first_logits_at is None:
                 task.first_logits_at = now
         self.answers.sample_tokens(with_logits)
+        self.speculation.count_gain(batch, seconds)
 
     def _end_step(self, started: float) -> float:
         """Record the end of the step that began at *started*; return how long it took."""

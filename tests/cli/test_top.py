@@ -69,7 +69,7 @@ def test_the_header_shows_totals_of_the_daemon() -> None:
     frame = frame_of(sample(1.0, (0, 0, 0)), sample(3.0, (50, 10, 9)))
     assert frame.header == (
         "inferd/9, pid 42, up for 5 min",
-        "tokens/s  20 prompt, 4.5 answer",
+        "tokens/s  20 prompt, 4.5 answer; 75% of drafts accepted",
         "tasks     2 running, 3 waiting, 1 parked, 5 refused so far",
         "sessions  4 of 100, 6 dormant",
         "KV        92 MB in slots, 4 MB in memory, 700 MB of 10 GB on disk",
@@ -98,9 +98,9 @@ def test_loaded_models_are_listed_first_with_their_slots_rates_and_kv_states() -
     now = sample(2.0, (40, 0, 10), models=models)
     frame = frame_of(sample(1.0), now)
     assert [row.cells for row in frame.models] == [
-        ("m", "ready", "98 MB", "2/4", "40", "10", "92 MB", "4 MB"),
-        ("z", "loading 40%", "98 MB", "-", "-", "-", "-", "-"),
-        ("cold", "cold", "98 MB", "-", "-", "-", "-", "-"),
+        ("m", "ready", "98 MB", "2/4", "40", "10", "75%", "92 MB", "4 MB"),
+        ("z", "loading 40%", "98 MB", "-", "-", "-", "-", "-", "-"),
+        ("cold", "cold", "98 MB", "-", "-", "-", "-", "-", "-"),
     ]
 
 

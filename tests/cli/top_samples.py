@@ -56,6 +56,8 @@ def sample(at: float = 0.0, counts: tuple[float, float, float] = (0, 0, 0), **mo
             {"model_name": "", "tier": "disk", "value": 7e8},
         ],
         "kv_bytes_max": [{"tier": "disk", "value": 1e10}],
+        "spec_decode_num_draft_tokens": [{"model_name": "m", "drafter": "ngram", "value": 40}],
+        "spec_decode_num_accepted_tokens": [{"model_name": "m", "drafter": "ngram", "value": 30}],
     }
     stats = {
         "instance": 1, "pid": 42, "uptime_s": 300.0, "draining": False, "running": 2, "waiting": 3,

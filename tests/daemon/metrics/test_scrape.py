@@ -25,7 +25,7 @@ from inferd.backends.errors import (
     PromptTooLong,
     Timeout,
 )
-from inferd.cli.monitoring.stats import MetricSums, acceptance_text
+from inferd.cli.monitoring.stats import MetricSums, acceptance_text, gain_text
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.metrics.scraping import ScrapedMetrics, scrape, scrape_metrics, until, where_of
@@ -138,7 +138,16 @@ def test_drafts_are_counted_by_drafter_and_shown() -> None:
         assert found("spec_decode_num_draft_tokens_total", model_name="m", drafter="mtp") == 0
         session.chat(text, options={"speculation": "off"})
         assert session.metadata["drafted_tokens"] == 0
-        assert acceptance_text(MetricSums(client.stats())) == f"{accepted / drafted:.0%}"
+        sums = MetricSums(client.stats())
+        assert acceptance_text(sums) == f"{accepted / drafted:.0%}"
+        tokens, seconds, plain = (
+            found(f"spec_decode_{name}_total", model_name="m")
+            for name in ("tokens", "seconds", "plain_seconds")
+        )
+        assert accepted < tokens <= len(text) + 1 and 0 < seconds < plain, "it was faster"
+        assert gain_text(sums) == (
+            f"{tokens / seconds:.1f} instead of {tokens / plain:.1f} tokens/s in steps with drafts"
+        )
 
 
 def test_a_prediction_is_drafted() -> None:
@@ -149,7 +158,7 @@ def test_a_prediction_is_drafted() -> None:
         client.session("m", raw=True) as session,
     ):
         assert session.chat(text[:20] + "#" + text[21:], options={"prediction": text}) != text
-        assert session.metadata["accepted_tokens"] > 100
+        assert session.metadata["accepted_tokens"] > 20, "the text hardly repeats itself"
         session.chat("x", options={"prediction": "x", "speculation": "off"})
         assert session.metadata["adjusted"]["prediction"] == "speculation is off"
         with pytest.raises(InvalidArgument, match="65536 at most"):
