@@ -27,6 +27,8 @@ EMBEDDING_BYTES_MAX = 2 << 20
 numbers. As JSON it fits a frame.
 """
 NORMALIZE_MAX = 32
+PREFIXES = 4
+"""Prefixes whose KV state is kept for further texts."""
 _INT16_RANGE = 32760.0
 
 
@@ -39,6 +41,21 @@ class EmbedSpec(msgspec.Struct, frozen=True):
 
     pooling: str = ""
     normalize: int = 2
+    shared: int = 0
+    """The first tokens that other texts may have too: their KV state is kept for these."""
+
+
+QUERY, DOCUMENT = b"{query}", b"{document}"
+"""The fields of a `RankPart`."""
+
+
+class RankPart(msgspec.Struct, frozen=True):
+    """A part of the prompt with which a reranking model scores a document: *tokens*, or *texts* and
+    fields that are tokenized as one text, in which names of special tokens are plain text.
+    """
+
+    tokens: tuple[int, ...] = ()
+    texts: tuple[bytes, ...] = ()
 
 
 class EmbedInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +73,12 @@ class EmbedInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The pooling of requests that name none."""
     whole: bool = False
     """Whether a text must be in one step, because each token attends to all others."""
+    prefixes: int = 0
+    """The number of prefixes that `Embedder.keep_prefix` can keep."""
+    rank_parts: tuple[RankPart, ...] = ()
+    """The prompt of a reranking model; empty for other models."""
+    rank_is_probability: bool = False
+    """Whether the scores of a reranking model are probabilities."""
 
 
 def check_pooling(info: EmbedInfo, pooling: str) -> str:
@@ -86,6 +109,23 @@ class Embedder(Protocol):
 
     def start_text(self, slot: int, pooling: str) -> None:
         """Clear a slot for another text, which is pooled by *pooling*."""
+
+    def keep_prefix(self, place: int, slot: int, tokens: int) -> None:
+        """Keep the state of the first *tokens* of a slot's text at one of `EmbedInfo.prefixes`
+        places, instead of what is there.
+
+        :raises BackendError: the slot does not have that state; the place is then empty.
+        """
+
+    def copy_prefix(self, place: int, slot: int, tokens: int) -> None:
+        """Begin the text of a slot in which nothing was computed with the first *tokens* of the
+        prefix at *place*.
+
+        :raises BackendError: the place does not have them; the slot must be cleared.
+        """
+
+    def clear_prefix(self, place: int) -> None:
+        """Clear a place of prefixes."""
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Compute one batch: chunks in ascending slots, at most `batch_tokens_max` tokens in all.
@@ -156,6 +196,8 @@ class EmbeddingSlots:
         self._vocab_size = vocab_size
         self._pools: dict[int, Pool] = {}
         self._lengths: dict[int, int] = {}
+        self._prefixes: dict[int, int] = {}
+        """The tokens of each kept prefix, by its place."""
 
     def start_text(self, slot: int, pooling: str) -> None:
         """Clear a slot for another text."""
@@ -169,7 +211,8 @@ class EmbeddingSlots:
         """Check a batch; see `check_chunks`."""
         most, step_most = self.info.tokens_max, self.info.batch_tokens_max
         check_chunks(chunks, self._lengths, step_most, most, self._vocab_size, step_most)
-        total = sum(self._lengths.values()) + sum(len(chunk.tokens) for chunk in chunks)
+        held = *self._lengths.values(), *self._prefixes.values()
+        total = sum(held) + sum(len(chunk.tokens) for chunk in chunks)
         if total > most:
             raise BackendError(f"{total} tokens in all slots; {most} at most")
 
@@ -183,6 +226,24 @@ class EmbeddingSlots:
         result = self._pools[slot].result(normalize)
         self.clear_slot(slot)
         return result
+
+    def keep_prefix(self, place: int, slot: int, tokens: int) -> None:
+        """Count a kept prefix; see `Embedder.keep_prefix`."""
+        self.clear_prefix(place)
+        if not 0 <= place < self.info.prefixes:
+            raise BackendError(f"place {place} is not one of {self.info.prefixes}")
+        if not 0 < tokens <= self._lengths.get(slot, 0):
+            raise BackendError(f"slot {slot} does not have {tokens} tokens")
+        self._prefixes[place] = tokens
+
+    def copy_prefix(self, place: int, slot: int, tokens: int) -> None:
+        """Count the tokens of a prefix in a slot; see `Embedder.copy_prefix`."""
+        if self._lengths.get(slot) != 0 or not 0 < tokens <= self._prefixes.get(place, 0):
+            raise BackendError(f"slot {slot} cannot begin with {tokens} tokens of prefix {place}")
+        self._lengths[slot] = tokens
+
+    def clear_prefix(self, place: int) -> None:
+        self._prefixes.pop(place, None)
 
     def clear_slot(self, slot: int) -> None:
         self._pools.pop(slot, None)

@@ -9,10 +9,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from ..backends import EmbedInfo, LanguageModel
 from ..backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
-from ..backends.errors import InvalidArgument, PromptTooLong, TooLarge, UnsupportedOperation
+from ..backends.errors import (
+    BackendError,
+    InvalidArgument,
+    PromptTooLong,
+    TooLarge,
+    UnsupportedOperation,
+)
 from . import messages as m
 from .owner import Priority
 from .policy.batch_plan import (
@@ -27,6 +35,7 @@ from .policy.cost import StepCost, StepLoad
 from .policy.guarantees import Part
 from .policy.order import Order
 from .policy.slot_plan import SlotPlan
+from .prefix import common_prefix
 from .settings import EngineSettings
 from .task import Task, TaskState
 
@@ -53,13 +62,59 @@ def embeds_next(
     return not any(all(order.is_above(p, t) for t in texts) for p in prompts)
 
 
+class Prefix(NamedTuple):
+    """The first tokens of a text, whose KV state is kept for other texts of the same scope."""
+
+    scope: int
+    tokens: tuple[int, ...]
+
+
+def covered_by(prefix: Prefix, task: Task) -> int:
+    """Return how many of a text's tokens need not be computed because of *prefix*. Its last token
+    is computed in any case.
+    """
+    assert task.spec.embed is not None
+    if prefix.scope != task.scope:
+        return 0
+    most = min(task.spec.embed.shared, task.prompt_size - 1)
+    return common_prefix(prefix.tokens, tuple(task.tokens[:most]))
+
+
+def own_prefix(task: Task) -> Prefix | None:
+    """Return the first tokens of a text that others may have too; None if there are none."""
+    assert task.spec.embed is not None
+    shared = min(task.spec.embed.shared, task.prompt_size - 1)
+    return Prefix(task.scope, tuple(task.tokens[:shared])) if shared > 0 else None
+
+
+def without_followers(running: Sequence[Task], order: Order) -> list[Task]:
+    """Return the texts that may compute. Of those that share a prefix and have not begun to compute
+    it, only one does; the others wait until it is kept.
+    """
+    leaders: dict[Prefix, Task] = {}
+    able = []
+    for task in sorted(running, key=lambda t: (-t.computed, order.key(t))):
+        prefix = own_prefix(task)
+        if prefix is not None and task.computed < len(prefix.tokens):
+            leader = leaders.setdefault(prefix, task)
+            if leader is not task and task.computed <= task.cached:
+                continue
+        able.append(task)
+    return able
+
+
 def plan_texts(
-    waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
+    waiting: Sequence[Task],
+    running: Sequence[Task],
+    order: Order,
+    info: EmbedInfo,
+    kept_tokens: int = 0,
 ) -> SlotPlan:
-    """Decide which texts get a slot, in the order of the queue. No text overtakes one that does not
-    fit. A text parks running ones, the last of them first: those whose effective class is below its
-    own class, and those of owners who are less behind (by `LEAD_S_MIN`) and have more texts in
-    slots, of which nothing was computed. A text with a reserved quantum parks any without one.
+    """Decide which texts get a slot, in the order of the queue, beside *kept_tokens* of prefixes.
+    No text overtakes one that does not fit. A text parks running ones, the last of them first:
+    those whose effective class is below its own class, and those of owners who are less behind (by
+    `LEAD_S_MIN`) and have more texts in slots, of which nothing was computed. A text with a
+    reserved quantum parks any without one.
     """
     running, parts = list(running), order.guarantees.parts
     park: list[Task] = []
@@ -67,9 +122,9 @@ def plan_texts(
     for task in sorted(waiting, key=order.key):
         texts = Counter(part for t in running for part in parts.get(t.spec.owner, ()))
         lower = [t for t in running if not t.reserved_tokens and _gives_way(t, task, order, texts)]
-        if not _fits(task, [t for t in running if t not in lower], info):
+        if not _fits(task, [t for t in running if t not in lower], info, kept_tokens):
             break
-        while not _fits(task, running, info):
+        while not _fits(task, running, info, kept_tokens):
             last = max(lower, key=order.key)
             lower.remove(last)
             running.remove(last)
@@ -86,11 +141,15 @@ def _gives_way(running: Task, task: Task, order: Order, texts: Mapping[Part, int
     if rivals is None or texts.get(rivals[0], 0) + 1 >= texts[rivals[1]]:
         return False  # otherwise two owners would displace each other's texts before every step
     lead_s = order.guarantees.lead_s(task.spec.owner, running.spec.owner)
-    return not running.computed and lead_s >= LEAD_S_MIN and not order.is_above(running, task)
+    return (
+        running.computed <= running.cached
+        and lead_s >= LEAD_S_MIN
+        and not order.is_above(running, task)
+    )
 
 
-def _fits(task: Task, running: Sequence[Task], info: EmbedInfo) -> bool:
-    tokens = sum(t.prompt_size for t in running) + task.prompt_size
+def _fits(task: Task, running: Sequence[Task], info: EmbedInfo, kept_tokens: int) -> bool:
+    tokens = sum(t.prompt_size for t in running) + task.prompt_size + kept_tokens
     return len(running) < info.slots and tokens <= info.tokens_max
 
 
@@ -162,10 +221,15 @@ class EmbeddingQueue:
         self._model, self._settings = model, settings
         self._context_used = False
         """The embedding context was created, by its first use."""
+        self._prefixes: dict[int, Prefix] = {}
+        """The prefixes that are kept, by their places, the last used one last."""
 
     def assign_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
         """Drop and start texts as planned; return the reports of their new states."""
-        plan = plan_texts(self.waiting, self.running, order, self._info)
+        plan = plan_texts(self.waiting, self.running, order, self._info, self._kept_tokens)
+        while self._prefixes and not plan.start and not self.running:  # a text needs the cells
+            self._drop_prefix(next(iter(self._prefixes)))
+            plan = plan_texts(self.waiting, self.running, order, self._info, self._kept_tokens)
         for task in plan.park:
             self._drop(task, clock)
         for task in plan.start:
@@ -177,7 +241,7 @@ class EmbeddingQueue:
         taken = {t.slot for t in self.running}
         task.slot = next(i for i in range(self._info.slots) if i not in taken)
         task.age += clock - task.clock_waiting
-        task.state = TaskState.RUNNING
+        task.state, task.cached = TaskState.RUNNING, 0
         if task.started_at is None:
             task.started_at = now
         self.running.append(task)
@@ -214,7 +278,12 @@ class EmbeddingQueue:
         together keep to `step_s_target`. The step takes *seconds_max* at most.
         """
         trial = next_trial(texts, order, tried=False)
-        running = texts if trial is None else [trial]
+        running = list(texts) if trial is None else [trial]
+        if trial is None and self._info.prefixes:
+            for task in texts:
+                if task.computed <= task.cached:
+                    self._copy_prefix(task)
+            running = without_followers(texts, order)
         highest = order.highest(running)
         low = all(order.effective(t) == Priority.LOW for t in highest)
         seconds = undisturbed_step_s(self.cost, self._settings)
@@ -241,7 +310,54 @@ class EmbeddingQueue:
         embedder.step([part.chunk() for part in batch])
         for part in batch:
             part.task.computed += part.count
+            self._keep_prefix(part.task)
         return [(part.task, self._embedded(part.task)) for part in batch if not part.task.pending]
+
+    @property
+    def _kept_tokens(self) -> int:
+        return sum(len(prefix.tokens) for prefix in self._prefixes.values())
+
+    def _copy_prefix(self, task: Task) -> None:
+        """Begin a text with the prefix that covers most of it, if that is more than it has."""
+        covered = {place: covered_by(prefix, task) for place, prefix in self._prefixes.items()}
+        place = max(covered, key=covered.__getitem__, default=-1)
+        if covered.get(place, 0) <= task.computed:
+            return
+        embedder, tokens = self._model.embedder(), covered[place]
+        task.computed = task.cached = 0
+        embedder.start_text(task.slot, self._spec(task).pooling)
+        try:
+            embedder.copy_prefix(place, task.slot, tokens)
+        except BackendError:
+            self._drop_prefix(place)
+            return  # `compute_step` clears the slot
+        task.computed = task.cached = tokens
+        prefix = self._prefixes[place]
+        if tokens == len(prefix.tokens):
+            self._prefixes[place] = self._prefixes.pop(place)
+
+    def _keep_prefix(self, task: Task) -> None:
+        """Keep the first tokens of a text, if they are computed and others may have them too."""
+        prefix = own_prefix(task) if self._info.prefixes else None
+        if prefix is None or task.computed < len(prefix.tokens):
+            return
+        if any(covered_by(p, task) == len(prefix.tokens) for p in self._prefixes.values()):
+            return
+        tokens = sum(t.prompt_size for t in self.running) + len(prefix.tokens)
+        if tokens > self._info.tokens_max:
+            return
+        while self._kept_tokens + tokens > self._info.tokens_max or (
+            len(self._prefixes) == self._info.prefixes
+        ):
+            self._drop_prefix(next(iter(self._prefixes)))
+        place = next(i for i in range(self._info.prefixes) if i not in self._prefixes)
+        with suppress(BackendError):  # the other texts compute it themselves
+            self._model.embedder().keep_prefix(place, task.slot, len(prefix.tokens))
+            self._prefixes[place] = prefix
+
+    def _drop_prefix(self, place: int) -> None:
+        del self._prefixes[place]
+        self._model.embedder().clear_prefix(place)
 
     def _embedded(self, task: Task) -> m.Embedded:
         spec = self._spec(task)
@@ -265,5 +381,6 @@ class EmbeddingQueue:
         assert len(set(slots)) == len(slots) and all(s >= 0 for s in slots)
         assert all(t.slot < 0 and not t.computed for t in self.waiting)
         if self.running:
-            assert sum(t.prompt_size for t in self.running) <= self._info.tokens_max
+            held = sum(t.prompt_size for t in self.running) + self._kept_tokens
+            assert held <= self._info.tokens_max
             assert len(slots) <= self._info.slots

@@ -430,7 +430,20 @@ class ComputeTensors(RequestMessage):
     wait_s: float = 0.0
 
 
-InputRequest = Tokenize | TokenizeParts | Detokenize | ChatPrompt | ComputeTensors
+class RankPrompt(RequestMessage):
+    """Tokenize a *query* with a *document* for a reranking model. Answered with the packed tokens,
+    the number of those that depend on the query alone, and whether the document was truncated.
+
+    A text of more than *tokens_max* tokens is truncated, if that is not 0. `Submit` follows.
+    """
+
+    query: bytes
+    document: bytes
+    tokens_max: int = 0
+    requester: Requester = NOBODY
+
+
+InputRequest = Tokenize | TokenizeParts | Detokenize | ChatPrompt | ComputeTensors | RankPrompt
 """A request with texts or tensors, which is answered between steps, in a fair order."""
 
 
@@ -580,6 +593,7 @@ Command = (
     | Tokenize
     | TokenizeParts
     | Detokenize
+    | RankPrompt
     | ChatPrompt
     | ComputeTensors
     | MediaReady

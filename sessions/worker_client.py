@@ -13,6 +13,7 @@ from ..backends.tensors import NamedTensor
 from ..scheduler import messages as m
 from ..scheduler.messages import AdapterReport, Command, Report, TaskSpec
 from ..scheduler.owner import PRIORITY_MAX, Owner, Priority, Requester
+from ..scheduler.rank_text import RankTokens
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -128,6 +129,15 @@ class TextClient(Protocol):
 
     async def pieces_of(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the text of each of the token ids, none of which is of an image or a sound."""
+
+    async def rank_prompt(self, query: bytes, document: bytes, tokens_max: int) -> RankTokens:
+        """Return the tokens by which the model scores a document for a query. With *tokens_max*,
+        which is not 0, the document is truncated to fit.
+
+        :raises UnsupportedOperation: it is not a reranking model.
+        :raises PromptTooLong: the query leaves too few tokens for a document, or the model could
+            read neither of them whole.
+        """
 
     async def chat_prompt(
         self,

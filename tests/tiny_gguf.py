@@ -22,6 +22,8 @@ __all__ = (
     "FIM_NAMES",
     "KINDS",
     "POSITIONS",
+    "RANK_MARKS",
+    "RANK_TEMPLATE",
     "VOCAB_SIZE",
     "WINDOW",
     "byte_vocabulary",
@@ -396,6 +398,49 @@ def _bert_rank(path: Path) -> None:
     _bert(path, gguf.PoolingType.RANK)
 
 
+RANK_MARKS = ("<|im_start|>", "<|im_end|>")
+"""The control tokens of the kind `qwen3-rank`."""
+RANK_TEMPLATE = (
+    "<|im_start|>user\n<Instruct>: Find passages that answer the query\n<Query>: {query}\n"
+    "<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+)
+"""The rerank template of the kind `qwen3-rank`: a short form of Qwen3-Reranker's."""
+
+
+def _pair_vocabulary(file: Any) -> None:
+    """Add a vocabulary as Qwen's to a writer: bytes, a space with each letter, and marks."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # others move behind U+00FF
+    hidden = [byte for byte in range(256) if byte not in shown]
+    names = [chr(256 + hidden.index(b)) if b in hidden else chr(b) for b in range(256)]
+    space, kinds = names[ord(" ")], gguf.TokenType
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("qwen2")
+    names += [space + letter for letter in ascii_letters]
+    file.add_token_list([*names, *RANK_MARKS])
+    file.add_token_types([kinds.NORMAL] * len(names) + [kinds.CONTROL] * len(RANK_MARKS))
+    file.add_token_merges([f"{space} {letter}" for letter in ascii_letters])
+    file.add_eos_token_id(len(names) + 1)
+    file.add_add_bos_token(False)
+
+
+def _qwen3_rank(path: Path) -> None:
+    """A causal model that ranks, in the form of Qwen3-Reranker."""
+    writer = _Writer(path, "qwen3")
+    writer.vocab_size = 256 + len(ascii_letters) + len(RANK_MARKS)
+    template = [{"name": "rerank", "template": RANK_TEMPLATE}]
+    _common(writer, layers=2, template=template, vocabulary=_pair_vocabulary)
+    file = writer.file
+    _heads(file, HEADS_KV)
+    file.add_pooling_type(gguf.PoolingType.RANK)
+    file.add_classifier_output_labels(["yes", "no"])
+    for block in ("blk.0", "blk.1"):
+        _attention(writer, block)
+        _qk_norms(writer, block)
+        _feed_forward(writer, block)
+    writer.weight("cls.output.weight", 2, EMBEDDING)
+    writer.finish()
+
+
 def _bert_bare(path: Path) -> None:
     """An encoder without a chat template."""
     _bert(path, template="")
@@ -637,6 +682,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "bert": _bert,
     "bert-rank": _bert_rank,
     "bert-bare": _bert_bare,
+    "qwen3-rank": _qwen3_rank,
     "t5": _t5,
     "t5-no-start": _t5_no_start,
     "t5-no-biases": _t5_no_biases,

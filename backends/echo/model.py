@@ -32,7 +32,16 @@ from ..base import (
     no_drafts,
 )
 from ..batch import Chunk
-from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbeddingSlots, EmbedInfo
+from ..embedder import (
+    DOCUMENT,
+    EMBED_BATCH_TOKENS,
+    EMBED_SLOTS,
+    PREFIXES,
+    QUERY,
+    EmbeddingSlots,
+    EmbedInfo,
+    RankPart,
+)
 from ..errors import InvalidArgument, LoadFailed, UnsupportedOperation, load_cancelled
 from ..grammars.checking import GrammarCheck
 from ..library import LLAMA_COMMIT
@@ -128,6 +137,8 @@ class EchoEmbedder(EmbeddingSlots):
         self._tokens: dict[int, list[int]] = {}
         self._last: dict[int, list[float]] = {}
         """The vector of each slot's last token."""
+        self._kept: dict[int, list[int]] = {}
+        """The tokens of each kept prefix."""
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Compute one batch, after the pauses and faults of the options."""
@@ -139,7 +150,21 @@ class EchoEmbedder(EmbeddingSlots):
             self._faults.abort_on_tokens(tokens)
             vectors = echo_vectors(chunk.tokens, self._last.get(chunk.slot, ()))
             self._last[chunk.slot] = vectors[-1]
-            self.add_vectors(chunk, vectors)
+            ranks = self.info.pooling == "rank"
+            self.add_vectors(chunk, [v[:1] for v in vectors] if ranks else vectors)
+
+    def keep_prefix(self, place: int, slot: int, tokens: int) -> None:
+        super().keep_prefix(place, slot, tokens)
+        self._kept[place] = self._tokens[slot][:tokens]
+
+    def copy_prefix(self, place: int, slot: int, tokens: int) -> None:
+        super().copy_prefix(place, slot, tokens)
+        self._tokens[slot] = self._kept[place][:tokens]
+        self._last[slot] = echo_vectors(self._tokens[slot])[-1]
+
+    def clear_prefix(self, place: int) -> None:
+        self._kept.pop(place, None)
+        super().clear_prefix(place)
 
     def clear_slot(self, slot: int) -> None:
         self._tokens.pop(slot, None)
@@ -420,8 +445,19 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
             slots=EMBED_SLOTS,
             batch_tokens_max=min(EMBED_BATCH_TOKENS, spec.batch_size),
             tokens_max=spec.ctx_size or ECHO_CTX_SIZE,
+            pooling="rank" if options.ranks else "mean",
+            prefixes=PREFIXES if options.ranks else 0,
+            rank_parts=_RANK_PARTS if options.ranks else (),
         ),
     )
+
+
+_RANK_PARTS = (
+    RankPart(tokens=(PROMPT_BEGIN,)),
+    RankPart(texts=(QUERY, b"\n")),
+    RankPart(tokens=(PROMPT_END,)),
+    RankPart(texts=(DOCUMENT,)),
+)
 
 
 def _without_drafts(options: EchoOptions) -> dict[str, str]:

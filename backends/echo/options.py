@@ -22,6 +22,7 @@ faults, and the memory that it claims.
   `media_abort_in` requests. An encoding waits until the FIFO `media_gate` was opened for writing
   and closed. The model ignores the embeddings, and repeats only the text beside them. An item whose
   entries see each other fits in a batch.
+- Reranking: with `ranks`, embeddings are scores, and a score is the first number of the vector.
 - Kind: `variant` (a text) changes the model's fingerprint. `vocabulary` (a number) changes its
   vocabulary, in which it is the token of byte 0. `tool_format` names the form of its answers. With
   `fim` it fills in the text between a prefix and a suffix with both, and `|` between them.
@@ -133,6 +134,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     layers: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     layer_bytes: Bytes = 0
     device_bytes: tuple[int, ...] = ()
+    ranks: bool = False
     media: bool = False
     media_tiles: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     media_abort_on: str = ""

@@ -187,6 +187,10 @@ def _guided_json_object(value: Any) -> dict[str, Any]:
     return {"json-schema": _ANY_OBJECT} if _flag(value) else {}
 
 
+def _reranking(value: Any) -> dict[str, Any]:
+    return {"embedding": True, "pooling": "rank"} if _flag(value) else {}
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{shorten(value)} is neither true nor false")
@@ -276,6 +280,7 @@ FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "guided-choice": _guided_choice,
     "guided-grammar": _guided_grammar,
     "guided-whitespace-pattern": _white_space,
+    "reranking": _reranking,
 }
 """By a key's name with hyphens, the function that translates its value to those of parameters;
 these are then read.
@@ -473,7 +478,6 @@ _REFUSALS: dict[str, str] = {
     "speech is not supported": """
         tts model-vocoder tts-output-file tts-speaker-file hf-repo-vocoder hf-file-vocoder
         model-url-vocoder""",
-    "the call `embed` returns the scores of a reranking model": "reranking",
 }
 
 

@@ -1,10 +1,11 @@
-"""`inferd embed` and `inferd template`: the embeddings of texts, and the prompt of a model's chat
-template with its token count.
+"""`inferd embed`, `inferd rerank` and `inferd template`: the embeddings of texts, the order of
+documents by their scores for a query, and the prompt of a model's chat template.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -61,7 +62,7 @@ def embed(
 
     Each vector is printed as a line of numbers.
     """
-    texts = texts or _lines()
+    texts = texts or _lines("TEXT")
     with (
         client_of(socket) as client,
         fraction_bar(f"loading {model}", show=not as_json) as report,
@@ -87,10 +88,72 @@ def embed(
             write(" ".join(f"{x:.9g}" for x in vector))
 
 
-def _lines() -> list[str]:
+def _lines(argument: str) -> list[str]:
     if not sys.stdin.isatty() and (lines := read_input().splitlines()):
         return lines
-    raise typer.BadParameter("TEXT is missing")
+    raise typer.BadParameter(f"{argument} is missing")
+
+
+def rerank(
+    model: ModelOrFile,
+    query: Annotated[str, typer.Argument(help="The query.")],
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DOCUMENT...",
+            help="The documents; without any, each line of standard input is a document.",
+        ),
+    ] = None,
+    top_n: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="How many documents to print.", show_default="all"),
+    ] = None,
+    truncate: Annotated[
+        bool,
+        typer.Option(
+            "--truncate",
+            help="Leave out the end of documents that are too long to be read at once.",
+        ),
+    ] = False,
+    priority: PriorityOption = "normal",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout for all documents.")
+    ] = 600.0,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Order documents by their scores for a query, by a reranking model.
+
+    Each document is a line with its score from 0 to 1, the highest first.
+    """
+    documents = documents or _lines("DOCUMENT")
+    with (
+        client_of(socket) as client,
+        fraction_bar(f"loading {model}", show=not as_json) as report,
+    ):
+        ranking = repeat_refused(
+            lambda: client.rerank(
+                known_model(client, model, None, report),
+                query,
+                documents,
+                top_n=top_n,
+                truncate=truncate,
+                priority=priority,
+                timeout=timeout,
+                on_progress=report,
+            )
+        )
+    if as_json:
+        keys = ("model", "tokens", "cached_tokens", "truncated")
+        results = [asdict(one) for one in ranking]
+        write_json({key: getattr(ranking, key) for key in keys} | {"results": results})
+        return
+    for one in ranking:
+        text = " ".join(one.document.split())
+        write(f"{one.score:.4f}  {text}")
+    if ranking.truncated:
+        places = ", ".join(str(index + 1) for index in ranking.truncated)
+        note(f"left out the end of these documents: {places}")
 
 
 FILE_BYTES_MAX = 4 << 20

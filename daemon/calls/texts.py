@@ -1,17 +1,22 @@
-"""Calls that need a model but no session: tokens, prompts and embeddings of texts."""
+"""Calls that need a model but no session: tokens, prompts and embeddings of texts, and the ranks of
+documents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import math
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
 
-from ...backends import Rendering
+from ...backends import EmbedInfo, Rendering
 from ...backends.embedder import check_pooling
 from ...backends.errors import (
+    BackendError,
     Busy,
     InferdError,
     InvalidArgument,
@@ -25,6 +30,7 @@ from ...ipc.server.connection import Request
 from ...scheduler.embeddings import check_text
 from ...scheduler.messages import Embedded
 from ...scheduler.owner import Priority, Requester
+from ...scheduler.rank_text import RankTokens
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ...sessions.conversation.state import Conversation
 from ...sessions.history.media import with_media
@@ -127,35 +133,61 @@ async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
     return embeddings.result()
 
 
+async def rerank(daemon: Daemon, request: Request) -> w.RerankResult:
+    """Score documents concurrently, each by a turn of a session of its own."""
+    p: w.RerankParams = request.params
+    daemon.check_open()
+    if not 0 < len(p.documents) <= w.RERANK_DOCUMENTS_MAX:
+        raise InvalidArgument(
+            f"{len(p.documents)} documents; the range is 1 … {w.RERANK_DOCUMENTS_MAX}",
+            hint="make several calls",
+        )
+    if p.top_n < 0:
+        raise InvalidArgument(f"top_n is {p.top_n}", hint="0 returns all documents")
+    daemon.ledger.check_tokens(request.owner)  # once for the call, not for each document
+    ranks = _Ranks(daemon, request)
+    await ranks.compute_all()
+    return ranks.ranking()
+
+
 class _Embedding(NamedTuple):
-    """The embedding of one text, with the number of its tokens and the model's fingerprint."""
+    """The embedding of one text, with the numbers of its tokens and of those that were not
+    computed, and the model's fingerprint and whether its scores are probabilities.
+    """
 
     embedded: Embedded
     tokens: int
+    cached_tokens: int
     fingerprint: str
+    is_probability: bool
 
 
-class _Embeddings:
-    """The embeddings of one call's texts. Lives on the daemon's event loop.
+class _TextTurns:
+    """A turn for each of a call's *texts*. Lives on the daemon's event loop.
 
-    A text has a session only while it is embedded. The first texts keep the session of their check;
-    all others are tokenized again, because the token ids of all texts would need ten times the
-    memory of the request.
+    A text has a session only during its turn. The first texts keep the session of their check; all
+    others are tokenized again, because the token ids of all texts would need ten times the memory
+    of the request.
     """
 
-    def __init__(self, daemon: Daemon, request: Request):
-        p: w.EmbedParams = request.params
-        own = {"embedding": True, "pooling": p.pooling, "embd-normalize": p.normalize}
-        self._daemon, self._graph, self._texts = daemon, daemon.graph(request), p.texts
+    def __init__(
+        self,
+        daemon: Daemon,
+        request: Request,
+        params: w.EmbedParams | w.RerankParams,
+        texts: list[str],
+        own: Mapping[str, Any],
+    ):
+        self._daemon, self._graph, self._texts = daemon, daemon.graph(request), texts
         self._parameters = self._graph.options | read_options(own, strict=True).values
-        self._turn_options = turn_options(p, TurnOptions(embeds=True, quota_checked=True))
+        self._turn_options = turn_options(params, TurnOptions(embeds=True, quota_checked=True))
         self._owner, self._charge = request.owner, request.charge
         self._key = request.connection.key
         self._requester = _requester(daemon, request)
         self._began = daemon.ledger.seconds()
         self._sessions: dict[int, Session] = {}
         """Sessions with input, by the index of their text."""
-        self._sizes = [0] * len(p.texts)
+        self._sizes = [0] * len(texts)
         """The memory of each text's session and vectors, once the text was checked."""
         self._embeddings: dict[int, _Embedding] = {}
         """The results, by the index of their text."""
@@ -223,17 +255,26 @@ class _Embeddings:
         """
         is_first, p = index < TEXTS_AT_ONCE_MAX, self._parameters
         if is_first:
-            tokens = await self._add_session(index).set_input(self._texts[index].encode())
+            tokens = await self._set_input(index, self._add_session(index))
         else:
             tokens = await self._count_tokens(index)
         info = (await self._graph.lease.ready()).info
-        check_text(tokens, p.get("pooling", ""), p.get("ctx-size", 0), info.embedding)
+        self._check_size(tokens, info.embedding)
         assert info.embedding is not None, "the text was checked"
         vectors = tokens if check_pooling(info.embedding, p.get("pooling", "")) == "none" else 1
         size = SESSION_BYTES + TOKEN_BYTES * tokens + 4 * info.embedding.size * vectors
         self._sizes[index] = size
         if is_first and not self._try_charge(size):
             self._remove_session(index)
+
+    def _check_size(self, tokens: int, info: EmbedInfo | None) -> None:
+        """Check that the model can embed a text of *tokens* tokens; see `check_text`."""
+        p = self._parameters
+        check_text(tokens, p.get("pooling", ""), p.get("ctx-size", 0), info)
+
+    async def _set_input(self, index: int, session: Session) -> int:
+        """Set a text as the input of its session; return the number of its tokens."""
+        return await session.set_input(self._texts[index].encode())
 
     async def _count_tokens(self, index: int) -> int:
         """Return the number of a text's tokens; of a text too long for any context, the least."""
@@ -271,7 +312,7 @@ class _Embeddings:
             self._turns_under_way += 1
             try:
                 session = self._sessions.get(index) or await self._session_with_input(index)
-                return await session.start_turn(self._remaining_options())
+                return await session.start_turn(self._options_of(index))
             except Busy:
                 self._turns_under_way -= 1
                 if not self._turns_under_way:
@@ -284,7 +325,7 @@ class _Embeddings:
     async def _session_with_input(self, index: int) -> Session:
         self._charge.grow(self._sizes[index])
         session = self._add_session(index)
-        await session.set_input(self._texts[index].encode())
+        await self._set_input(index, session)
         return session
 
     def _end_turn(self) -> None:
@@ -292,8 +333,8 @@ class _Embeddings:
         ended, self._one_ended = self._one_ended, anyio.Event()
         ended.set()
 
-    def _remaining_options(self) -> TurnOptions:
-        """Return the turn options, with the rest of the call's timeout."""
+    def _options_of(self, _index: int) -> TurnOptions:
+        """Return the options of a text's turn, with the rest of the call's timeout."""
         options = self._turn_options
         if not options.timeout_s:
             return options
@@ -302,9 +343,14 @@ class _Embeddings:
 
     def _add_turn(self, index: int, turn: Turn) -> None:
         """Add the result of a text, whose other memory is free."""
-        embedded = _embedding_of(turn)
-        tokens = 0 if turn.stats is None else turn.stats.prompt_tokens
-        self._embeddings[index] = _Embedding(embedded, tokens, turn.client.info.fingerprint)
+        embedded, stats, info = _embedding_of(turn), turn.stats, turn.client.info
+        self._embeddings[index] = _Embedding(
+            embedded,
+            0 if stats is None else stats.prompt_tokens,
+            0 if stats is None else stats.cached_tokens,
+            info.fingerprint,
+            info.embedding is not None and info.embedding.rank_is_probability,
+        )
         self._charge.shrink(max(0, self._sizes[index] - len(embedded.vectors)))
         self._bytes += len(embedded.vectors)
         if self._bytes > RESULT_BYTES_MAX:
@@ -315,9 +361,21 @@ class _Embeddings:
                 data={"bytes": self._bytes, "result_bytes_max": RESULT_BYTES_MAX},
             )
 
+    def _in_order(self) -> list[_Embedding]:
+        return [self._embeddings[index] for index in range(len(self._sizes))]
+
+
+class _Embeddings(_TextTurns):
+    """The embeddings of one call's texts."""
+
+    def __init__(self, daemon: Daemon, request: Request):
+        p: w.EmbedParams = request.params
+        own = {"embedding": True, "pooling": p.pooling, "embd-normalize": p.normalize}
+        super().__init__(daemon, request, p, p.texts, own)
+
     def result(self) -> w.EmbedResult:
         """Return the result, in the order of the texts."""
-        found = [self._embeddings[index] for index in range(len(self._sizes))]
+        found = self._in_order()
         first = found[0].embedded
         return w.EmbedResult(
             embeddings=[one.embedded.vectors for one in found],
@@ -327,6 +385,97 @@ class _Embeddings:
             model=self._graph.lease.name,
             fingerprint=found[0].fingerprint,
         )
+
+
+class _Ranks(_TextTurns):
+    """The scores of one call's documents."""
+
+    def __init__(self, daemon: Daemon, request: Request):
+        p: w.RerankParams = request.params
+        own = {"embedding": True, "pooling": "rank"}
+        super().__init__(daemon, request, p, p.documents, own)
+        self._query, self._top_n, self._truncate = p.query.encode(), p.top_n, p.truncate
+        self._truncated = set[int]()
+        """The indexes of truncated documents."""
+        self._shared: dict[int, int] = {}
+        """The tokens that depend on the query alone, by the index of a document with input."""
+
+    async def _rank_tokens(self, index: int) -> RankTokens:
+        document, tokens_max = self._texts[index].encode(), 0
+        if self._truncate:
+            info = (await self._graph.lease.ready()).info.embedding
+            ctx_size = int(self._parameters.get("ctx-size", 0))
+            tokens_max = 0 if info is None else min(info.tokens_max, ctx_size or info.tokens_max)
+        found = await self._graph.lease.query(
+            lambda c: c.texts_of(self._requester).rank_prompt(self._query, document, tokens_max)
+        )
+        if found.truncated:
+            self._truncated.add(index)
+        return found
+
+    async def _set_input(self, index: int, session: Session) -> int:
+        """Set the tokens of the query and a document as input; return their number."""
+        found = await self._rank_tokens(index)
+        self._shared[index] = found.shared
+        await session.add_tokens(found.tokens)
+        return len(found.tokens)
+
+    async def _count_tokens(self, index: int) -> int:
+        return len((await self._rank_tokens(index)).tokens)
+
+    def _check_size(self, tokens: int, info: EmbedInfo | None) -> None:
+        try:
+            super()._check_size(tokens, info)
+        except PromptTooLong as exc:
+            raise PromptTooLong(
+                f"the query and the document have {tokens} tokens; the model reads at most"
+                f" {exc.data['ctx_size']} of them at once",
+                hint="truncate documents, split them, or raise the model's ctx-size and batch-size",
+                data=exc.data,
+            ) from None
+
+    def _options_of(self, index: int) -> TurnOptions:
+        options = super()._options_of(index)
+        return msgspec.structs.replace(options, shared_tokens=self._shared[index])
+
+    def ranking(self) -> w.RerankResult:
+        """Return the documents by descending score.
+
+        :raises Busy: the model was swapped, and scores of two models cannot be compared.
+        :raises BackendError: a score is not a number.
+        """
+        found = self._in_order()
+        if len({one.fingerprint for one in found}) > 1:
+            raise Busy(
+                "the model was swapped while it ranked the documents", hint="repeat the call"
+            )
+        raw = [_raw_score(index, one.embedded.vectors) for index, one in enumerate(found)]
+        best = sorted(range(len(raw)), key=lambda index: -raw[index])[: self._top_n or None]
+        return w.RerankResult(
+            indexes=best,
+            scores=[raw[i] if found[i].is_probability else sigmoid(raw[i]) for i in best],
+            raw_scores=[raw[i] for i in best],
+            truncated=sorted(self._truncated),
+            tokens=sum(one.tokens for one in found),
+            cached_tokens=sum(one.cached_tokens for one in found),
+            model=self._graph.lease.name,
+            fingerprint=found[0].fingerprint,
+        )
+
+
+def _raw_score(index: int, embedding: bytes) -> float:
+    """Return the score of a document, the first number of its embedding."""
+    [score] = struct.unpack_from("<f", embedding)
+    if not math.isfinite(score):
+        raise BackendError(
+            f"the model's score of document {index} is {score}", hint="use another model"
+        )
+    return float(score)
+
+
+def sigmoid(x: float) -> float:
+    """Return 1 / (1 + e^-x), without an overflow."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def _embedding_of(turn: Turn) -> Embedded:

@@ -21,6 +21,7 @@ from ...backends.tensors import NamedTensor
 from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
 from ...scheduler.owner import Owner, Requester
+from ...scheduler.rank_text import RankTokens
 from ...scheduler.reasoning import EndOutcome
 from ...sessions.worker_client import ChatTokens, TaskReader
 from ..media.encoder import (
@@ -37,7 +38,7 @@ from .recovery import fail_readers, out_of_memory
 ClientText = tuple[int, object]
 """The part of a query that a client supplied, with the client's user."""
 NO_USER = m.NOBODY.owner.user
-_BOUNDED = (m.Tokenize, m.TokenizeParts, m.Detokenize, m.ChatPrompt, m.ComputeTensors, m.Lookup)
+_BOUNDED = m.InputRequest | m.Lookup
 """Commands with much data, of which a client may cause any number."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
@@ -387,15 +388,9 @@ class ProcessClient:
 
     def user_of(self, command: m.Command) -> int:
         """Return the user whose data a command has, or `NO_USER`."""
+        if isinstance(command, m.InputRequest):
+            return command.requester.owner.user
         match command:
-            case (
-                m.Tokenize()
-                | m.TokenizeParts()
-                | m.Detokenize()
-                | m.ChatPrompt()
-                | m.ComputeTensors()
-            ):
-                return command.requester.owner.user
             case m.Submit(task):
                 return task.owner.user
             case m.TaskMessage(task_id):
@@ -501,6 +496,15 @@ class ProcessTexts:
             packed,
             self._requester.owner.user,
         )
+
+    async def rank_prompt(self, query: bytes, document: bytes, tokens_max: int) -> RankTokens:
+        """Return the tokens of a query with a document; see `TextClient.rank_prompt`."""
+        packed, shared, truncated = await self._client.query(
+            lambda i: m.RankPrompt(i, query, document, tokens_max, self._requester),
+            query + document,
+            self._requester.owner.user,
+        )
+        return RankTokens(m.unpack_tokens(packed), shared, truncated)
 
     async def chat_prompt(
         self,

@@ -34,7 +34,13 @@ request in one frame.
 TEXTS_BYTES_MAX = 8 << 20
 MEDIA_BYTES_MAX = 64 << 20
 BODY_BYTES_MAX_BY_PATH: Mapping[str, int] = {
-    **dict.fromkeys(("/v1/completions", "/v1/embeddings", "/api/embed"), TEXTS_BYTES_MAX),
+    **dict.fromkeys(
+        (
+            *("/v1/completions", "/v1/embeddings", "/api/embed"),
+            *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"),
+        ),
+        TEXTS_BYTES_MAX,
+    ),
     **dict.fromkeys(
         (
             *("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/apply-template"),

@@ -22,9 +22,10 @@ from .limits import Limits
 from .llama_server import LLAMA_SERVER
 from .ollama import OLLAMA
 from .openai import OPENAI
+from .reranking import RERANKING
 from .web_page import PAGE
 
-APIS: Sequence[Api] = (PAGE, ANTHROPIC, OLLAMA, INFERD, LLAMA_SERVER, OPENAI)
+APIS: Sequence[Api] = (PAGE, ANTHROPIC, OLLAMA, INFERD, RERANKING, LLAMA_SERVER, OPENAI)
 """Longer prefixes of paths come first. The last API shapes the errors of paths that belong to
 none.
 """

@@ -39,6 +39,7 @@ from .embeddings import Embeddings
 from .functions import Tool
 from .jobs import AsyncJobs
 from .parameters import Options, Parameters
+from .reranking import RankedDocument, Ranking
 from .results import (
     DeletionInfo,
     FileInfo,
@@ -105,6 +106,8 @@ __all__ = (
     "PROTOCOL_VERSION",
     "Pull",
     "QueueEvent",
+    "RankedDocument",
+    "Ranking",
     "ReadCopyResult",
     "ReadFileResult",
     "Rendered",

@@ -15,9 +15,9 @@ from ..payloads import Config, Prompt, json_text, open_file
 from .attachment import ClientSessionSettings, LossCallback
 from .caller import as_event, send_request
 from .connection.core import InFlight
-from .embeddings import AsyncEmbedding
 from .jobs import AsyncJobs
 from .parameters import Options, Parameters
+from .reranking import AsyncReranking
 from .session import AsyncSession
 from .streams import AsyncStream, StreamedTurn
 from .texts import Reply, reply_of
@@ -38,7 +38,7 @@ from .wasi_calls import ProgressCallback
 T = TypeVar("T")
 
 
-class AsyncClient(AsyncEmbedding):
+class AsyncClient(AsyncReranking):
     """A client of the daemon, for asyncio and trio::
 
         async with AsyncClient() as client:

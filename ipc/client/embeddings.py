@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, Unpack
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar, Unpack
 
 from ...backends.errors import InferdError, InvalidArgument, ProtocolError, Timeout
 from ...wire.frames import FRAME_BYTES_MAX
@@ -15,9 +16,16 @@ from .. import messages as w
 from ..payloads import ENVELOPE_BYTES, Config, json_text
 from .caller import CLOSE_S_MAX
 from .operations import AsyncOperations
-from .turn_settings import SchedulingKeywords, read_settings, takes, wire_seconds
+from .turn_settings import (
+    SchedulingKeywords,
+    TurnSettings,
+    read_settings,
+    takes,
+    wire_seconds,
+)
 from .wasi_calls import ProgressCallback
 
+ResultT = TypeVar("ResultT")
 TEXTS_PER_CALL = 64
 """This many vectors of 16 384 numbers fit in an answer."""
 TEXTS_BYTES_MAX = FRAME_BYTES_MAX - ENVELOPE_BYTES
@@ -73,37 +81,42 @@ class AsyncEmbedding(AsyncOperations):
         params = settings.add_scheduling(
             w.EmbedParams(graph=0, texts=[], pooling=pooling, normalize=normalize)
         )
-        deadline = time.monotonic() + settings.timeout_s
+        embed = partial(self._embed, params, every, time.monotonic() + settings.timeout_s)
+        return await self._on_graph(model, config, on_progress, settings, embed)
+
+    async def _on_graph(
+        self,
+        model: str | int,
+        config: Config | None,
+        on_progress: ProgressCallback | None,
+        settings: TurnSettings,
+        call: Callable[[int], Awaitable[ResultT]],
+    ) -> ResultT:
+        """Return the result of *call* with a graph of *model*, which may be a graph."""
         if not isinstance(model, str):
-            params.graph = model
-            return await self._embed(params, every, deadline)
+            return await call(model)
         graph = await self.load_by_name_with_config(
             model, json_text(config), on_progress=on_progress, timeout=settings.timeout
         )
         try:
-            params.graph = graph
-            return await self._embed(params, every, deadline)
+            return await call(graph)
         finally:
             if self.connected:
                 with self._driver.shield(), suppress(Timeout):
                     await self.unload(graph, keep=True, timeout=CLOSE_S_MAX)
 
     async def _embed(
-        self, params: w.EmbedParams, texts: Sequence[str], deadline: float
+        self, params: w.EmbedParams, texts: Sequence[str], deadline: float, graph: int
     ) -> Embeddings:
+        params.graph = graph
         by_text: list[list[list[float]]] = []
         tokens: list[int] = []
         texts_max = 1 if params.pooling == "none" else TEXTS_PER_CALL
-        for params.texts in _batches(texts, texts_max):
+        for params.texts in in_batches(texts, texts_max, TEXTS_BYTES_MAX):
             remaining_s = deadline - time.monotonic()
             params.timeout_s = wire_seconds(max(remaining_s, 0.001))
-            try:
+            with index_from(len(by_text), "text"):
                 result = await self._call("embed", params, w.EmbedResult, remaining_s)
-            except InferdError as exc:
-                if "index" in exc.data:  # of the call's texts
-                    exc.data["index"] += len(by_text)
-                    exc.message = f"text {exc.data['index']}: {exc.message}"
-                raise
             by_text += [_vectors(data, result.size) for data in result.embeddings]
             tokens += result.tokens
         if len(by_text) != len(texts):
@@ -111,15 +124,27 @@ class AsyncEmbedding(AsyncOperations):
         return Embeddings(by_text, tokens, result)
 
 
-def _batches(texts: Iterable[str], texts_max: int) -> Iterator[list[str]]:
-    """Yield the texts in lists of at most *texts_max* that fit into a frame; a long text alone."""
+@contextmanager
+def index_from(first: int, kind: str) -> Iterator[None]:
+    """Have the error of a call whose texts are those from *first* on name its text, a *kind*."""
+    try:
+        yield
+    except InferdError as exc:
+        if "index" in exc.data:  # of the call's texts
+            exc.data["index"] += first
+            exc.message = f"{kind} {exc.data['index']}: {exc.message}"
+        raise
+
+
+def in_batches(texts: Iterable[str], texts_max: int, bytes_max: int) -> Iterator[list[str]]:
+    """Yield the texts in lists of at most *texts_max* and, unless a text is longer, *bytes_max*."""
     batch: list[str] = []
-    free = TEXTS_BYTES_MAX
+    free = bytes_max
     for text in texts:
         size = len(text.encode(errors="replace")) + _TEXT_HEADER_BYTES
         if batch and (len(batch) == texts_max or size > free):
             yield batch
-            batch, free = [], TEXTS_BYTES_MAX
+            batch, free = [], bytes_max
         batch.append(text)
         free -= size
     yield batch

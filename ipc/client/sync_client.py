@@ -387,6 +387,7 @@ class Client:
         return run_blocking(self._asynchronous.chat(context, prompt, **keywords))
 
     embed = synchronous(AsyncClient.embed)
+    rerank = synchronous(AsyncClient.rerank)
     cancel = synchronous(AsyncClient.cancel)
     park = synchronous(AsyncClient.park)
     end_reasoning = synchronous(AsyncClient.end_reasoning)

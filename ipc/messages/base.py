@@ -36,12 +36,13 @@ class ScheduledParams(Map, kw_only=True):
 
     priority: str = ""
     """Of the turns that the call begins; empty: the context's, for `resume` the previous one,
-    for `embed` normal.
+    for `embed` and `rerank` normal.
     """
     queue_timeout_s: float = 0.0
     """Each turn that the call begins must begin within this; 0: no bound."""
     timeout_s: float = 0.0
-    """Each turn that the call begins must end within this, for `embed` all of them; 0: no bound."""
+    """Each turn that the call begins must end within this, for `embed` and `rerank` all of
+    them; 0: no bound."""
     traceparent: Traceparent = ""
     """The caller's span; see [traces](#traces)."""
 

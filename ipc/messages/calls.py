@@ -75,7 +75,7 @@ class Starts(Enum):
     REST = auto()
     """The rest of an interrupted turn."""
     EMBEDDINGS = auto()
-    """A turn for each of several texts, on no context."""
+    """A turn for each of several texts or documents, on no context."""
 
 
 class Operation(StrEnum):
@@ -352,6 +352,13 @@ CALLS: dict[str, Call] = {
     "embed": Call(
         texts.EmbedParams,
         texts.EmbedResult,
+        right=Right.USE,
+        starts=Starts.EMBEDDINGS,
+        operation=Operation.EMBEDDINGS,
+    ),
+    "rerank": Call(
+        texts.RerankParams,
+        texts.RerankResult,
         right=Right.USE,
         starts=Starts.EMBEDDINGS,
         operation=Operation.EMBEDDINGS,

@@ -1,4 +1,4 @@
-"""Messages of calls on texts without a session: embeddings, tokens, chat templates."""
+"""Messages of calls on texts without a session: embeddings, ranks, tokens, chat templates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from .graphs import GraphParams
 
 EMBED_TEXTS_MAX = 256
 """The largest number of texts in one `embed`."""
+RERANK_DOCUMENTS_MAX = 256
+"""The largest number of documents in one `rerank`."""
 DETOKENIZE_TOKENS_MAX = 1 << 16
 """The largest number of tokens in one `detokenize`: their text fits into a reply."""
 
@@ -50,6 +52,44 @@ class EmbedResult(Map):
     """The pooling that was used."""
     tokens: list[int] = []
     """Number of tokens of each text."""
+    model: str = ""
+    """The model's name."""
+    fingerprint: str = ""
+    """The model's fingerprint."""
+
+
+class RerankParams(ScheduledParams):
+    """`rerank`: score *documents* for a query by a reranking model."""
+
+    graph: int
+    """The handle."""
+    query: str
+    """The query."""
+    documents: list[str]
+    """1 to 256."""
+    top_n: int = 0
+    """Return only this many documents, those with the highest scores; 0: all."""
+    truncate: bool = False
+    """Leave out the end of a document that is too long, instead of refusing it."""
+
+
+class RerankResult(Map):
+    """The documents by descending score; those with equal scores in the order of the request."""
+
+    indexes: list[int]
+    """The places of the documents in the request, from 0, by descending score."""
+    scores: list[float]
+    """One for each of `indexes`, from 0 to 1: the raw score if the model returns probabilities,
+    else its sigmoid.
+    """
+    raw_scores: list[float]
+    """One for each of `indexes`: the model's output."""
+    truncated: list[int] = []
+    """The indexes of the documents whose end was left out."""
+    tokens: int = 0
+    """The number of tokens of all documents, each with the query."""
+    cached_tokens: int = 0
+    """Of these, the tokens of the query that were not computed again for each document."""
     model: str = ""
     """The model's name."""
     fingerprint: str = ""

@@ -68,13 +68,7 @@ class CommandHandler:
                     self._handle_task_command(task, command)
             case m.Submit(spec):
                 self._submit_task(spec)
-            case (
-                m.Tokenize()
-                | m.TokenizeParts()
-                | m.Detokenize()
-                | m.ChatPrompt()
-                | m.ComputeTensors()
-            ):
+            case _ if isinstance(command, m.InputRequest):
                 self.tokenizing.add_request(command)
             case m.MediaReady():
                 self._fail_tasks(*self._tasks.items.add_item(command))

@@ -36,6 +36,7 @@ from ..owner import Owner, Priority, Requester
 from ..policy.slow_sampling import ThreadShare
 from ..policy.text_order import TextOrder
 from ..prefix import common_prefix
+from ..rank_text import RankTokens, rank_tokens
 from ..record import ActivityKind, Recorder
 from .task_table import EngineClock
 
@@ -435,6 +436,8 @@ class TokenizeQueue:
         if isinstance(request, m.Detokenize):
             pieces = yield from self._pieces_of(m.unpack_tokens(request.tokens))
             return pieces if request.apart else b"".join(pieces)
+        if isinstance(request, m.RankPrompt):
+            return (yield from self._rank_prompt(request))
         if isinstance(request, m.ComputeTensors):
             compute = self._computation(request, arrived_at)
             if self._seconds() < self._alone_until:
@@ -448,6 +451,30 @@ class TokenizeQueue:
         fitted = self._fit_text(new, request.cut_behind, marks)
         tokens = yield from self._tokenize(fitted, True, appended is None, marks)
         return text, m.pack_tokens(tokens), appended is not None, form
+
+    def _rank_prompt(
+        self, request: m.RankPrompt
+    ) -> Generator[LaneCall, Any, tuple[bytes, int, bool]]:
+        """Return the tokens of a query with a document, the number of those that depend on the
+        query alone, and whether the document was truncated.
+        """
+        info, most = self._model.info.embedding, self._bytes_max
+        if info is None or not info.rank_parts:
+            raise UnsupportedOperation(
+                "the model ranks no documents",
+                hint="use a reranking model: one whose file has the pooling rank",
+            )
+        query, document = self._fit_text(request.query, -1, NO_MARKS), request.document
+        cuts = request.tokens_max > 0 and len(document) > most
+        if cuts:
+            document = document[: _before_character(document, most)]
+        document = self._fit_text(document, -1, NO_MARKS)
+        tokenize = partial(self._model.tokenize, special=False, bos=False)
+        parts, tokens_max = info.rank_parts, request.tokens_max
+        make = partial(rank_tokens, parts, query, document, tokenize, tokens_max)
+        long = _is_long(query + document) and self._seconds() >= self._alone_until
+        found: RankTokens = (yield LaneCall(self._tokenizing, make)) if long else make()
+        return m.pack_tokens(found.tokens), found.shared, cuts or found.truncated
 
     def _computation(
         self, request: m.ComputeTensors, arrived_at: float

@@ -1035,6 +1035,9 @@ class Session:
             media=history.items,
         )
         spec = parameters.fill(spec, client.info.vocab_size)
+        if spec.embed is not None and call.shared_tokens:
+            embed = msgspec.structs.replace(spec.embed, shared=call.shared_tokens)
+            spec = msgspec.structs.replace(spec, embed=embed)
         if spec.embed is not None and spec.media:
             raise UnsupportedOperation(
                 "embeddings are made of texts only", hint="leave the images and sounds out"

@@ -90,6 +90,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The turn returns the logprobs of its prompt, if the parameters request them."""
     embeds: bool = False
     """The caller accepts an embedding, if the parameters request one."""
+    shared_tokens: int = 0
+    """The first tokens of a text to embed that other texts may have too."""
     watch: bool = False
     """Report changes of the position in the queue."""
     watch_prompt: bool = False

@@ -15,7 +15,7 @@ from inferd import AsyncClient, Client
 from inferd.backends import SamplingParams
 from inferd.backends.errors import InferdError, InvalidArgument, TooLarge
 from inferd.ipc import messages as w
-from inferd.ipc.client.embeddings import TEXTS_BYTES_MAX, TEXTS_PER_CALL, _batches
+from inferd.ipc.client.embeddings import TEXTS_BYTES_MAX, TEXTS_PER_CALL, in_batches
 from inferd.ipc.server.connection import Request, ServerConnection
 from inferd.ipc.server.server import Server
 from inferd.scheduler import messages as m
@@ -133,7 +133,7 @@ def test_many_tokens_are_detokenized_in_several_calls() -> None:
 
 def test_texts_to_embed_are_sent_in_calls_that_fit_a_frame() -> None:
     texts = ["a" * 300_000, *["\u65e5" * 100_000] * 3, *["b"] * 200, "c" * 2_000_000, "d"]
-    batches = list(_batches(texts, TEXTS_PER_CALL))
+    batches = list(in_batches(texts, TEXTS_PER_CALL, TEXTS_BYTES_MAX))
 
     assert [text for batch in batches for text in batch] == texts
     for batch in batches:

@@ -32,7 +32,7 @@ MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "rm-session", "pin", "unpin", "swap", "sessions", "template",
-    "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
+    "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed", "rerank",
     "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park", "start",
     "wasm", "nnrpc", "gateway", "fleet", "conformance", "states", "backup", "restore",
     "edit-session", "restore-session", "end-reasoning", "tune", "jobs", "usage",
@@ -41,7 +41,7 @@ CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
     ("ps",), ("cancel", "1"), ("park", "1"), ("status",), ("stop",),
     ("queue",), ("rm-session", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
-    ("swap", "m", "--to", "n"), ("template", "m", "p"),
+    ("swap", "m", "--to", "n"), ("template", "m", "p"), ("rerank", "m", "q", "d"),
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
     ("top",), ("stats",), ("usage",), ("drain",), ("logs",), ("log-level",), ("conformance",),
     ("states",), ("states", "delete", "mine"),

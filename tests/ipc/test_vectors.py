@@ -224,6 +224,13 @@ async def embeddings(client: AsyncClient) -> None:
     assert output == {"n_embedding": 16, "embedding": pytest.approx(vectors[0], rel=1e-8)}
 
 
+async def refused_documents(client: AsyncClient) -> None:
+    graph = await client.load_by_name("echo")
+    await client.init_execution_context(graph)
+    with pytest.raises(UnsupportedOperation, match="ranks no documents"):
+        await client.rerank(graph, "q", ["a", "b"], top_n=1)
+
+
 async def branches(client: AsyncClient) -> None:
     context = await client.init_execution_context(await client.load_by_name("echo"))
     assert await client.chat(context, "hi", raw=True) == "hi"
@@ -308,6 +315,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "a turn that is resumed": resumed_turn,
     "a place in the queue": watched,
     "images that are refused": refused_images,
+    "documents that are not ranked": refused_documents,
 }
 
 

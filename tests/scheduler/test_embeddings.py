@@ -252,3 +252,115 @@ def test_owners_share_fairly() -> None:
     bench.run(text(bench, 9, "b" * 60, owner=2))
 
     assert bench.order.index(9) <= 2
+
+
+# Texts that share a prefix.
+
+RANKS = EchoOptions(ranks=True)
+QUERY = "q" * 100
+
+
+def ranked(bench: Bench, number: int, words: str, **fields: object) -> m.Submit:
+    """Return a text of which the first tokens are those of `QUERY`, and a mark."""
+    return text(bench, number, QUERY + words, embed=EmbedSpec(shared=101), **fields)
+
+
+def ranks_of(bench: Bench, texts: dict[int, str]) -> None:
+    """Check the scores of *texts* against those that the model computes of each alone."""
+    for number, words in texts.items():
+        alone = Bench(options=RANKS, ctx_size=1000)
+        alone.run(text(alone, 1, QUERY + words))
+        assert vector(bench, number) == pytest.approx(vector(alone, 1), rel=1e-6)
+
+
+def test_a_prefix_is_computed_once_for_all_texts_that_share_it() -> None:
+    bench = Bench(options=RANKS, ctx_size=4000)
+    texts = {n: f" text {n} " + "x" * n for n in range(40)}
+
+    bench.run(*(ranked(bench, n, words) for n, words in texts.items()))
+
+    ranks_of(bench, texts)
+    rest = sum(len(words) + 1 for words in texts.values())  # each ends with a mark
+    assert bench.engine.metrics.counts["embedded"] == 101 + rest
+    cached = [bench.stats(n).cached_tokens for n in texts]
+    assert sorted(cached) == [0] + [101] * 39
+    bench.run(ranked(bench, 40, "later"))
+    assert bench.stats(40).cached_tokens == 101
+
+
+def test_a_prefix_serves_no_other_user() -> None:
+    bench = Bench(options=RANKS, ctx_size=1000)
+    bench.run(ranked(bench, 1, "one"))
+    bench.run(ranked(bench, 2, "one", owner=2))
+    assert bench.stats(2).cached_tokens == 0
+    assert vector(bench, 1) == vector(bench, 2)
+
+
+def test_if_the_leader_is_cancelled_another_text_computes_the_prefix() -> None:
+    bench = Bench(options=RANKS, ctx_size=1000)
+    texts = {n: f" text {n}" for n in range(1, 4)}
+    bench.iterate(*(ranked(bench, n, words) for n, words in texts.items()))
+    bench.iterate(m.Cancel(1))
+    bench.run()
+
+    ranks_of(bench, {2: texts[2], 3: texts[3]})
+    assert sorted(bench.stats(n).cached_tokens for n in (2, 3)) == [0, 101]
+
+
+def test_prefixes_give_way_to_texts_that_need_their_cells_and_to_newer_ones() -> None:
+    bench = Bench(options=RANKS, ctx_size=320)
+    bench.run(ranked(bench, 1, "one"), ranked(bench, 2, "two"))
+    bench.run(text(bench, 3, "y" * 318))
+    assert bench.stats(3).prompt_tokens == 320
+    bench.run(ranked(bench, 4, "one"))
+    assert bench.stats(4).cached_tokens == 0, "it was dropped for the text that fills the context"
+    for number in range(5, 9):  # each has a prefix of its own
+        spec = EmbedSpec(shared=50)
+        bench.run(text(bench, number, f"{number}" * 60, embed=spec))
+    bench.run(ranked(bench, 9, "one"))
+    assert bench.stats(9).cached_tokens == 1, "the mark with which all texts begin"
+    ranks_of(bench, {1: "one", 2: "two", 4: "one", 9: "one"})
+
+
+def test_texts_whose_prefix_cannot_be_kept_are_computed_whole() -> None:
+    bench = Bench(options=RANKS, ctx_size=240)  # two texts, and too few cells for their prefix
+    texts = {n: f"text {n}" for n in range(1, 5)}
+    bench.run(*(ranked(bench, n, words) for n, words in texts.items()))
+    ranks_of(bench, texts)
+
+
+def test_a_text_of_prefix_alone_computes_its_last_token() -> None:
+    bench = Bench(options=RANKS, ctx_size=1000)
+    spec = EmbedSpec(shared=500)
+    bench.run(text(bench, 1, QUERY, embed=spec))
+    bench.run(text(bench, 2, QUERY, embed=spec))
+    assert bench.stats(2).cached_tokens == 101, "all but the last of 102"
+    assert vector(bench, 1) == vector(bench, 2)
+
+
+def test_a_failed_step_loses_no_prefix_and_no_text_waits_for_a_failed_one() -> None:
+    bench = Bench(options=EchoOptions(ranks=True, fail_at_step=1), ctx_size=1000)
+    texts = {n: f" text {n}" for n in range(1, 4)}
+    bench.run(*(ranked(bench, n, words) for n, words in texts.items()))
+    failed = [n for n in texts if any(isinstance(r, m.Failed) for r in bench.reports[n])]
+    assert len(failed) == 1
+    ranks_of(bench, {n: words for n, words in texts.items() if n not in failed})
+
+
+def test_without_shared_tokens_texts_of_a_reranker_are_computed_whole() -> None:
+    bench = Bench(options=RANKS, ctx_size=1000)
+    bench.run(text(bench, 1, QUERY), text(bench, 2, QUERY))
+    assert bench.stats(1).cached_tokens == bench.stats(2).cached_tokens == 0
+
+
+def test_texts_that_begin_with_a_part_of_a_kept_prefix_compute_the_rest_once() -> None:
+    bench = Bench(options=RANKS, ctx_size=2000)
+    bench.run(ranked(bench, 1, "one"))
+    before = bench.engine.metrics.counts["embedded"]
+    other = QUERY[:50] + "z" * 50
+    spec = EmbedSpec(shared=101)
+
+    bench.run(*(text(bench, n, f"{other}{n}", embed=spec) for n in range(2, 8)))
+
+    assert bench.engine.metrics.counts["embedded"] - before == 50 + 6 * 2
+    assert sorted(bench.stats(n).cached_tokens for n in range(2, 8)) == [51] + [101] * 5

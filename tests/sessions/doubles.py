@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,6 +17,7 @@ from inferd.backends.tensors import NamedTensor
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import appended_text
 from inferd.scheduler.owner import Owner, Requester
+from inferd.scheduler.rank_text import RankTokens, rank_tokens
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn.turn import Comparer, Turn, compare_nothing
 from inferd.sessions.worker_client import (
@@ -151,6 +153,13 @@ class InProcessClient:
 
     async def pieces_of(self, tokens: Sequence[int]) -> list[bytes]:
         return list(map(self.bench.model.piece, tokens))
+
+    async def rank_prompt(self, query: bytes, document: bytes, tokens_max: int) -> RankTokens:
+        model = self.bench.model
+        assert model.info.embedding is not None
+        tokenize = partial(model.tokenize, special=False, bos=False)
+        parts = model.info.embedding.rank_parts
+        return rank_tokens(parts, query, document, tokenize, tokens_max)
 
     async def chat_prompt(
         self,

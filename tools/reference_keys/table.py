@@ -69,7 +69,7 @@ TOPICS: dict[str, dict[str, Row]] = {
         "pooling-type": sets("pooling", 3, "or its name", read="last", is_adjusted=True),
         "embd-normalize": sets("embd-normalize", 1),
         **ignored("json", "embd-out embd-sep"),
-        **refused(True, "reranking"),
+        "reranking": sets("pooling", True, "sets `embedding`, too", read="rank"),
     },
     "Context and KV state": {
         "ctx-size": sets("ctx-size", 512, _CONTEXT),

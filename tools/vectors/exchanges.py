@@ -384,7 +384,16 @@ def embedded() -> dict[str, Any]:
     return x.done()
 
 
+def refused_documents() -> dict[str, Any]:
+    """Documents for a model that ranks none."""
+    x = Exchange("documents that are not ranked")
+    graph, _ = x.open()
+    params = w.RerankParams(graph=graph, query="q", documents=["a", "b"], top_n=1)
+    x.refused("rerank", params, UnsupportedOperation("the model ranks no documents"))
+    return x.done()
+
+
 EXCHANGES = (
     computed, streamed, single, named, natural, called, embedded, branched, frozen, resumed,
-    watched, passed, pictured,
+    watched, passed, pictured, refused_documents,
 )  # fmt: skip

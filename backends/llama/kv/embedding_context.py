@@ -17,12 +17,20 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from ...batch import Chunk
-from ...embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, POOLINGS, EmbeddingSlots, EmbedInfo
+from ...embedder import (
+    EMBED_BATCH_TOKENS,
+    EMBED_SLOTS,
+    POOLINGS,
+    PREFIXES,
+    EmbeddingSlots,
+    EmbedInfo,
+)
 from ...engine_options import EngineOptions
 from ...errors import BackendError
 from ...model_spec import ModelSpec
 from ..llama_log import LogRing
 from ..loading.opening import FLASH_ATTENTION, context_params, ctx_size_of, open_context
+from ..text.rank_parts import rank_parts
 from ..threads import ComputeThreads
 from .context import Batch
 
@@ -42,14 +50,31 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
     if whole:  # llama.cpp aborts for a text in several steps, or one longer than trained
         trained = int(lib.llama_model_n_ctx_train(model))
         batch_tokens_max = tokens_max = min(tokens_max, trained, spec.batch_size)
+    pooling = POOLINGS[own] if 0 < own < len(POOLINGS) else "mean"
+    ranks, copies = pooling == "rank", not whole and _copies_prefixes(model)
     return EmbedInfo(
         size=int(lib.llama_model_n_embd_out(model)),
         slots=EMBED_SLOTS,
         batch_tokens_max=batch_tokens_max,
         tokens_max=tokens_max,
-        pooling=POOLINGS[own] if 0 < own < len(POOLINGS) else "mean",
+        pooling=pooling,
         whole=whole,
+        prefixes=PREFIXES if ranks and copies else 0,
+        rank_parts=rank_parts(model) if ranks else (),
+        rank_is_probability=values.get("general.architecture") in _SOFTMAX,
     )
+
+
+_SOFTMAX = ("qwen3", "qwen3vl")
+"""The architectures of which llama.cpp returns the softmax of the scores (`build_pooling`)."""
+
+
+def _copies_prefixes(model: Any) -> bool:
+    """Return whether a copy of some of a sequence's cells is the state after these tokens: not in
+    recurrent memory, nor if old cells are reused for those in the window.
+    """
+    recurrent = lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
+    return not recurrent and not lib.llama_model_n_swa(model)
 
 
 _BROKEN = {
@@ -81,7 +106,8 @@ def open_embedding_context(
     llama.cpp warns if the pooling differs from the file's, and takes none if neither is specified.
     """
     params = context_params(spec, options, model)
-    params.n_ctx, params.n_seq_max, params.kv_unified = info.tokens_max, info.slots, True
+    params.n_ctx, params.kv_unified = info.tokens_max, True
+    params.n_seq_max = info.slots + info.prefixes
     params.n_batch = params.n_ubatch = params.n_outputs_max = info.batch_tokens_max
     params.flash_attn_type = FLASH_ATTENTION[options.flash_attn]  # its batches are large
     params.embeddings = True
@@ -137,6 +163,36 @@ class LlamaEmbedder(EmbeddingSlots):
         if not found:
             raise BackendError("llama.cpp returned no rank")
         return list(found[: self._ranks])
+
+    def keep_prefix(self, place: int, slot: int, tokens: int) -> None:
+        """Keep the state of a slot's first tokens; see `Embedder.keep_prefix`."""
+        super().keep_prefix(place, slot, tokens)
+        try:
+            self._copy_cells(slot, self.info.slots + place, tokens)
+        except BackendError:
+            self.clear_prefix(place)
+            raise
+
+    def copy_prefix(self, place: int, slot: int, tokens: int) -> None:
+        """Begin a slot's text with a prefix; see `Embedder.copy_prefix`."""
+        super().copy_prefix(place, slot, tokens)
+        self._copy_cells(self.info.slots + place, slot, tokens)
+
+    def _copy_cells(self, from_: int, to: int, tokens: int) -> None:
+        """Make the cells of a sequence's first tokens those of another one, too. They are copied by
+        reference and at once, because all sequences share one stream (`kv_unified`).
+        """
+        lib.llama_memory_seq_cp(self._memory, from_, to, 0, tokens)
+        begin = lib.llama_memory_seq_pos_min(self._memory, to)
+        end = lib.llama_memory_seq_pos_max(self._memory, to)
+        if (begin, end) != (0, tokens - 1):
+            raise BackendError(f"llama.cpp copied the tokens {begin} to {end} instead of {tokens}")
+
+    def clear_prefix(self, place: int) -> None:
+        """Clear a place of prefixes and its KV state."""
+        if place in self._prefixes:
+            lib.llama_memory_seq_rm(self._memory, self.info.slots + place, -1, -1)
+        super().clear_prefix(place)
 
     def clear_slot(self, slot: int) -> None:
         """Clear a slot and its KV state."""

@@ -103,7 +103,7 @@ def keys_may_be_spelt_with_underscores(server: Server) -> None:
 
 @case("Parameters")
 def parameters_for_images_are_refused(server: Server) -> None:
-    """Keys for images, speech and reranking are refused with UnsupportedOperation."""
+    """Keys for image files and speech are refused with UnsupportedOperation."""
     connection, context = server.connected()
     params = {"context": context, "index": 1, "tensor": {"data": b'{"image": "x.png"}'}}
     expect(connection.refusal("set_input", **params), "UnsupportedOperation")

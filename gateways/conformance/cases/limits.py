@@ -82,6 +82,17 @@ def texts_of_an_embed(server: Server) -> None:
 
 
 @case("Limits")
+def documents_of_a_rerank(server: Server) -> None:
+    """`rerank` takes 1 to `RERANK_DOCUMENTS_MAX` documents."""
+    connection = server.connect()
+    params = {"graph": server.graph(connection), "query": "q"}
+    beyond = ["a"] * (LIMITS["RERANK_DOCUMENTS_MAX"] + 1)
+    for documents in (beyond, []):
+        refused = connection.refusal("rerank", **params, documents=documents)
+        expect(refused, "InvalidArgument")
+
+
+@case("Limits")
 def tokens_of_a_detokenize(server: Server) -> None:
     """`detokenize` takes at most `DETOKENIZE_TOKENS_MAX` tokens."""
     connection = server.connect()

@@ -238,6 +238,15 @@ def usage_counts_the_turns_that_have_ended(server: Server) -> None:
     expect(connection.refusal("usage", by=["colour"]), "InvalidArgument")
 
 
+@case("`rerank`")
+def only_reranking_models_rank_documents(server: Server) -> None:
+    """`rerank` of a model that generates text is refused with UnsupportedOperation."""
+    connection = server.connect()
+    graph = server.graph(connection)
+    refused = connection.refusal("rerank", graph=graph, query="a", documents=["b"])
+    expect(refused, "UnsupportedOperation")
+
+
 @case("`tokenize`")
 def tokens_become_their_text_again(server: Server) -> None:
     """`tokenize` returns ids, and `detokenize` their bytes."""

@@ -372,8 +372,14 @@ class Exchange:
                 await self.write(part)
         await self.write(b"", more=False)
 
-    async def send_json(self, value: Any, *, status: int = 200) -> None:
-        await self.send_whole(msgspec.json.encode(value), status=status)
+    async def send_json(
+        self,
+        value: Any,
+        *,
+        status: int = 200,
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        await self.send_whole(msgspec.json.encode(value), status=status, headers=headers)
 
     async def send_error(self, error: InferdError) -> None:
         """Send an error in the shape of the API; only possible before the start of a response."""

@@ -32,6 +32,7 @@ from ....ipc.client import (
     HistoryResult,
     Piece,
     QueueEvent,
+    Ranking,
     Rendered,
     Reply,
 )
@@ -282,6 +283,39 @@ class TurnRunner:
             )
         self.quotas.charge_tokens(caller, sum(found.tokens), time.monotonic())
         return Embedded(found, load_s)
+
+    async def rerank(
+        self,
+        caller: Caller,
+        model: str,
+        query: str,
+        documents: Sequence[str],
+        priority: Priority,
+        *,
+        top_n: int | None,
+        truncate: bool,
+    ) -> Ranking:
+        """Return documents by their scores for a query.
+
+        :raises InferdError: the request was refused or failed.
+        """
+        caller.check_priority(priority)
+        began = time.monotonic()
+        async with self.lease_graph(caller, model) as (client, graph):
+            load_s = time.monotonic() - began
+            found = await client.rerank(
+                graph,
+                query,
+                documents,
+                top_n=top_n,
+                truncate=truncate,
+                priority=priority,
+                queue_timeout=self._limits.queue_s_max,
+                timeout=max(self._limits.turn_s_max - load_s, 0.1),
+            )
+        computed = found.tokens - found.cached_tokens
+        self.quotas.charge_tokens(caller, computed, time.monotonic())
+        return found
 
     async def render_prompt(
         self,

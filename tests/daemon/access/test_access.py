@@ -118,6 +118,7 @@ def test_a_class_above_the_highest_is_refused_in_a_session_and_in_every_call() -
             "answers": {**here, "prompt": "x"},
             "resume": here,
             "embed": {"graph": graph, "texts": ["x"], "priority": "urgent"},
+            "rerank": {"graph": graph, "query": "x", "documents": ["y"], "priority": "urgent"},
         }.items():
             error = refusal_of(client, call, **params)
             assert isinstance(error, PermissionDenied), (call, error)

@@ -111,7 +111,7 @@ def test_unknown_keys_are_ignored_and_named_and_strict_refuses_them(client: RawC
     assert "n-predict" in caught.value.message
 
 
-@pytest.mark.parametrize("key", ["image", "tts", "reranking"])
+@pytest.mark.parametrize("key", ["image", "tts"])
 def test_a_key_that_would_make_the_answer_wrong_is_unsupported(client: RawClient, key: str) -> None:
     text = f'{{"{key}":"x.bin"}}'
     with pytest.raises(UnsupportedOperation):

@@ -41,6 +41,7 @@ OTHER = "0" * 31 + "1"
 MODELS = (
     "tasks-waiting-max = 2\nquantum-tokens = 100000\n"
     + echo_model("m", slots=1, ctx_size=1024)
+    + echo_model("r", ranks=True)
     + echo_model("slow", slots=1, ctx_size=1024, step_ms=20, load_ms=100)
 )
 CLOCK_NS = 50_000_000
@@ -345,6 +346,7 @@ CALLS: dict[str, Callable[[Client, int], object]] = {
     "compute": lambda c, context: c.compute(context),
     "compute_single": lambda c, _: in_session(c, lambda session: list(session.pull("x"))),
     "embed": lambda c, _: c.embed("m", "x"),
+    "rerank": lambda c, _: c.rerank("r", "x", ["y"]),
     "prompt_compute": lambda c, context: c.prompt_compute(context, "x"),
     "run_inference": lambda c, context: c.run_inference(context, "x"),
     "stream": lambda c, _: in_session(c, lambda session: list(session.stream("x"))),

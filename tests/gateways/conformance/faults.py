@@ -400,9 +400,10 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         limits.a_reply_above_its_limit limits.characters_of_a_session_id
         limits.characters_of_a_traceparent limits.graphs_of_a_connection limits.messages_of_a_chat
         limits.parameters_of_a_request limits.seconds_of_a_timeout limits.texts_of_an_embed
+        limits.documents_of_a_rerank turns.only_reranking_models_rank_documents
         limits.the_name_in_a_builder limits.tokens_of_a_detokenize
         limits.tool_calls_of_a_message limits.values_of_a_request
-        exchanges.images_that_are_refused
+        exchanges.images_that_are_refused exchanges.documents_that_are_not_ranked
         media.a_part_of_another_shape_is_refused media.an_image_in_a_descriptor_must_be_a_file
         media.an_image_needs_a_model_that_reads_it media.another_content_is_refused_with_its_item
         media.images_of_a_request_are_bounded

@@ -216,6 +216,7 @@ def test_a_body_that_is_too_long_gets_the_limit_of_its_path(
         ("/v1/completions", {"prompt": ["x" * (7 << 20)]}),
         ("/v1/completions", {"prompt": "x" * (2 << 20)}),
         ("/v1/embeddings", {"input": ["a", "x" * (2 << 20)]}),
+        ("/v1/rerank", {"query": "q", "documents": ["x" * (2 << 20)]}),
     ],
 )
 def test_a_text_that_is_too_long_is_refused_without_words_of_the_protocol(

@@ -27,7 +27,7 @@ from inferd.ipc.messages.contexts import ContextParams
 EXPECTED = {
     Route.LOAD: "load load_by_name load_by_name_with_config",
     Route.OPEN: "init_execution_context prompt_init init_execution_context_with_session_id",
-    Route.GRAPH: "embed tokenize detokenize apply_template",
+    Route.GRAPH: "embed rerank tokenize detokenize apply_template",
     Route.LEASES: "unload",
     Route.CONTEXT: "set_input compute compute_single get_output get_output_single fini_single"
     " finalize_execution_context close_execution_context prompt_compute run_inference stream chat"
@@ -65,6 +65,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
         "position", "waiting", "encoding", "target", "uid", "moved", "number", "projector_bytes",
             "prompt_tokens", "prompt_offset", "dormant_sessions", "dormant_sessions_max",
             "revision",
+            "top_n", "indexes", "truncated",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):

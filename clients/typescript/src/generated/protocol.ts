@@ -81,6 +81,7 @@ export const LIMITS = {
   PROMPT_LOGPROBS_MAX: 32768,
   INPUTS_MAX: 128,
   EMBED_TEXTS_MAX: 256,
+  RERANK_DOCUMENTS_MAX: 256,
   DETOKENIZE_TOKENS_MAX: 65536,
   TRACEPARENT_CHARACTERS_MAX: 128,
   TEXTS_AT_ONCE_MAX: 16,
@@ -661,11 +662,11 @@ export interface ComputeParams {
   context: Context;
   /** Named tensors; nil: use the inputs from `set_input`. */
   inputs?: [string, Tensor][] | null | undefined;
-  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  /** Each turn that the call begins must end within this, for `embed` and `rerank` all of them; 0: no bound. */
   timeout_s?: number | undefined;
   /** The caller's span; see traces. */
   traceparent?: string | undefined;
@@ -685,11 +686,11 @@ export function readComputeResult(fields: Fields): ComputeResult {
 export interface ComputeSingleParams {
   /** The handle. */
   context: Context;
-  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  /** Each turn that the call begins must end within this, for `embed` and `rerank` all of them; 0: no bound. */
   timeout_s?: number | undefined;
   /** The caller's span; see traces. */
   traceparent?: string | undefined;
@@ -855,11 +856,11 @@ export interface StreamParams {
   options?: ModelParameters | undefined;
   /** A key: this request cancels the caller's earlier one with the same key that has not ended, before its next step; empty: none. */
   supersede?: string | undefined;
-  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  /** Each turn that the call begins must end within this, for `embed` and `rerank` all of them; 0: no bound. */
   timeout_s?: number | undefined;
   /** The caller's span; see traces. */
   traceparent?: string | undefined;
@@ -938,11 +939,11 @@ export interface AnswersParams {
   options?: ModelParameters | undefined;
   /** As in `stream`. */
   supersede?: string | undefined;
-  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  /** Each turn that the call begins must end within this, for `embed` and `rerank` all of them; 0: no bound. */
   timeout_s?: number | undefined;
   /** The caller's span; see traces. */
   traceparent?: string | undefined;
@@ -977,11 +978,11 @@ export interface ResumeParams {
   reasoning?: Uint8Array | undefined;
   /** Of a turn that may have tool calls or marks other than `<think>`, instead of both: the `raw_text` of its events, or their `text` where they have none. */
   raw_text?: Uint8Array | undefined;
-  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  /** Each turn that the call begins must end within this, for `embed` and `rerank` all of them; 0: no bound. */
   timeout_s?: number | undefined;
   /** The caller's span; see traces. */
   traceparent?: string | undefined;
@@ -1008,11 +1009,11 @@ export interface EmbedParams {
   pooling?: string | undefined;
   /** -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors of `none` and `rank` are not normalized. */
   normalize?: number | undefined;
-  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` normal. */
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
   queue_timeout_s?: number | undefined;
-  /** Each turn that the call begins must end within this, for `embed` all of them; 0: no bound. */
+  /** Each turn that the call begins must end within this, for `embed` and `rerank` all of them; 0: no bound. */
   timeout_s?: number | undefined;
   /** The caller's span; see traces. */
   traceparent?: string | undefined;
@@ -1035,6 +1036,50 @@ export interface EmbedResult {
 
 export function readEmbedResult(fields: Fields): EmbedResult {
   return { tokens: [], model: "", fingerprint: "", ...fields } as unknown as EmbedResult;
+}
+
+export interface RerankParams {
+  /** The handle. */
+  graph: Graph;
+  /** The query. */
+  query: string;
+  /** 1 to 256. */
+  documents: string[];
+  /** Return only this many documents, those with the highest scores; 0: all. */
+  top_n?: number | undefined;
+  /** Leave out the end of a document that is too long, instead of refusing it. */
+  truncate?: boolean | undefined;
+  /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
+  priority?: Priority | "" | undefined;
+  /** Each turn that the call begins must begin within this; 0: no bound. */
+  queue_timeout_s?: number | undefined;
+  /** Each turn that the call begins must end within this, for `embed` and `rerank` all of them; 0: no bound. */
+  timeout_s?: number | undefined;
+  /** The caller's span; see traces. */
+  traceparent?: string | undefined;
+}
+
+export interface RerankResult {
+  /** The places of the documents in the request, from 0, by descending score. */
+  indexes: number[];
+  /** One for each of `indexes`, from 0 to 1: the raw score if the model returns probabilities, else its sigmoid. */
+  scores: number[];
+  /** One for each of `indexes`: the model's output. */
+  raw_scores: number[];
+  /** The indexes of the documents whose end was left out. */
+  truncated: number[];
+  /** The number of tokens of all documents, each with the query. */
+  tokens: number;
+  /** Of these, the tokens of the query that were not computed again for each document. */
+  cached_tokens: number;
+  /** The model's name. */
+  model: string;
+  /** The model's fingerprint. */
+  fingerprint: string;
+}
+
+export function readRerankResult(fields: Fields): RerankResult {
+  return { truncated: [], tokens: 0, cached_tokens: 0, model: "", fingerprint: "", ...fields } as unknown as RerankResult;
 }
 
 export interface CancelParams {
@@ -1986,6 +2031,7 @@ export interface Calls {
   answers: { params: AnswersParams; result: AnswersResult; event: AnswersEvent };
   resume: { params: ResumeParams; result: RunInferenceResult; event: StreamEvent | QueueEvent };
   embed: { params: EmbedParams; result: EmbedResult; event: never };
+  rerank: { params: RerankParams; result: RerankResult; event: never };
   cancel: { params: CancelParams; result: CancelResult; event: never };
   park: { params: FiniSingleParams; result: ParkResult; event: never };
   end_reasoning: { params: FiniSingleParams; result: EndReasoningResult; event: never };
@@ -2077,6 +2123,7 @@ export const READERS: Readers = {
   answers: { result: readAnswersResult, event: readAnswersEvent },
   resume: { result: readRunInferenceResult, event: readTurnEvent },
   embed: { result: readEmbedResult, event: null },
+  rerank: { result: readRerankResult, event: null },
   cancel: { result: readCancelResult, event: null },
   park: { result: readParkResult, event: null },
   end_reasoning: { result: readEndReasoningResult, event: null },
