@@ -367,6 +367,8 @@ class JobRunner:
                 del request
             async for answer in answers:
                 if isinstance(answer, j.Event):
+                    if not self._may_start() and _is_failure(answer.data):
+                        return  # the daemon stops, and computes the response again
                     await self._store(partial(self._jobs.add_event, job, events, answer.data))
                     events += 1
                 elif answer.status in REFUSED and self._is_sent_again(feed, again, answer):
@@ -462,6 +464,11 @@ class JobRunner:
             self._on_process(0)
             with anyio.CancelScope(shield=True):
                 await process.end()
+
+
+def _is_failure(event: bytes) -> bool:
+    """Return whether an event is the failure of a response."""
+    return event.startswith(b'{"type":"response.failed"')
 
 
 async def _cancel_with_job(job: Job, scope: anyio.CancelScope) -> None:

@@ -191,7 +191,8 @@ class Gateway:
     async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
         if exchange.method in ("POST", "PATCH"):
             check_content(exchange.headers)
-        await exchange.read_body()
+        if not endpoint.reads_body:
+            await exchange.read_body()
         exchange.end_when_disconnected()
         try:
             await endpoint.answer(exchange)

@@ -310,6 +310,7 @@ class _Link:
     """A request's `ClientLink`."""
 
     __slots__ = ("_cycle", "_protocol")
+    response_id: str | None = None
 
     def __init__(self, cycle: Any, protocol: Protocol):
         self._cycle, self._protocol = cycle, protocol

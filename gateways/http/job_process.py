@@ -51,7 +51,8 @@ class JobLink:
     unread = blocked = False
 
     def __init__(self, caller: Caller, response_id: str):
-        self.caller, self.response_id = caller, response_id
+        self.caller = caller
+        self.response_id: str | None = response_id
 
     def take_place(self, caller: str) -> None:
         """Do nothing: the daemon bounds the requests."""

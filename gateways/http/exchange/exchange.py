@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -120,6 +128,9 @@ LINK = "inferd.link"
 
 class ClientLink(Protocol):
     """The client's connection, as one of its requests uses it beside ASGI."""
+
+    response_id: str | None
+    """The id for the response of a request of a job, or an empty text; None for clients."""
 
     def take_place(self, caller: str) -> None:
         """Take one of the places for connections for the named *caller*, or without a name for the
@@ -251,6 +262,23 @@ class Exchange:
             self._taken = len(body)
         is_long = has_media and len(body) > BODY_BYTES_MAX
         self.body = await self.run_in_thread(LongBody, body) if is_long else bytes(body)
+
+    async def body_parts(self) -> AsyncIterator[bytes]:
+        """Yield the parts of the body of an endpoint that reads it itself.
+
+        :raises HttpRefusal: a part does not arrive in time, or the client disconnects.
+        """
+        more = True
+        while more:
+            with anyio.move_on_after(self.limits.receive_s_max) as scope:
+                message = await self._receive()
+            if scope.cancelled_caught:
+                seconds = self.limits.receive_s_max
+                raise HttpRefusal(408, f"no part of the request has arrived for {seconds:g} s")
+            if message["type"] == "http.disconnect":
+                raise HttpRefusal(400, "the client disconnected before the end of its request")
+            more = message.get("more_body", False)
+            yield message.get("body", b"")
 
     async def take_memory(self, size: int) -> None:
         """Take memory for *size* bytes besides the body, unless they are few, for the rest of the
@@ -412,8 +440,9 @@ class Endpoint:
     """A function that answers the requests of a method and a path, such as ``/v1/models/{model}``.
 
     With *header*, it answers only requests that have this header; an endpoint without one answers
-    the others. A *public* endpoint needs no key, and its requests count towards no bound. *kind* is
-    the bound towards which the requests of others count.
+    the others. An endpoint that *reads_body* gets the body in parts. A *public* endpoint needs no
+    key, and its requests count towards no bound. *kind* is the bound towards which the requests of
+    others count.
     """
 
     method: str
@@ -422,6 +451,7 @@ class Endpoint:
     header: str = ""
     public: bool = False
     kind: RequestKind = RequestKind.COMPUTE
+    reads_body: bool = False
 
 
 class Api(ErrorShape, Protocol):

@@ -7,6 +7,20 @@ from typing import Any
 
 from ..callers import RequestKind
 from ..exchange import Endpoint, Exchange, served_ctx_size, usable_models
+from .batches import (
+    BATCHES,
+    LIST_BATCHES,
+    LIST_FILES,
+    cancel_batch,
+    create_batch,
+    create_file,
+    delete_file,
+    list_batches,
+    list_files,
+    read_content,
+    show_batch,
+    show_file,
+)
 from .chat import answer_chat, control_chat, count_chat_tokens
 from .chat_fields import CHAT, CONTROL
 from .chat_fields import INPUT_TOKENS as CHAT_INPUT_TOKENS
@@ -75,6 +89,7 @@ async def answer_health(exchange: Exchange) -> None:
 
 
 _RESPONSE = "/v1/responses/{response}"
+_FILE, _BATCH = "/v1/files/{file}", "/v1/batches/{batch}"
 
 
 class OpenAIApi:
@@ -92,6 +107,9 @@ class OpenAIApi:
         INPUT_TOKENS,
         RETRIEVE,
         INPUT_ITEMS,
+        BATCHES,
+        LIST_BATCHES,
+        LIST_FILES,
     )
     endpoints = (
         *(
@@ -122,6 +140,15 @@ class OpenAIApi:
             kind=RequestKind.READ,
         ),
         Endpoint(method="POST", path=f"{_RESPONSE}/cancel", answer=cancel_response),
+        Endpoint(method="POST", path="/v1/files", answer=create_file, reads_body=True),
+        Endpoint(method="GET", path="/v1/files", answer=list_files, kind=RequestKind.READ),
+        Endpoint(method="GET", path=_FILE, answer=show_file, kind=RequestKind.READ),
+        Endpoint(method="GET", path=f"{_FILE}/content", answer=read_content, kind=RequestKind.READ),
+        Endpoint(method="DELETE", path=_FILE, answer=delete_file),
+        Endpoint(method="POST", path="/v1/batches", answer=create_batch),
+        Endpoint(method="GET", path="/v1/batches", answer=list_batches, kind=RequestKind.READ),
+        Endpoint(method="GET", path=_BATCH, answer=show_batch, kind=RequestKind.READ),
+        Endpoint(method="POST", path=f"{_BATCH}/cancel", answer=cancel_batch),
     )
     error_schema = ERROR_SCHEMA
     error_body = staticmethod(error_body)

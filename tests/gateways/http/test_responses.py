@@ -183,7 +183,7 @@ def test_items_are_messages(api: openai.OpenAI) -> None:
         ({"tools": [LOOK], "tool_choice": {**ALLOWED, "tools": []}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {**ALLOWED, "tools": [{"type": "mcp"}]}}, MCP_PLACE),
         ({"tools": [LOOK], "tool_choice": {**ALLOWED, "tools": [MOVE]}}, "tool_choice"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "store"),
         ({"conversation": "x"}, "conversation"),
         ({"truncation": "always"}, "truncation"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),

@@ -21,10 +21,20 @@ from ...callers import Caller
 from ...exchange import Exchange, collect_answers, stream_turn
 from ...exchange.exchange import JSON, HttpRefusal
 from ...fields import field_error
+from ...long_strings import LongBody
 from ...media import RequestMedia, in_base64, rest_of_content
 from ...turns import Answer, TurnRequest, no_previous, schema_options
 from ..chat import effort_arguments, priority_of
 from ..chat_fields import reasoning_bounds, thinking_arguments
+from .background import (
+    check_background,
+    find_job,
+    line_of,
+    read_request,
+    read_response,
+    stream_events,
+    submit_response,
+)
 from .fields import (
     IMAGE_URLS,
     INPUT_ITEMS,
@@ -62,11 +72,27 @@ def _bare(item: dict[str, Any]) -> dict[str, Any]:
 
 
 async def answer_stored(exchange: Exchange) -> None:
-    """Answer with a stored response."""
-    RETRIEVE.read_query(exchange.query)
+    """Answer with a stored response, or with one in the background or its events."""
+    query = RETRIEVE.read_query(exchange.query)
+    response_id = _id_of(exchange)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        job = await find_job(client, response_id)
+        if job is not None:
+            begun = _begun(exchange, response_id, await read_request(client, job))
+            if query.stream:
+                after = -1 if query.starting_after is None else query.starting_after
+                await stream_events(exchange, client, job, begun, after)
+            else:
+                await exchange.send_json(await read_response(client, job, begun))
+            return
     found = await _find(exchange)
+    if query.stream or query.starting_after is not None:
+        raise UnsupportedOperation(
+            "only a response in the background can be streamed again",
+            hint="create it with `background: true`",
+            data={"param": "stream" if query.stream else "starting_after"},
+        )
     if not found.note:
-        response_id = exchange.params["response"]
         raise HttpRefusal(
             404,
             f"the response {response_id!r} is not stored whole: it has not ended, was interrupted,"
@@ -75,6 +101,13 @@ async def answer_stored(exchange: Exchange) -> None:
             param="response_id",
         )
     await exchange.send_whole(found.note)
+
+
+def _begun(exchange: Exchange, response_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the response in the background to a request's body before its answer."""
+    request, options = exchange.read_fields(RESPONSES, body)
+    turn = turn_of(request, options, exchange.caller, response_id)
+    return ResponseFrame(request, response_id, turn).begun()
 
 
 async def answer_input_items(exchange: Exchange) -> None:
@@ -140,16 +173,26 @@ def _page(items: list[dict[str, Any]], query: InputItemsQuery) -> dict[str, Any]
 async def delete_response(exchange: Exchange) -> None:
     """Delete a stored response; responses that continue it stay."""
     response_id = _id_of(exchange)
-    if not await exchange.turns.delete_session(exchange.caller, response_id):
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        had_job = await client.jobs.delete(response_id)
+    if not (await exchange.turns.delete_session(exchange.caller, response_id) or had_job):
         raise no_response(response_id)
     await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(exchange: Exchange) -> None:
-    """Refuse to cancel a stored response, because none runs in the background.
+    """Cancel a response in the background; one that has ended stays as it is.
 
-    :raises UnsupportedOperation: always, if the response exists.
+    :raises UnsupportedOperation: the response is not in the background.
     """
+    response_id = _id_of(exchange)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        job = await find_job(client, response_id)
+        if job is not None:
+            begun = _begun(exchange, response_id, await read_request(client, job))
+            ended = await client.jobs.cancel(response_id)
+            await exchange.send_json(await read_response(client, ended, begun))
+            return
     await _find(exchange)
     raise UnsupportedOperation(
         "only a response in the background can be cancelled",
@@ -197,11 +240,18 @@ def no_response(response_id: str) -> HttpRefusal:
 
 async def answer_response(exchange: Exchange) -> None:
     """Answer a request, whole or streamed."""
+    body = exchange.body
     request, options = exchange.read_fields(RESPONSES)
     try:
-        response_id = new_id(request)
+        given_id = exchange.link.response_id
+        response_id = given_id or new_id(request)
         turn = turn_of(request, options, exchange.caller, response_id)
         frame = ResponseFrame(request, response_id, turn)
+        if given_id:
+            await _forget(exchange, turn)  # an attempt that was killed may have left its session
+        elif request.background:
+            await _answer_in_background(exchange, request, frame.begun(), body)
+            return
         failed = False
         try:
             if request.stream:
@@ -219,6 +269,22 @@ async def answer_response(exchange: Exchange) -> None:
             await _forget(exchange, turn)
     except InferdError as exc:
         raise RESPONSES.name_field(exc) from None
+
+
+async def _answer_in_background(
+    exchange: Exchange, request: ResponseRequest, begun: dict[str, Any], body: bytes | LongBody
+) -> None:
+    """Submit a response, and answer with it or with its events."""
+    check_background(exchange, request)
+    response_id = begun["id"]
+    line = await exchange.run_in_thread(line_of, body, response_id)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        job = await submit_response(client, exchange.caller, request, response_id, line)
+        del line
+        if request.stream:
+            await stream_events(exchange, client, job, begun, -1)
+        else:
+            await exchange.send_json({**begun, "status": "queued"})
 
 
 async def _forget(exchange: Exchange, turn: TurnRequest) -> None:

@@ -88,13 +88,17 @@ class ResponseRequest(PromptRequest, kw_only=True):
     include: list[str] = []
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] = 0
     metadata: Annotated[dict[str, str], Meta(max_length=16)] = {}
+    background: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
     service_tier: ServiceTier = "auto"
     priority: Priority | None = None
 
 
 class StoredQuery(Struct, kw_only=True):
-    """A stored response is returned as it is."""
+    """A stored response is returned as it is, or one in the background as its events."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0)] | None = None
 
 
 class InputItemsQuery(Struct, kw_only=True):
@@ -157,8 +161,12 @@ RESPONSES = FieldTable(
         PRIORITY_FIELD,
         parameter("temperature", note="the default is the model's"),
         parameter("top_p", note="the default is the model's"),
-        refused("background", "requests run while the client is connected", False),
-        refused("background_options", "requests run while the client is connected"),
+        honoured(
+            "background",
+            "the response is computed without its client, in the class `low` unless the request"
+            " names another, and is stored",
+        ),
+        refused("background_options", "the gateway knows none"),
         refused("context_management", "histories are not compacted"),
         refused("prompt", "there are no stored prompts"),
         refused("max_tool_calls", "the models call only the program's own functions"),
@@ -185,8 +193,8 @@ RETRIEVE = FieldTable(
     "/v1/responses/{response}",
     [
         *(ignored(name, _INCLUDE) for name in ("include", "include[]")),
-        refused("stream", "only a response in the background can be read again", "false"),
-        refused("starting_after", "only a response in the background can be read again"),
+        honoured("stream", "the events of a response in the background"),
+        honoured("starting_after", "only those after the event of this `sequence_number`"),
         ignored("include_obfuscation", "the gateway's streams have no obfuscation"),
     ],
     kind=StoredQuery,

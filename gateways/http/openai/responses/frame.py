@@ -37,6 +37,7 @@ class ResponseFrame:
             "previous_response_id": request.previous_response_id,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata,
+            "background": request.background,
             "parallel_tool_calls": request.parallel_tool_calls,
             "reasoning": {"effort": request.reasoning.effort, "summary": None},
             "service_tier": tier_of(turn.priority),
