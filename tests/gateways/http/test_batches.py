@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -359,7 +359,7 @@ def test_keys_have_their_own_files_and_batches_and_models(daemon: RunningDaemon)
         background = ada.responses.create(model="echo", input="x", background=True)
         for found in (bob.batches.list(), bob.files.list()):
             assert list(found) == []
-        for call in (
+        calls: tuple[Callable[[], Any], ...] = (
             lambda: bob.batches.retrieve(batch.id),
             lambda: bob.batches.cancel(batch.id),
             lambda: bob.files.content(done.output_file_id),
@@ -367,7 +367,8 @@ def test_keys_have_their_own_files_and_batches_and_models(daemon: RunningDaemon)
             lambda: bob.responses.retrieve(background.id),
             lambda: bob.responses.cancel(background.id),
             lambda: bob.responses.delete(background.id),
-        ):
+        )
+        for call in calls:
             with pytest.raises(openai.NotFoundError):
                 call()
         own = ended(bob, batch_of(bob, chat("r"), chat("s", "slow")).id)
