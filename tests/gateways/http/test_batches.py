@@ -93,9 +93,9 @@ def test_a_batch_goes_from_a_file_to_its_results(api: openai.OpenAI) -> None:
     assert api.files.content(file.id).content.count(b"\n") == 11
     assert api.files.delete(file.id).deleted
     assert api.files.delete(done.output_file_id).deleted  # the batch, with its results
-    for gone in (file.id, done.error_file_id):
+    for deleted in (file.id, done.error_file_id):
         with pytest.raises(openai.NotFoundError):
-            api.files.retrieve(gone)
+            api.files.retrieve(deleted)
     with pytest.raises(openai.NotFoundError):
         api.batches.retrieve(batch.id)
 

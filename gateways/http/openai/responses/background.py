@@ -124,7 +124,8 @@ async def read_request(client: AsyncClient, job: JobInfo) -> dict[str, Any]:
 
 
 async def read_response(client: AsyncClient, job: JobInfo, begun: dict[str, Any]) -> dict[str, Any]:
-    """Return the response of a job in its present state; *begun* is the one before its answer."""
+    """Return the response of a job in its present state; *begun* is the response without
+    an answer."""
     if job["state"] == "completed" and not job["failed"]:
         events = (await read_whole(client, job["output_file"])).rstrip().rpartition(b"\n")[2]
         response = msgspec.json.decode(events)["response"]
