@@ -27,6 +27,7 @@ from ..ipc.messages import (
     Limits,
     Right,
     ServerHello,
+    Starts,
 )
 from ..ipc.server.connection import Request, ServerConnection
 from ..ipc.server.descriptors import descriptors_max
@@ -52,6 +53,7 @@ from ..sessions import (
     Turn,
     Uploads,
     Usage,
+    UsageLimits,
 )
 from ..sessions.media_store import MediaLimits, MediaStore
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX
@@ -90,6 +92,13 @@ _RECORDING_S_MAX = 5.0
 def _is_refused_call(turn: Turn) -> bool:
     """Return whether the error of a turn's call counts as a refusal."""
     return turn.error is not None and turn.refused and reason_of(turn.error) is not None
+
+
+def key_of(request: Request) -> tuple[int, str, UsageLimits]:
+    """Return the user of a call, the gateway's key, and the key's limits."""
+    connection = request.connection
+    limits = UsageLimits(*map(connection.key_limits.get, UsageLimits._fields))
+    return request.owner.user, connection.key, limits
 
 
 class Daemon:
@@ -331,6 +340,8 @@ class Daemon:
         started_at = time.monotonic()
         try:
             self.connections.access.check_request(request)
+            if request.row.begins_turns:
+                self._check_usage(request)
             try:
                 yield
             finally:
@@ -346,6 +357,20 @@ class Daemon:
         if logs.is_logged("ipc", "debug"):
             seconds = round(time.monotonic() - started_at, 6)
             ipc_log.debug("call.done", call=request.call, seconds=seconds)
+
+    def _check_usage(self, request: Request) -> None:
+        """Check that the usage of a call's user, and of its key, is below the limits. A turn that
+        has begun is not cut off.
+
+        :raises QuotaExceeded: a limit is reached.
+        """
+        user, key, key_limits = key_of(request)
+        quota = self.ledger.bounds.quota_of(user)
+        if request.row.starts is Starts.TOKEN:
+            with suppress(InferdError):
+                if self.session(request).active:
+                    return
+        self.usage.check_limits(user, quota.usage, key, key_limits, quota.bound(""))
 
     def _model_of(self, request: Request) -> ModelSource | None:
         """Return the model of the context or graph that a call names, if there is one."""

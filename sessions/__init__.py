@@ -24,6 +24,7 @@ from .named_states import NamedState, NamedStates, StateFacts, StateLimits
 from .table import SessionState
 from .turn.options import Parameters, TurnNotes, TurnOptions
 from .turn.turn import Turn
+from .usage.limits import UsageLimits
 from .usage.rows import Group, Sum, UsageQuery
 from .usage.usage import Usage
 from .worker_client import ModelSource, TaskReader, WorkerClient
@@ -68,6 +69,7 @@ __all__ = (
     "Upload",
     "Uploads",
     "Usage",
+    "UsageLimits",
     "UsageQuery",
     "check_connections",
     "check_id",

@@ -92,8 +92,13 @@ def usage(
     with OneShotClient(socket, label=label) as client:
         result = client.usage(columns, since_s=since, all_users=all_users)
     if as_json:
-        write_json({"since": result.since, "usage": result.usage})
+        write_json({"since": result.since, "usage": result.usage, "limits": result.limits})
         return
+    for limit in result.limits:
+        ends = datetime.fromtimestamp(limit["ends_at"], UTC)
+        write(
+            "{bound}: {used:.0f} of {limit}".format(**limit) + f", until {ends:%Y-%m-%d %H:%M} UTC"
+        )
     if not result.usage:
         write("no usage")
         return

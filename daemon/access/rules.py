@@ -8,7 +8,7 @@ import msgspec
 
 from ...ipc.messages import Right
 from ...scheduler import PRIORITIES, PRIORITY_MAX
-from ...sessions import Quota
+from ...sessions import Quota, UsageLimits
 from ..config.access_settings import (
     MEMBER_PRIORITY_MAX,
     MEMBER_RIGHTS,
@@ -96,6 +96,7 @@ def _apply_rule(base: Rights, rule: Rule) -> Rights:
         descriptor_models_max=rule.descriptor_models_max,
         tasks_waiting_max=rule.tasks_waiting_max,
         tokens_per_minute=rule.tokens_per_minute,
+        usage=UsageLimits(*(getattr(rule, name) for name in UsageLimits._fields)),
         reasoning_max=rule.reasoning_max or {},
         priority_max=highest,
     )

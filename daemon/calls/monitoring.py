@@ -28,7 +28,7 @@ from ...sessions import (
 )
 from ...sessions.usage.rows import COLUMNS, HOUR_S, Group, Sum
 from ..config.forms import parse_log_levels
-from ..core import Daemon
+from ..core import Daemon, key_of
 from ..logs.setup import logs
 from ..metrics.collector import metric_values
 from ..models.model import ManagedModel
@@ -245,7 +245,17 @@ async def usage(daemon: Daemon, request: Request) -> w.UsageResult:
     rows = [_describe_usage(group, found) for group, found in sums.items()]
     names = [{"hour": "start", "day": "start", "user": "uid"}.get(name, name) for name in query.by]
     rows.sort(key=lambda row: [getattr(row, name) for name in names])
-    return w.UsageResult(usage=rows, since=float(query.since * HOUR_S))
+    since = float(query.since * HOUR_S)
+    return w.UsageResult(usage=rows, since=since, limits=[] if p.all else _limits(daemon, request))
+
+
+def _limits(daemon: Daemon, request: Request) -> list[dict[str, Any]]:
+    user, key, key_limits = key_of(request)
+    limits = daemon.ledger.bounds.quota_of(user).usage
+    return [
+        {"bound": state.name, "used": state.used, "limit": state.limit, "ends_at": state.end}
+        for state in daemon.usage.limit_states(user, limits, key, key_limits)
+    ]
 
 
 def _columns(names: Sequence[str]) -> tuple[str, ...]:

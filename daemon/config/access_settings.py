@@ -37,6 +37,7 @@ RULES_MAX = 256
 NAMES_MAX = 1024
 """Maximum number of users, or of groups, in one rule."""
 STATE_CHARACTERS_MAX = 128
+USAGE_MAX = 1_000_000_000_000
 ID_MAX = (1 << 32) - 2
 """The last 32-bit number is not an id: to the kernel it means "leave unchanged"."""
 
@@ -244,6 +245,18 @@ class Rule:
         "tokens of prompts and answers computed for each user per minute",
         1,
         1_000_000_000,
+    )
+    tokens_per_day: int | None = setting(
+        None, "the same per day of UTC, kept over restarts", 1, USAGE_MAX
+    )
+    tokens_per_month: int | None = setting(
+        None, "the same per month of UTC, kept over restarts", 1, USAGE_MAX
+    )
+    seconds_per_day: int | None = setting(
+        None, "seconds of compute for each user per day of UTC", 1, USAGE_MAX
+    )
+    seconds_per_month: int | None = setting(
+        None, "seconds of compute for each user per month of UTC", 1, USAGE_MAX
     )
     reasoning_max: dict[str, int] | None = setting(
         None,

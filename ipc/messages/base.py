@@ -128,6 +128,10 @@ class ClientHello(Map):
     """Whether the client gets the [changes of its sessions](#copies-of-sessions)."""
     key: str = ""
     """The name of the key that a gateway's caller has, by which [usage](#usage) is counted."""
+    key_limits: dict[str, int] = {}
+    """The limits of this key, which hold besides those of the user: a map of `tokens_per_day`,
+    `tokens_per_month`, `seconds_per_day` and `seconds_per_month`, of UTC.
+    """
 
 
 class ServerHello(Map):

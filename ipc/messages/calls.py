@@ -190,6 +190,11 @@ class Call(_Messages, frozen=True, kw_only=True):
         return self.starts is not None
 
     @property
+    def begins_turns(self) -> bool:
+        """Whether it may begin a turn, and does not only continue one."""
+        return self.starts not in (None, Starts.REST)
+
+    @property
     def sets_up(self) -> bool:
         """Whether it only changes its context, before the call that has the prompt."""
         return self.context is ContextUse.WORK and self.result is Empty

@@ -85,6 +85,10 @@ class UsageResult(Map):
     """One group each; groups without any usage are left out."""
     since: float = 0.0
     """The time from which usage counts, in seconds since 1970."""
+    limits: list[dict[str, Any]] = []
+    """Without `all`: the limits of the caller's user and key, each a map of `bound` (its setting),
+    `used`, `limit` and `ends_at` (seconds since 1970).
+    """
 
 
 class StatsResult(Map):

@@ -57,6 +57,7 @@ class ServerConnection(SocketConnection):
         """The name of the user on behalf of whom it acts."""
         self.key = ""
         """The name of the key of a gateway's caller."""
+        self.key_limits: dict[str, int] = {}
         self.identified: anyio.Event | None = None
         """Set once the owner of a connection on behalf of another user is known."""
         self.number = 0

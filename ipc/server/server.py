@@ -276,7 +276,7 @@ class Server:
                 else:
                     hello = read_hello(*open_frame(frame))
                     connection.software = hello.software[:SOFTWARE_CHARACTERS]
-                    connection.key = hello.key
+                    connection.key, connection.key_limits = hello.key, hello.key_limits
                     connection.wants_copies = hello.copies
                     check_names(hello)
                     self._note_owner(connection, hello, group)

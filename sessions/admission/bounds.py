@@ -18,6 +18,7 @@ from ...backends.errors import PermissionDenied, QuotaExceeded, Timeout
 from ...scheduler import PRIORITY_MAX
 from ...scheduler.owner import Owner, Priority
 from ..table import SessionState
+from ..usage.limits import NO_LIMITS, UsageLimits
 
 
 class OwnerCounts:
@@ -81,6 +82,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     descriptor_models_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None
+    usage: UsageLimits = NO_LIMITS
     reasoning_max: Mapping[str, int] = {}
     """The maximum number of tokens of a thought, by class."""
     priority_max: Priority = PRIORITY_MAX

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import anyio
 
@@ -18,6 +17,7 @@ from ...scheduler.messages import count_tokens
 from ...scheduler.owner import Owner
 from ..turn.turn import Turn
 from ..worker_client import ModelSource
+from .limits import DaySum, LimitState, UsageLimits, check_usage, states_of
 from .periods import month_of
 from .rows import (
     DAY_HOURS,
@@ -48,16 +48,6 @@ USAGE_USERS_MAX = 8192
 """Users, and keys of users, whose sums are kept in memory."""
 PROGRESS_S = 1.0
 """While turns are under way, their usage so far is written after this time."""
-
-
-class DaySum(NamedTuple):
-    """The computed tokens and the compute time of one day, or of several."""
-
-    tokens: int = 0
-    compute_us: int = 0
-
-    def plus(self, tokens: int, compute_us: int) -> DaySum:
-        return DaySum(self.tokens + tokens, self.compute_us + compute_us)
 
 
 class DaySums:
@@ -249,6 +239,33 @@ class Usage:
         if row not in self._rows and len(self._rows) >= USAGE_UNWRITTEN_MAX:
             row = UsageKey(row.hour, OTHER_USER, OTHER, OTHER, OTHER)
         self._rows[row] = self._rows.get(row, NOTHING).plus(amounts)
+
+    # Limits.
+
+    def check_limits(
+        self, user: int, limits: UsageLimits, key: str, key_limits: UsageLimits, rule: str
+    ) -> None:
+        """Check that a user may use more, and so may a gateway's key. The limits of a user are set
+        by an access *rule*.
+
+        :raises QuotaExceeded: a limit is reached; the data has the time until its period ends.
+        """
+        if any(limit is not None for limit in (*limits, *key_limits)):
+            self.count_turns(user)
+            sum_of, now = self.day_sums.sum_of, self._now()
+            check_usage(limits, lambda days: sum_of(user, "", days), now, rule)
+            check_usage(key_limits, lambda days: sum_of(user, key, days), now, "")
+
+    def limit_states(
+        self, user: int, limits: UsageLimits, key: str, key_limits: UsageLimits
+    ) -> list[LimitState]:
+        """Return the use of the limits of a user, then of those of a key."""
+        self.count_turns(user)
+        sum_of, now = self.day_sums.sum_of, self._now()
+        return [
+            *states_of(limits, lambda days: sum_of(user, "", days), now),
+            *states_of(key_limits, lambda days: sum_of(user, key, days), now),
+        ]
 
     # Writing, by the journal.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from inferd.backends.errors import (
     InferdError,
     InvalidArgument,
     PermissionDenied,
+    QuotaExceeded,
 )
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
@@ -358,3 +361,67 @@ def test_the_command_shows_usage_as_a_table_and_as_json(daemon: RunningDaemon) -
     assert inferd("usage", "--since", "7x", socket=daemon.socket).exit_code == 2
     everybody = inferd("usage", "--all", "--by", "user", socket=daemon.socket)
     assert everybody.exit_code == 0 and "USER" in everybody.stdout
+
+
+# Limits.
+
+LIMITED = CONFIG + "[access.all]\nusers = [0]\nallow = ['use', 'manage', 'see-all', 'delegate']\n"
+
+
+def test_at_its_limit_a_user_is_refused_until_the_day_ends_also_after_a_kill() -> None:
+    with running_daemon(LIMITED + "tokens-per-day = 40\n") as own:
+        with RawClient(own.socket) as client:
+            context = client.context("m")
+            chat(client, context)
+            with pytest.raises(QuotaExceeded) as refused:
+                chat(client, context)
+            data = refused.value.data
+            assert data["bound"] == "access.all.tokens-per-day" and data["tokens_per_day"] == 40
+            assert 0 < data["retry_after_s"] <= 86_401 and data["tokens"] > 40
+            graph = client.call("load_by_name", name="m")["graph"]
+            with pytest.raises(QuotaExceeded):
+                client.call("embed", graph=graph, texts=["a"])
+            assert one(client)[:2] == (1, 2)
+            [limit] = client.call("usage")["limits"]
+            assert limit["bound"] == "tokens-per-day" and limit["used"] == data["tokens"]
+            shown = inferd("usage", socket=own.socket).stdout
+            assert f"tokens-per-day: {data['tokens']} of 40, until " in shown
+        own.kill()
+        own.start_again()
+        with RawClient(own.socket) as client, pytest.raises(QuotaExceeded):
+            chat(client, client.context("m"))
+
+
+def test_a_turn_that_has_begun_is_not_cut_off_by_a_limit() -> None:
+    with running_daemon(LIMITED + "tokens-per-month = 5\n") as own, RawClient(own.socket) as client:
+        context = client.context("m")
+        client.set_input(context, b"x" * 20)
+        pieces = [client.compute_single(context) for _ in range(15)]
+        assert b"".join(pieces) == b"x" * 15
+        with pytest.raises(QuotaExceeded):
+            chat(client, client.context("m"))
+
+
+def test_a_change_of_the_rules_holds_at_once() -> None:
+    before, after = "seconds-per-day = 1000\n", "tokens-per-day = 1\n"
+    with running_daemon(LIMITED + before) as own, RawClient(own.socket) as client:
+        context = client.context("m")
+        chat(client, context)
+        (own.directory / "config.toml").write_text(LIMITED + after)
+        os.kill(own.pid, signal.SIGHUP)
+        wait_until(lambda: client.call("usage")["limits"][0]["bound"] == "tokens-per-day")
+        with pytest.raises(QuotaExceeded):
+            chat(client, context)
+
+
+def test_a_key_has_limits_of_its_own(daemon: RunningDaemon) -> None:
+    hello = {"on_behalf_of": "@keyed", "key_limits": {"tokens_per_day": 40}}
+    with (
+        RawClient(daemon.socket, key="phone", **hello) as phone,
+        RawClient(daemon.socket, key="desk", **hello) as desk,
+    ):
+        chat(phone, phone.context("m"))
+        with pytest.raises(QuotaExceeded) as refused:
+            chat(phone, phone.context("m"))
+        assert refused.value.data["bound"] == "tokens-per-day"
+        chat(desk, desk.context("m"))

@@ -36,7 +36,7 @@ export class ShuttingDown extends InferdError {
   static override readonly wire = { name: "ShuttingDown", number: 208, wasi: 4, retryable: true };
 }
 
-/** a limit for the caller's user: `data.bound` names its setting or access rule; for tokens per minute `data.tokens` and `data.tokens_per_minute`, for sessions `data.sessions` and `data.sessions_max`, for their memory `data.bytes`, `data.more` and `data.bytes_max`, for models from descriptors `data.models` and `data.models_max`; or three of the user's inputs have crashed this model's worker within an hour (`data.crashes_max`), and the model refuses the user for ten minutes */
+/** a limit for the caller's user: `data.bound` names its setting or access rule; for tokens per minute `data.tokens` and `data.tokens_per_minute`, for usage by day and month also `data.ends_at`, for sessions `data.sessions` and `data.sessions_max`, for their memory `data.bytes`, `data.more` and `data.bytes_max`, for models from descriptors `data.models` and `data.models_max`; or three of the user's inputs have crashed this model's worker within an hour (`data.crashes_max`), and the model refuses the user for ten minutes */
 export class QuotaExceeded extends InferdError {
   static override readonly wire = { name: "QuotaExceeded", number: 213, wasi: 4, retryable: true };
 }

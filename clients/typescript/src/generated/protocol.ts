@@ -122,6 +122,8 @@ export interface ClientHello {
   copies?: boolean | undefined;
   /** The name of the key that a gateway's caller has, by which usage is counted. */
   key?: string | undefined;
+  /** The limits of this key, which hold besides those of the user: a map of `tokens_per_day`, `tokens_per_month`, `seconds_per_day` and `seconds_per_month`, of UTC. */
+  key_limits?: Fields | undefined;
 }
 
 export interface Tensor {
@@ -1725,10 +1727,12 @@ export interface UsageResult {
   usage: Fields[];
   /** The time from which usage counts, in seconds since 1970. */
   since: number;
+  /** Without `all`: the limits of the caller's user and key, each a map of `bound` (its setting), `used`, `limit` and `ends_at` (seconds since 1970). */
+  limits: Fields[];
 }
 
 export function readUsageResult(fields: Fields): UsageResult {
-  return { since: 0.0, ...fields } as unknown as UsageResult;
+  return { since: 0.0, limits: [], ...fields } as unknown as UsageResult;
 }
 
 export interface StatsResult {
