@@ -100,6 +100,8 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         "descriptor-models-max": "0",
         "tasks-waiting-max": "1",
         "tokens-per-minute": "1",
+        **dict.fromkeys(("tokens-per-day", "tokens-per-month"), "1"),
+        **dict.fromkeys(("seconds-per-day", "seconds-per-month"), "1"),
         "reasoning-max": "{ low = 1 }",
         "states": '["1/a"]',
         "models": '["m"]',
