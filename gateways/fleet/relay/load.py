@@ -63,12 +63,13 @@ def node_load(
     times: TokenTimeLearner,
 ) -> NodeLoad:
     """Return the load that a daemon's answers describe. Models from descriptors belong to one
-    connection, and are left out.
+    connection, and are left out. All names of a model have the load of its process.
     """
-    queues: dict[str, _Queue] = {model["name"]: _Queue() for model in models}
+    bases = {model["name"]: model.get("of") or model["name"] for model in models}
+    queues: dict[str, _Queue] = {base: _Queue() for base in bases.values()}
     for task in tasks:
-        if task["model"] in queues:
-            queues[task["model"]].add_task(task)
+        if task["model"] in bases:
+            queues[bases[task["model"]]].add_task(task)
     return NodeLoad(
         instance=instance,
         draining=stats["draining"],
@@ -79,9 +80,9 @@ def node_load(
         models={
             model["name"]: _model_load(
                 model,
-                queues[model["name"]],
-                times.token_s(model["name"]),
-                prompt_token_s(stats["models"].get(model["name"], {})),
+                queues[bases[model["name"]]],
+                times.token_s(bases[model["name"]]),
+                prompt_token_s(stats["models"].get(bases[model["name"]], {})),
             )
             for model in models
             if model["file"] or model["backend"] == "echo"

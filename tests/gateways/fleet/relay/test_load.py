@@ -28,6 +28,21 @@ MODEL: dict[str, Any] = {
     "load_s": 0.0,
     "need_bytes": 600,
 }
+COST: dict[str, Any] = {
+    "ubatch_s": 0.0512,
+    "token_s": 0.0003,
+    "position_s": 1e-6,
+    "token_s_least": 0.0002,
+}
+TASK: dict[str, Any] = {
+    "state": "running",
+    "priority": "normal",
+    "effective_priority": None,
+    "position": None,
+    "prompt_tokens": 3,
+    "computed_tokens": None,
+    "output_tokens": 0,
+}
 
 
 def load_of(**fields: object) -> ModelLoad:
@@ -52,18 +67,22 @@ def test_models_of_one_connection_are_left_out() -> None:
     assert node_load(1, STATS, [MODEL | {"file": ""}], [], TokenTimeLearner()).models == {}
 
 
+def test_all_names_of_a_model_have_the_load_of_its_process() -> None:
+    names = [MODEL, MODEL | {"name": "coder", "of": "m"}, MODEL | {"name": "other"}]
+    tasks = [TASK | {"model": "m"}, TASK | {"model": "coder"}, TASK | {"model": "gone"}]
+    stats = STATS | {"models": {"m": {"step_cost": COST}}}
+    models = node_load(1, stats, names, tasks, TokenTimeLearner()).models
+    assert models["m"] == models["coder"]
+    assert sum(models["m"].running) == 2 and sum(models["other"].running) == 0
+    assert models["m"].prompt_token_s is not None and models["other"].prompt_token_s is None
+
+
 def test_a_report_has_the_time_of_a_prompt_token_once_steps_were_computed() -> None:
     assert load_of().prompt_token_s is None
-    cost: dict[str, Any] = {
-        "ubatch_s": 0.0512,
-        "token_s": 0.0003,
-        "position_s": 1e-6,
-        "token_s_least": 0.0002,
-    }
     times = TokenTimeLearner()
 
     def learned(**changes: object) -> float | None:
-        stats = STATS | {"models": {"m": {"step_cost": cost | changes}}}
+        stats = STATS | {"models": {"m": {"step_cost": COST | changes}}}
         return node_load(1, stats, [MODEL], [], times).models["m"].prompt_token_s
 
     assert learned() == pytest.approx(0.0004)
