@@ -66,6 +66,7 @@ async def start_daemon(
     text = daemon.configuration(slots, ctx_size)
     for case, projector in projectors.items():
         text += f'\n[models.{PROJECTORS[case]}]\nfile = "{MODEL}"\nmmproj = "{projector}"\n'
+        text += 'speculation = "off"\n'
     server = await stack.enter_async_context(daemon.running(text))
     for case in projectors:
         await server.keep_loaded(stack, PROJECTORS[case])

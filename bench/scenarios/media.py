@@ -133,7 +133,8 @@ encoded, which llama-server does between two steps, the other until its first to
 is a projector with causal images, case {NON_CAUSAL} one of gemma3, whose images are computed in one
 step that no stream shares; **gap beyond the step** is without the time of an image with known
 embeddings. The projectors have the shape of real ones, about 100 M parameters, and random weights;
-the model is gemma-3-270m. {STREAMS + 1} slots of {CTX_SIZE} tokens.""",
+the model is gemma-3-270m. {STREAMS + 1} slots of {CTX_SIZE} tokens. Neither side drafts tokens, as
+that would change the pace before.""",
     figures=(
         Figure("gap_worst_s", "streams: worst gap, s", 3),
         Figure("gap_beyond_step_s", "gap beyond the step, s", 3),
