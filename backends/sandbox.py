@@ -75,7 +75,7 @@ class SandboxProcess:
 
     def lower_priority(self) -> None:
         """Let the process compute only while little else does."""
-        with suppress(PermissionError):  # systemd's unit forbids it
+        with suppress(PermissionError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, self._process.pid, SLOW_NICE)
 
     def receive_reply(self) -> bytes:

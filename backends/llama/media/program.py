@@ -48,6 +48,10 @@ LARGE_BLOCK_BYTES = 1 << 20
 EMBEDDINGS_BYTES_MAX = 1 << 30
 FILES_MAX = 256
 OOM_SCORE_ADJ = 600
+NICE = 5
+"""The encoder gives way to the worker and the daemon, whose delays all streams see: on two cores,
+three streams kept 0.56 of their pace while an image was encoded, instead of 0.43.
+"""
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 
 
@@ -179,9 +183,13 @@ def _limit_resources(content_bytes: int) -> None:
 
 
 def _confine() -> None:
-    """Let the process end with its parent, gain no privileges, and be closed to debuggers."""
+    """Let the process end with its parent, give way to others, gain no privileges, and be closed
+    to debuggers.
+    """
     bind_to_parent(os.getppid(), OOM_SCORE_ADJ)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with contextlib.suppress(PermissionError):  # a sandbox may forbid it
+        os.nice(NICE)
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # from here on its files in /proc belong to root

@@ -21,6 +21,7 @@ import pytest
 
 from inferd.backends import media_process as m
 from inferd.backends.fd_frames import FrameReader, send_frame
+from inferd.backends.llama.media.program import NICE
 from inferd.backends.media import MediaKind
 from tests.backends.llama.media.driving import (
     PROGRAM,
@@ -134,6 +135,7 @@ def test_the_kernel_limits_the_process(grid: EncoderProcess) -> None:
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[1] <= 256
     status = Path(f"/proc/{pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + NICE)
 
 
 def test_too_little_memory_ends_one_content_at_most(folder: Path) -> None:
