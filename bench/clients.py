@@ -38,6 +38,8 @@ class Request:
     """The JSON schema of the answer."""
     image: bytes | None = None
     """A PNG file, whose place in the text is the `MEDIA_MARKER`."""
+    speculation: str = "auto"
+    """inferd's drafter for the answer."""
 
 
 class Client(Protocol):

@@ -93,7 +93,7 @@ class StreamClient:
         pieces: list[str] = []
         try:
             session = await self.open_session()
-            turn_options = options(request.tokens, request.schema)
+            turn_options = options(request.tokens, request.schema, request.speculation)
             text: str | None = request.text
             if request.image is not None:
                 await self.client.set_input(session.context, 0, image_prompt(request))
@@ -119,7 +119,7 @@ class PullClient(StreamClient):
         requested_s = time.perf_counter()
         arrivals: list[float] = []
         session = await self.open_session()
-        await session.set_options(options(request.tokens, request.schema))
+        await session.set_options(options(request.tokens, request.schema, request.speculation))
         await self.client.set_input(session.context, 0, request.text)
         with suppress(EndOfSequence):
             while True:
@@ -160,11 +160,13 @@ def stream_of(
     )
 
 
-def options(n_predict: int, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def options(
+    n_predict: int, schema: Mapping[str, Any] | None = None, speculation: str = "auto"
+) -> dict[str, Any]:
     """Return the options of a turn of the bench. With a *schema* the answer ends where it is
     complete, so the end of generation is not ignored.
     """
-    common = {"temp": 0, "n-predict": n_predict}
+    common = {"temp": 0, "n-predict": n_predict, "speculation": speculation}
     return common | ({"ignore-eos": True} if schema is None else {"json-schema": schema})
 
 

@@ -27,7 +27,7 @@ def write_hybrid(folder: Path) -> Path:
     """Write the model's file (390 MB) into *folder*; return its path."""
     path = folder / FILE
     writer = gguf.GGUFWriter(path, _ARCHITECTURE)
-    _copy_tokenizer(writer)
+    copy_tokenizer(writer)
     writer.add_context_length(CONTEXT_TRAINED)
     writer.add_embedding_length(EMBEDDING)
     writer.add_block_count(LAYERS)
@@ -38,7 +38,7 @@ def write_hybrid(folder: Path) -> Path:
     writer.add_rope_freq_base(1e6)
     writer.add_shortconv_l_cache(CACHED_COLUMNS)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    _add_weights(writer, _vocab_size())
+    _add_weights(writer, vocab_size())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -46,14 +46,15 @@ def write_hybrid(folder: Path) -> Path:
     return path
 
 
-def _vocab_size() -> int:
-    """Return the number of tokens of the copied tokenizer."""
+def vocab_size() -> int:
+    """Return the number of tokens of that tokenizer."""
     field = gguf.GGUFReader(MODEL).get_field("tokenizer.ggml.tokens")
     assert field is not None
     return len(field.data)
 
 
-def _copy_tokenizer(writer: gguf.GGUFWriter) -> None:
+def copy_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """Add the tokenizer of the bench's other model."""
     for field in gguf.GGUFReader(MODEL).fields.values():
         if field.name.startswith("tokenizer."):
             kind, *of_items = field.types

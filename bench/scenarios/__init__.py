@@ -23,6 +23,7 @@ from . import (
     schema,
     scrape,
     sessions,
+    speculation,
     swap,
     two_models,
     urgent,
@@ -35,7 +36,7 @@ _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
     *(returning, hybrid, swap, pipeline, chain, two_models, external_load, scrape, sampling),
     *(schema, forced_keys, first_schema, guests),
-    *(media, media_sessions),
+    *(speculation, media, media_sessions),
     *(gateway, gateway_first, gateway_many),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}
