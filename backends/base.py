@@ -59,6 +59,9 @@ the recurrent part was saved as a checkpoint.
 """
 
 
+NO_DRAFT_MODEL = "the model has no draft model (`draft-model`): it drafts as with auto"
+
+
 def no_drafts(kind: KvKind, *, encodes: bool, rollback: int = 0) -> str:
     """Return the reason for which a model with such KV states has no drafts, or empty. *encodes* is
     whether it has an encoder; *rollback* is `ModelInfo.rollback`.
@@ -104,7 +107,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     answer_form: AnswerForm = PLAIN_ANSWERS
     """The marks of reasoning, content and tool calls in its answers."""
     unused: dict[str, str] = {}
-    """Parameters that have no effect on its answers, with the reasons."""
+    """Parameters that have no effect on its answers, with the reasons. A name with `=VALUE` is about
+    this value alone.
+    """
     chat_notes: dict[str, str] = {}
     """Notes on turns with messages, which answers report in `adjusted` under `chat-template`. That
     name has the note on all chats; others are roles or keys of the messages that a note concerns.
@@ -120,6 +125,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `LanguageModel.shift` works."""
     drafter: str = "ngram"
     """The drafter of turns with the parameter `speculation` auto, or "off"."""
+    draft_model: str = ""
+    """The name of its draft model's file; "" if it has none."""
     n_gpu_layers: int = 0
     """Layers that run on devices."""
     sampling: dict[str, Any] = {}
@@ -165,6 +172,32 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     def media_format(self) -> MediaFormat:
         """The embeddings that the model reads."""
         return MediaFormat(self.media_width, self.media_mrope, self.media_size_max)
+
+
+class DraftModel(Protocol):
+    """A second, smaller model with the same vocabulary, which predicts the tokens of a model's
+    slots. It has as many slots, with KV states of its own. The engine's thread owns it.
+    """
+
+    vocab_size: int
+    """It does not know greater tokens of the model."""
+    ctx_size: int
+    batch_size: int
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens a slot holds."""
+
+    def trim(self, slot: int, keep: int) -> int:
+        """Drop all but the first *keep* tokens of a slot; return how many remain, as in
+        `LanguageModel.trim`.
+        """
+
+    def compute(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Compute a batch, as `LanguageModel.step` does; return the most probable next token of
+        each chunk with logits, in order.
+
+        :raises BackendError: the batch failed.
+        """
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
@@ -259,6 +292,10 @@ class TensorModel(Model, Protocol):
 @runtime_checkable
 class LanguageModel(Model, Protocol):
     """A model of tokens with its context; see the module's docstring for threads."""
+
+    @property
+    def draft(self) -> DraftModel | None:
+        """The draft model, if it has one."""
 
     @property
     def tuning(self) -> ModelTuning | None:

@@ -61,8 +61,10 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder process of a model with a projector: its weights, the buffer in which it
     computes, the vocabulary, and the embeddings that are kept.
     """
+    draft: int = 0
+    """The draft model: its weights, its KV states, and the buffers in which it computes."""
     devices: dict[str, int] = {}
-    """Bytes by the device's name; not in the numbers above."""
+    """Bytes by the device's name, with those of the draft model; not in the numbers above."""
     embedding: int = 0
     """The embedding context. It is created at its first use and counts in `total` from then on."""
     embedding_devices: dict[str, int] = {}
@@ -77,7 +79,8 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> int:
         """All bytes on the host."""
-        return self.weights + self.context + self.compute + self.process + self.projector
+        own = self.weights + self.context + self.compute + self.process
+        return own + self.projector + self.draft
 
     def with_embedding(self) -> MemoryNeed:
         """Return the need of a model whose embedding context exists."""

@@ -101,6 +101,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a known form of answers, or a form as data, that replaces the derived one."""
     mmproj: str = ""
     """The file of the projector with which the model reads images and sounds; "" if it has none."""
+    draft_model: str = ""
+    """The file of a second, smaller model with the same vocabulary, which drafts; "" if none."""
     options: dict[str, Any] = {}
     adapters: tuple[AdapterSpec, ...] = ()
     """Loaded after the model."""

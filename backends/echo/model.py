@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from ..base import (
+    NO_DRAFT_MODEL,
     PLAIN_RENDERING,
     CompiledGrammar,
     Message,
@@ -60,16 +61,16 @@ from ..tuning_choice import (
     choose_setting,
 )
 from .context import EchoContext
+from .draft import EchoDraftModel
 from .media import ECHO_MEDIA_WIDTH
 from .options import (
     ECHO_CTX_SIZE,
     EOG,
-    PROMPT_BEGIN,
-    PROMPT_END,
     VOCAB_SIZE,
     EchoFaults,
     EchoOptions,
     EchoVocabulary,
+    next_token,
 )
 
 _ADAPTERS: dict[str, Callable[[bytes], bytes]] = {"upper": bytes.upper, "lower": bytes.lower}
@@ -264,6 +265,10 @@ class EchoModel(EchoContext):
         self.tuning = _tuning(spec, self.options)
         super().__init__(_echo_info(spec, self.options, self.tuning), self.options)
         self.threads = 0
+        self.draft: EchoDraftModel | None = None
+        if self.options.draft_errs >= 0:
+            info = self.info
+            self.draft = EchoDraftModel(self.options, info.slots, info.ctx_size, info.batch_size)
         self.adapters = EchoAdapters()
         self._grammars = GrammarCheck()
         self._vocabulary = vocabulary = EchoVocabulary(self.options.vocabulary)
@@ -438,6 +443,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         rollback=options.rollback,
         can_shift=options.memory == "plain",
         drafter="off",
+        draft_model="echo" if options.draft_errs >= 0 else "",
         n_gpu_layers=layers_on_devices(spec, options.layers, options.device_bytes),
         special_tokens=_FIM_TOKENS if options.fim else {},
         embedding=EmbedInfo(
@@ -462,18 +468,9 @@ _RANK_PARTS = (
 
 def _without_drafts(options: EchoOptions) -> dict[str, str]:
     reason = no_drafts(options.memory, encodes=False, rollback=options.rollback)
-    return {"speculation": reason, "draft-max": reason} if reason else {}
-
-
-def next_token(tokens: Sequence[int]) -> int:
-    """Return the token that the echo model generates after *tokens*."""
-    if PROMPT_END not in tokens:
-        return EOG
-    end = len(tokens) - 1 - tokens[::-1].index(PROMPT_END)
-    before = tokens[:end]
-    begin = len(before) - before[::-1].index(PROMPT_BEGIN) if PROMPT_BEGIN in before else 0
-    answered = len(tokens) - end - 1
-    return tokens[begin + answered] if begin + answered < end else EOG
+    if not reason:
+        return {} if options.draft_errs >= 0 else {"speculation=draft": NO_DRAFT_MODEL}
+    return {"speculation": reason, "draft-max": reason}
 
 
 def load_echo(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> EchoModel:

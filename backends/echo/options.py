@@ -23,6 +23,9 @@ faults, and the memory that it claims.
   and closed. The model ignores the embeddings, and repeats only the text beside them. An item whose
   entries see each other fits in a batch.
 - Reranking: with `ranks`, embeddings are scores, and a score is the first number of the vector.
+- Drafts: with `draft_errs` of 0 or more, the model has a draft model, whose every prediction number
+  `draft_errs` is wrong; with 0, none is. Its step takes `draft_ms`, step number `draft_fail_at`
+  fails, and the model claims to need `draft_bytes` for it.
 - Kind: `variant` (a text) changes the model's fingerprint. `vocabulary` (a number) changes its
   vocabulary, in which it is the token of byte 0. `tool_format` names the form of its answers. With
   `fim` it fills in the text between a prefix and a suffix with both, and `|` between them.
@@ -97,6 +100,17 @@ class EchoVocabulary:
         return bytes(self.byte(t) for t in tokens if 0 <= t < EOG)
 
 
+def next_token(tokens: Sequence[int]) -> int:
+    """Return the token that the echo model generates after *tokens*."""
+    if PROMPT_END not in tokens:
+        return EOG
+    end = len(tokens) - 1 - tokens[::-1].index(PROMPT_END)
+    before = tokens[:end]
+    begin = len(before) - before[::-1].index(PROMPT_BEGIN) if PROMPT_BEGIN in before else 0
+    answered = len(tokens) - end - 1
+    return tokens[begin + answered] if begin + answered < end else EOG
+
+
 ECHO_CTX_SIZE = 4096
 Milliseconds = Annotated[float, msgspec.Meta(ge=-1, le=1e9)]
 Number = Annotated[int, msgspec.Meta(ge=-1, le=10**9)]
@@ -135,6 +149,10 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     layer_bytes: Bytes = 0
     device_bytes: tuple[int, ...] = ()
     ranks: bool = False
+    draft_errs: Number = -1
+    draft_ms: Milliseconds = 0.0
+    draft_fail_at: Number = -1
+    draft_bytes: Bytes = 0
     media: bool = False
     media_tiles: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     media_abort_on: str = ""
@@ -204,6 +222,7 @@ class EchoMemoryEstimator:
         return MemoryNeed(
             weights=max(0, self._options.weight_bytes) + on_host,
             context=max(0, self._options.token_bytes) * tokens,
+            draft=max(0, self._options.draft_bytes),
             devices=self._spread(on_devices, layer_bytes) if on_devices else {},
             embedding=max(0, self._options.embedding_bytes),
             measuring=max(0, self._options.probe_bytes),

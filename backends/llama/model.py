@@ -26,6 +26,7 @@ from ..grammars.compiler import GrammarCompiler, GrammarState
 from ..params import SamplingParams
 from ..tuning_choice import ModelTuning
 from .kv.context import LlamaContext
+from .kv.draft_context import LlamaDraftModel
 from .kv.embedding_context import LlamaEmbedder
 from .lora import LlamaAdapters
 from .probe_runner import LlamaProbeRunner
@@ -54,13 +55,14 @@ class LlamaModel:
         matching: MatchingVocab,
         tuning: ModelTuning | None = None,
         named_templates: Mapping[str, ChatTemplate | LoadFailed] | None = None,
+        draft: LlamaDraftModel | None = None,
     ):
         self._pointer = pointer
         self._context = context
         self._vocab = vocab
         self._template = template
         self._named_templates = named_templates or {}
-        self.info, self.tuning = info, tuning
+        self.info, self.tuning, self.draft = info, tuning, draft
         self._adapters = adapters
         self._make_embedder = make_embedder
         self._make_probe_runner = make_probe_runner
@@ -262,6 +264,8 @@ class LlamaModel:
         """Use this many threads from the next step on."""
         self._threads = threads
         self._context.set_threads(threads)
+        if self.draft is not None:
+            self.draft.set_threads(threads)
         if self._embedder is not None:
             self._embedder.set_threads(threads)
 
@@ -276,6 +280,8 @@ class LlamaModel:
                 template.close()
         if self._embedder is not None:
             self._embedder.close()
+        if self.draft is not None:
+            self.draft.close()
         self._adapters.close()
         self._context.close()
         pointer, self._pointer = self._pointer, None

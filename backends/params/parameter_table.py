@@ -147,6 +147,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("chat-template-file", "text", "model", "", "file with the chat template, read at each load"),
     Parameter("tool-format", "answer-form", "model", "", "form of reasoning and tool calls in answers, which replaces the one derived from the chat template: a name (hermes, llama, â¦), or a map as `inferd show --template` prints it"),
     Parameter("mmproj", "text", "model", MMPROJ_AUTO, "file of the projector with which the model reads images and sounds; auto: the one beside the model's file whose name contains `mmproj` (see media.md), if exactly one fits; none, or empty in the configuration: none"),
+    Parameter("draft-model", "text", "model", "", "second, smaller model with the same vocabulary, which drafts for turns with the `speculation` draft: the name of a model or, in the configuration, also its file; empty: none; see scheduling.md"),
     Parameter("similarity-model", "text", "model", "", "model whose embeddings `stop-similarity` compares while it is loaded; empty: none"),
     Parameter("similarity-wait-ms", "int", "model", 1000, "maximum time in milliseconds that a turn waits for one comparison", low=1, high=60_000),
     Parameter("system-prompt", "text", "context", "", "system message with which a chat begins if its own messages have none; empty: none"),
@@ -212,7 +213,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("regex", "text", "request", "", "regular expression that the whole answer matches; see grammars.md"),
     Parameter("structural-tag", "structural-tag", "request", "", "free text with parts that follow a schema: `structures` of `begin`, `schema` and `end`, with `triggers`; see grammars.md"),
     Parameter("jump-forward", "bool", "request", True, "tokens that the grammar forces are not sampled, and several of them are computed at once; false: each token is sampled"),
-    Parameter("speculation", "choice", "request", "auto", "drafter that proposes the next tokens, so that one step can verify several; the text stays the same, and a step has drafts only if that is expected to be faster; ngram: repeats what followed the last tokens where they occurred before in the session; auto: ngram; off: none; see scheduling.md", choices=("auto", "ngram", "off")),
+    Parameter("speculation", "choice", "request", "auto", "drafter that proposes the next tokens, so that one step can verify several; the text stays the same, and a step has drafts only if that is expected to be faster; ngram: repeats what followed the last tokens where they occurred before in the session; draft: the model's `draft-model`; auto: ngram; off: none; see scheduling.md", choices=("auto", "ngram", "draft", "off")),
     Parameter("draft-max", "int", "request", 16, "maximum number of tokens of an answer that are drafted for one step; 0: none", ("draft-n",), low=0, high=64),
     Parameter("prediction", "text", "request", "", "text that the answer is expected to repeat in large part, such as a file that is edited: the drafter ngram proposes it, from its beginning and wherever the answer returns to it"),
     Parameter("n-probs", "int", "request", 0, "number of top tokens returned with each sampled token, with the model's logprobs; 0: none", ("logprobs",), low=0, high=N_PROBS_MAX),
@@ -240,7 +241,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("embd-normalize", "int", "request", 2, "norm of an embedding: -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, p > 2 p-norm; ignored with pooling none and rank", ("normalize",), low=-1, high=NORMALIZE_MAX),
 )  # fmt: skip
 
-REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split", "mmproj")
+REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split", "mmproj", "draft-model")
 """Parameters of a model that a call may set for its load, unless the configuration does."""
 BY_NAME: dict[str, Parameter] = {p.name: p for p in PARAMETERS}
 BY_SPELLING: dict[str, Parameter] = {a: p for p in PARAMETERS for a in (p.name, *p.aliases)}

@@ -104,6 +104,14 @@ def load(
             " of the model, if this command loads the model and the configuration names none.",
         ),
     ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="The model that drafts for it, if this command loads the model and the"
+            " configuration names none.",
+        ),
+    ] = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -111,7 +119,12 @@ def load(
 
     It stays loaded for its keep-alive time.
     """
-    given = {"keep-alive": keep_alive, "ctx-size": ctx_size, "mmproj": mmproj}
+    given: dict[str, float | str | None] = {
+        "keep-alive": keep_alive,
+        "ctx-size": ctx_size,
+        "mmproj": mmproj,
+        "draft-model": draft_model,
+    }
     config = {key: value for key, value in given.items() if value is not None}
     with client_of(socket) as client, fraction_bar(f"loading {name}", show=not as_json) as report:
         graph = client.load_by_name_with_config(name, config, on_progress=report)

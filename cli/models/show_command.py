@@ -149,6 +149,7 @@ def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator
     yield found["name"], _entries_of_kind(found)
     yield "State", [*_entries_of_state(found), ("accepted drafts", drafts)]
     yield "Projector", _entries_of_projector(found.get("projector") or {})
+    yield "Draft model", _entries_of_draft_model(found.get("draft_model") or {})
     title = "Memory, estimated" if found["memory"] else "Memory for its next load, estimated"
     yield title, _entries_of_memory(found)
     adapters = [(a["name"], _adapter_text(a)) for a in found["adapters"]]
@@ -314,10 +315,17 @@ def _entries_of_memory(found: Mapping[str, Any]) -> list[Entry]:
         ("compute buffers", _size(need["compute"]) or UNKNOWN_YET),
         ("program", _size(need["process"])),
         ("images and sounds", _size(need.get("projector") or None)),
+        ("draft model", _size(need.get("draft") or None)),
         ("total", _size(need["total"])),
         *((f"on {device}", size_text(size)) for device, size in devices.items()),
         ("for embeddings", f"{size_text(need['embedding'])} more" if need["embedding"] else None),
     ]
+
+
+def _entries_of_draft_model(draft: Mapping[str, Any]) -> list[Entry]:
+    size = draft.get("size_bytes")
+    file = ", ".join([draft["file"], *([size_text(size)] if size else [])]) if draft else None
+    return [("file", file or None), ("refused", draft.get("error"))]
 
 
 def _options_text(options: Mapping[str, Any], added: int | None) -> str | None:

@@ -230,6 +230,7 @@ def _values_in_force(
         "threads": spec.threads,
         "keep-alive": model.keep_alive_s,
         "mmproj": spec.mmproj or configured.get("mmproj", MMPROJ_AUTO),
+        "draft-model": model.draft.name if spec.draft_model else "",
     }
     return {
         name: value

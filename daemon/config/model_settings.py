@@ -25,7 +25,7 @@ from ...backends.params import (
     read_options,
 )
 from ...backends.texts import shorten
-from ...ipc.model_names import MODEL_NAME
+from ...ipc.model_names import MODEL_NAME, is_model_file
 from .declaration import (
     REQUIRED,
     TEXT,
@@ -259,7 +259,13 @@ def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:
     return folder / file
 
 
-_FILES = ("chat-template-file", "mmproj")
+def _names_no_file(parameter: str, value: str) -> bool:
+    if parameter == "draft-model":  # a model's name
+        return not is_model_file(value)
+    return parameter == "mmproj" and value in (MMPROJ_AUTO, MMPROJ_NONE)
+
+
+_FILES = ("chat-template-file", "mmproj", "draft-model")
 """The parameters whose values are paths of files."""
 
 
@@ -287,7 +293,7 @@ def read_options_table(
         values["mmproj"] = MMPROJ_NONE
     for name in _FILES:
         file = values.get(name)
-        if file and not (name == "mmproj" and file in (MMPROJ_AUTO, MMPROJ_NONE)):
+        if file and not _names_no_file(name, file):
             path = Path(os.path.expanduser(file))
             values[name] = str(_find_file(path, folders, errors.at(f"{name}: ")))
     return values

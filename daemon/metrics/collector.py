@@ -278,7 +278,8 @@ def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
     if need is not None:
         yield from (("weights", need.weights), ("context", need.context))
         yield from (("compute", need.compute), ("process", need.process))
-        yield from [("projector", need.projector)] if need.projector else []
+        for part in ("projector", "draft"):
+            yield from [(part, size)] if (size := getattr(need, part)) else []
         yield from need.devices.items()
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 
 from ...backends.encoder_prompts import ctx_size_trained
 from ...backends.engine_options import cache_share_max, engine_options_of
+from ...backends.errors import LoadFailed
 from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX, read_facts
 from ...backends.gguf.projector import ProjectorHeader
@@ -21,7 +22,7 @@ from ..config.names import CEILINGS, NAME_KEYS
 from ..config.settings import Config
 from ..residency.machine import has_gpus
 from .catalog import NamedModel
-from .model import SLOTS_DEFAULT, ManagedModel
+from .model import NO_DRAFT_MODEL, SLOTS_DEFAULT, DraftModelChoice, ManagedModel
 from .model_files import files_in_use, modified_at, signature_of, size_bytes
 from .projectors import NO_PROJECTOR, ProjectorChoice
 from .registry import Lease, Registry
@@ -72,6 +73,7 @@ def describe_model(registry: Registry, named: NamedModel, facts: FileFacts | Non
         need_bytes=_need_bytes(registry, model, facts),
         reads=_reads(registry, model),
         projector=_projector(registry, model),
+        draft_model=_draft_model(registry, model),
     )
 
 
@@ -116,7 +118,9 @@ def _estimate_memory(
     load, or else by the file's *facts*, as far as they are known. Return None if nothing is known.
     """
     choice = _choice_of(registry, model)
-    spec = replace(spec_of(model, registry.config, registry.tuner), mmproj=choice.file)
+    draft = _draft_model_of(registry, model).file
+    spec = spec_of(model, registry.config, registry.tuner)
+    spec = replace(spec, mmproj=choice.file, draft_model=draft)
     encoder = registry.loader.encoder_bytes(spec, choice)
     signature = signature_of(files_of_load(model, spec))
     for estimate in registry.loader.estimates.estimates_of(without_adapters(spec), signature)[:1]:
@@ -128,6 +132,8 @@ def _estimate_memory(
     ctx_size = spec.ctx_size or ctx_size_default(facts)
     kv_bytes = kv_bytes_by_header(facts, spec.options, ctx_size * spec.slots)
     weights = weight_bytes(model.config)
+    if draft:
+        weights += size_bytes(Path(draft))
     known = {
         "slots": spec.slots,
         "ctx_size": ctx_size,
@@ -190,6 +196,33 @@ def _need_bytes(registry: Registry, model: ManagedModel, facts: FileFacts | None
     if found["context"] is None or (has_gpus() and model.options().get("n-gpu-layers") != 0):
         return None  # devices may hold any part of it
     return int(found["weights"] + found["context"] + found["projector"])
+
+
+def _draft_model_of(registry: Registry, model: ManagedModel) -> DraftModelChoice:
+    """Return the draft model of the loaded model, or that of its next load, if there is one."""
+    if model.worker is not None:
+        return model.draft
+    try:
+        return registry.draft_model_of(model)
+    except LoadFailed:
+        return NO_DRAFT_MODEL
+
+
+def _draft_model(registry: Registry, model: ManagedModel) -> dict[str, Any] | None:
+    """Return the draft model of a model, or the reason why it has none; None if none is named."""
+    error = None
+    try:
+        choice = model.draft if model.worker is not None else registry.draft_model_of(model)
+    except LoadFailed as exc:
+        choice, error = NO_DRAFT_MODEL, exc.message
+    if not choice.file and error is None:
+        return None
+    return {
+        "name": choice.name,
+        "file": choice.file,
+        "size_bytes": size_bytes(Path(choice.file)) if choice.file else 0,
+        "error": error,
+    }
 
 
 # Images and sounds.

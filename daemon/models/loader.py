@@ -424,6 +424,7 @@ class Loader:
         one.load_s, other.load_s = other.load_s, one.load_s
         one.error, other.error = other.error, one.error
         one.projector, other.projector = other.projector, one.projector
+        one.draft, other.draft = other.draft, one.draft
         for model in (one, other):
             if model.worker is not None:
                 self._bind_worker(model, model.worker)

@@ -46,6 +46,16 @@ class ModelState(StrEnum):
     FAILED = "failed"
 
 
+class DraftModelChoice(NamedTuple):
+    """The draft model of a load: the *name* by which it was named, and its *file*."""
+
+    name: str
+    file: str
+
+
+NO_DRAFT_MODEL = DraftModelChoice("", "")
+
+
 class ManagedModel:
     """A registry entry. Lives on the daemon's event loop, which owns its state.
 
@@ -65,7 +75,7 @@ class ManagedModel:
         *,
         settings: Callable[[], Config],
         residency_s: float,
-        choose_projector: Callable[[ManagedModel], Awaitable[None]],
+        choose_files: Callable[[ManagedModel], Awaitable[None]],
         start_worker: Callable[[ManagedModel], Worker],
         move_tasks: Callable[[ManagedModel, Mapping[int, TaskReader]], None],
         start_soon: Callable[..., None],
@@ -118,8 +128,10 @@ class ManagedModel:
         )
         self.projector = NO_PROJECTOR
         """The projector of the last load, or of the one that begins."""
+        self.draft = NO_DRAFT_MODEL
+        """The draft model of that load."""
         self._settings, self._start, self._seconds = settings, start_worker, seconds
-        self._choose_projector = choose_projector
+        self._choose_files = choose_files
         self._keep_alive_s: float | None = None
         self._progress_listeners: set[Callable[[float], None]] = set()
         self._released = anyio.Event()
@@ -185,7 +197,7 @@ class ManagedModel:
 
         :raises WorkerCrashed: a swap has unloaded the model for good, or workers have died for too
             long.
-        :raises LoadFailed: the configured projector cannot be used.
+        :raises LoadFailed: the projector or the draft model cannot be used.
         """
         is_chosen = False
         while not self.dropped:
@@ -199,7 +211,7 @@ class ManagedModel:
                 await anyio.sleep(delay_s)
             elif not is_chosen:
                 is_chosen = True
-                await self._choose_projector(self)
+                await self._choose_files(self)
             else:
                 return self._start(self)
         raise WorkerCrashed(f"{self.name!r} was swapped and is unloaded for good")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from ...backends.errors import (
     Busy,
     Cancelled,
     LoadFailed,
+    ModelNotFound,
     NotFound,
     QuotaExceeded,
     SessionExpired,
@@ -47,13 +49,16 @@ from .catalog import Allowed, ModelCatalog, NamedModel
 from .file_contents import FileFactsCache
 from .kv_index import KvFilePlace, KvIndex
 from .loader import Loader, LoadListener
-from .model import ManagedModel, PassedFile
+from .model import NO_DRAFT_MODEL, DraftModelChoice, ManagedModel, PassedFile
 from .projectors import NO_PROJECTOR, Projectors, Wish, wish_of
 from .tuner import Tuner, TuningPace
 from .tuning_records import TuningRecords
 
 log = structlog.get_logger()
 T = TypeVar("T")
+DRAFT_MODEL = "draft-model"
+NOBODY = -3
+"""No user's id: it sees only the models of all."""
 Report = Callable[[Similarity], None]
 SentenceComparer = Callable[["Registry", ManagedModel, Comparison, Report], None]
 """Compares a sentence of a model's output, and passes the result to the function."""
@@ -222,17 +227,18 @@ class Registry:
             *(name, config, uid),
             settings=lambda: self.config,
             residency_s=self._residency_s,
-            choose_projector=self._choose_projector,
+            choose_files=self._choose_files,
             start_worker=self.loader.start_worker,
             move_tasks=self.loader.move_tasks,
             start_soon=self.start_soon,
             seconds=self.seconds,
         )
 
-    async def _choose_projector(self, model: ManagedModel) -> None:
-        """Set the projector of a model's next load, as its configuration is then.
+    async def _choose_files(self, model: ManagedModel) -> None:
+        """Set the projector and the draft model of a model's next load, as its configuration is
+        then.
 
-        :raises LoadFailed: the configured file cannot be used.
+        :raises LoadFailed: the configured file cannot be used, or there is no such draft model.
         """
         wish, choice = None, NO_PROJECTOR
         self.catalog.refresh_model(model)
@@ -246,7 +252,13 @@ class Registry:
             raise model.error
         if choice.note:
             log.info("model.projector_left_out", model=model.name, reason=choice.note)
-        model.projector = choice
+        try:
+            draft = self.draft_model_of(model, model.requested)
+        except LoadFailed as exc:
+            log.error("model.failed", model=model.name, cause=exc.message, seconds=0.0)
+            model.error = exc
+            raise
+        model.projector, model.draft = choice, draft
 
     def projector_wish(
         self,
@@ -260,6 +272,33 @@ class Registry:
         config, folder = config or model.config, self.config.models_dir
         options = self.config.defaults | config.options
         return wish_of(model.name, config.file, config.backend, options, folder, requested)
+
+    def draft_model_of(
+        self, model: ManagedModel, requested: Mapping[str, Any] | None = None
+    ) -> DraftModelChoice:
+        """Return the draft model of a model's next load, by a call with *requested* parameters.
+
+        :raises LoadFailed: there is no model of this name.
+        """
+        options = model.options()
+        text = str(options.get(DRAFT_MODEL, (requested or {}).get(DRAFT_MODEL, "")))
+        if not text or model.config.file is None:
+            return NO_DRAFT_MODEL
+        if DRAFT_MODEL in options and os.path.isabs(text):
+            return DraftModelChoice(text, text)
+        try:  # a client names no other files than models
+            named = self.catalog.get(text, NOBODY)
+        except ModelNotFound as exc:
+            raise LoadFailed(
+                f"the draft model of {model.name!r}: {exc.message}", hint=exc.hint, data=exc.data
+            ) from None
+        file = self.catalog.configuration_of(named).file
+        if file is None:
+            raise LoadFailed(
+                f"the draft model of {model.name!r}: {text!r} has no file",
+                hint="name a GGUF model by draft-model, or leave it out",
+            )
+        return DraftModelChoice(text, str(file))
 
     async def find_projector(self, model: ManagedModel) -> Path | None:
         """Return the projector of a model without any swap, or None.

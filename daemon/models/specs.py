@@ -161,6 +161,7 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         ),
         tool_format=options.get("tool-format", ""),
         mmproj=model.projector.file,
+        draft_model=model.draft.file,
         options=_engine_options(model),
         adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
         tuning=model.kept_tuning or tuner.load_tuning(keeps_threads=keeps_threads),
@@ -188,9 +189,12 @@ def conditions_of(model: ManagedModel, spec: ModelSpec) -> tuple[list[Path], obj
 
 
 def files_of_load(model: ManagedModel, spec: ModelSpec) -> list[Path]:
-    """Return the files that the load of *spec* reads: those of the model, and its projector."""
+    """Return the files that the load of *spec* reads: those of the model, its projector, and its
+    draft model.
+    """
     projector = [Path(spec.mmproj)] if spec.mmproj else []
-    return [*files_in_use(model.config.file), *projector]
+    draft = files_in_use(Path(spec.draft_model)) if spec.draft_model else []
+    return [*files_in_use(model.config.file), *projector, *draft]
 
 
 def engine_settings(config: Config) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     memory: dict[str, Any] | None
     """Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`,
     `process`, `projector` (the process that encodes images and sounds, with the embeddings that
-    are kept) and `total`; `options` is the part of `context` and `compute` that the engine's
+    are kept), `draft` (the draft model with its KV states and buffers) and `total`; `options` is the part of `context` and `compute` that the engine's
     options of the model add, negative if they save.
     """
     adapters: list[dict[str, Any]]
@@ -110,6 +110,10 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     which it computes), both nil before its first load, `pid` (of its process; 0: none), `note`
     (files beside the model that were left out, and why) and `error` (nil, or why it does not
     work).
+    """
+    draft_model: dict[str, Any] | None
+    """Nil, or the model that drafts for it ([draft models](scheduling.md#draft-models)): `name` (as
+    `draft-model` names it), `file`, `size_bytes` and `error` (nil, or why there is none).
     """
     node: str | UnsetType = UNSET
     """In a [fleet](fleet.md), its node; otherwise absent."""

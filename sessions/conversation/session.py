@@ -85,6 +85,8 @@ from .state import (
 )
 
 T = TypeVar("T")
+DRAFT = "draft"
+NO_DRAFTS_OF_MEDIA = "the draft model reads no images or sounds: this turn has no drafts"
 NOTE_BYTES_MAX = 256 << 10
 MESSAGES_BYTES_MAX = 8 << 20
 """Bound on the memory of one history's messages, because each turn sends all of them to the worker,
@@ -947,6 +949,8 @@ class Session:
             self.settings.parameters.adjusted["n-keep"] = reason
         if unread := conversation.history_state.now.unread:
             self.settings.parameters.adjusted["media"] = unread
+        if spec.media and spec.speculation == DRAFT:
+            self.settings.parameters.adjusted["speculation"] = NO_DRAFTS_OF_MEDIA
         self.settings.adapters = spec.adapters
         self.settings.lora = scales_by_name(client.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:

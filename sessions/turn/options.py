@@ -49,7 +49,7 @@ NO_SAMPLING = SamplingParams()
 """Placeholder in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}
 NO_TEMPLATE = dict.fromkeys(("tools", "tool-choice"), "raw text has no tools: send messages")
-CHAT_TEMPLATE = "chat-template"
+CHAT_TEMPLATE, SPECULATION = "chat-template", "speculation"
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
 
 
@@ -375,7 +375,8 @@ class Parameters:
         given = {n for n, value in values.items() if value and value != BY_NAME[n].default}
         before = {n: why for n, why in self.out_of_range.items() if n not in self._turn}
         given.add(CHAT_TEMPLATE)  # the note on it comes from the input, whatever was requested
-        unused = {n: why for n, why in self.unused.items() if n in given}
+        given.add(f"{SPECULATION}={values.get(SPECULATION)}")
+        unused = {n.partition("=")[0]: why for n, why in self.unused.items() if n in given}
         return values, before | adjusted | unused | self._turn_notes.out_of_range
 
     def fill(self, spec: TaskSpec, vocab_size: int) -> TaskSpec:

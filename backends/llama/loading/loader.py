@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +14,7 @@ import msgspec
 from llama_cpp import llama_cpp as lib
 
 from ...answer_form import PLAIN_ANSWERS, AnswerForm
-from ...base import ModelInfo, TemplateInfo, no_drafts
+from ...base import NO_DRAFT_MODEL, ModelInfo, TemplateInfo, no_drafts
 from ...batch import MediaFormat
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
@@ -24,6 +25,7 @@ from ...params import read_options
 from ...tool_formats import configured_form
 from ...tuning_choice import ModelTuning
 from ..kv.context import EncoderContext, LlamaContext
+from ..kv.draft_context import LlamaDraftModel
 from ..kv.embedding_context import (
     LlamaEmbedder,
     embed_info,
@@ -40,6 +42,7 @@ from ..text.renderer import Renderer, TemplateRefusal
 from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fallback_source
 from ..text.vocab import Vocab
 from .devices import layers_of
+from .draft_model import check_draft_model, check_draftable, draft_spec, open_draft_context
 from .gguf_check import GgufFile
 from .opening import (
     FLASH_ATTENTION,
@@ -89,6 +92,8 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
     options = read_llama_options(spec)
     log = capture()
     log.clear()
+    if spec.draft_model:
+        check_draft_model(spec)
     with ExitStack() as undo:
         renderer = configured_renderer(spec)
         undo.callback(renderer.close)
@@ -119,6 +124,9 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         tuning = _tuning(spec, options, model, file)
         context = _context_of(opened, params, pointer)
         undo.callback(context.close)
+        draft = _open_draft(opened, progress) if spec.draft_model else None
+        if draft is not None:
+            undo.callback(draft.close)
         generates = not isinstance(context, EncoderContext)
         template, notes = _template(
             *(model, opened.vocab, renderer),
@@ -148,6 +156,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             matching,
             tuning,
             named,
+            draft,
         )
         undo.pop_all()
     return loaded
@@ -201,6 +210,35 @@ def _context_of(opened: _OpenedModel, params: Any, pointer: Any) -> LlamaContext
         )
     lib.llama_free(pointer)
     return EncoderContext(spec.slots, opened.embedding.tokens_max, spec.batch_size, fingerprint)
+
+
+def _open_draft(opened: _OpenedModel, progress: LoadProgress) -> LlamaDraftModel:
+    """Load the draft model of a model that is loaded, and create its context.
+
+    :raises LoadFailed: llama.cpp cannot load it.
+    :raises UnsupportedOperation: it cannot draft, or the model has no drafts.
+    """
+    check_draftable(opened.spec, opened.pointer)
+    spec, log = draft_spec(opened.spec, opened.pointer), opened.log
+    options = read_llama_options(spec)
+    # The model's own load has reported its progress up to the end.
+    model, file = _load_model(spec, options, lambda _: progress(1.0), log, lambda _: None)
+    with ExitStack() as undo:
+        undo.callback(lib.llama_model_free, model)
+        check_draftable(spec, model)
+        params = context_params(spec, options, model)
+        size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        context = LlamaContext(
+            open_draft_context(spec, params, model, log),
+            model,
+            vocab_size=size,
+            fingerprint=_fingerprint(
+                spec, options, file, int(params.flash_attn_type), ctx_size_of(spec, model)
+            ),
+            logits_max=int(params.n_outputs_max),
+        )
+        undo.pop_all()
+    return LlamaDraftModel(model, context, size, opened.vocab.size)
 
 
 def _open_embedder(opened: _OpenedModel) -> LlamaEmbedder:
@@ -326,11 +364,14 @@ def _model_info(
         has_chat_template=template is not None and "chat-template" not in notes,
         tool_format=form.shown_name,
         answer_form=form,
-        unused=_unused(template, opened.start_token, context),
+        unused=_unused(
+            template, opened.start_token, context, has_draft_model=bool(spec.draft_model)
+        ),
         chat_notes=notes,
         kv_kind=context.kv_kind,
         rollback=context.rollback,
         can_shift=context.can_shift,
+        draft_model=os.path.basename(spec.draft_model),
         n_gpu_layers=layers_of(spec, model),
         sampling=_recommended_sampling(model),
         embedding=None if opened.embedding_refusal else opened.embedding,
@@ -359,12 +400,18 @@ def _ends_generation(vocab: Vocab, text: str) -> bool:
 
 
 def _unused(
-    template: ChatTemplate | None, start_token: int | None, context: LlamaContext
+    template: ChatTemplate | None,
+    start_token: int | None,
+    context: LlamaContext,
+    *,
+    has_draft_model: bool,
 ) -> dict[str, str]:
     found = {} if template is None or template.uses_tools else {"tools": _NO_TOOLS}
     encodes = start_token is not None
     if reason := no_drafts(context.kv_kind, encodes=encodes, rollback=context.rollback):
         found |= {"speculation": reason, "draft-max": reason}
+    elif not has_draft_model:
+        found["speculation=draft"] = NO_DRAFT_MODEL
     return found if start_token is None else found | _NO_HISTORY
 
 

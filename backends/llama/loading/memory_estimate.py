@@ -24,6 +24,7 @@ from llama_cpp import llama_cpp as lib
 from msgspec.structs import replace
 
 from ...engine_options import EngineOptions, is_quantized
+from ...errors import InferdError
 from ...memory import Device, MemoryNeed, resident_bytes
 from ...model_spec import ModelSpec, Shape
 from ...tuning_choice import Setting
@@ -33,6 +34,7 @@ from ..probe_runner import CONTEXTS_MAX, layout_of, probe_context_params, probes
 from ..text.matching import BYTES_PER_TOKEN
 from ..threads import cpu_function
 from .devices import Share, breakdown, c_function, devices, layers_of
+from .draft_model import check_draft_model, check_draftable, draft_spec, open_draft_context
 from .opening import (
     LOGIT_BYTES,
     context_params,
@@ -133,8 +135,30 @@ class LlamaMemoryEstimator:
         self._spec = spec
         self._options = read_llama_options(spec)
         self._log = capture()
+        self._draft: LlamaMemoryEstimator | None = None
+        if spec.draft_model:
+            check_draft_model(spec)
         self._model = self._open(spec)
         self._layers = layers_of(spec, self._model)
+        if spec.draft_model:
+            self._draft = self._open_draft(spec)
+
+    def _open_draft(self, spec: ModelSpec) -> LlamaMemoryEstimator:
+        """Return the estimator of the draft model.
+
+        :raises InferdError: it cannot be opened, or cannot draft for this model.
+        """
+        draft = None
+        try:
+            check_draftable(spec, self._model)
+            draft = LlamaMemoryEstimator(draft_spec(spec, self._model))
+            check_draftable(draft._spec, draft._model)
+        except InferdError:
+            if draft is not None:
+                draft.close()
+            self.close()
+            raise
+        return draft
 
     def _open(self, spec: ModelSpec) -> Any:
         self._log.clear()
@@ -161,9 +185,7 @@ class LlamaMemoryEstimator:
     def need(self, shape: Shape) -> MemoryNeed:
         """Return the model's need in *shape*. Takes 5 ms, or more if `n_gpu_layers` changes."""
         spec = shape.apply_to(self._spec)
-        if shape.n_gpu_layers != self._layers:
-            self.close()
-            self._model, self._layers = self._open(spec), shape.n_gpu_layers
+        self._place_layers(spec, shape.n_gpu_layers)
         if decoder_start_token(self._model) is not None:
             need = self._of_slots(spec, self._options)
             return replace(need, options=self._added_by_options(spec, need))
@@ -176,6 +198,8 @@ class LlamaMemoryEstimator:
         need = replace(need, options=self._added_by_options(spec, need))
         if not encoder:
             need = replace(need, measuring=self._of_probes(spec))
+        if self._draft is not None:
+            need = self._draft.add_draft(need, draft_spec(spec, self._model))
         self._log.clear()
         context = open_embedding_context(
             spec, self._options, self._model, info, self._values, self._log
@@ -186,6 +210,28 @@ class LlamaMemoryEstimator:
         if encoder:
             return replace(need, context=0, compute=second.total)
         return replace(need, embedding=second.total, embedding_devices=second.devices)
+
+    def _place_layers(self, spec: ModelSpec, layers: int) -> None:
+        """Open the model again if another number of its layers is on devices."""
+        if layers != self._layers:
+            lib.llama_model_free(self._model)
+            self._model, self._layers = None, layers
+            self._model = self._open(spec)
+
+    def add_draft(self, need: MemoryNeed, spec: ModelSpec) -> MemoryNeed:
+        """Return *need*, that of a model, with this model, of *spec*, as its draft model. Both are
+        in one process, whose size was measured with both vocabularies.
+        """
+        self._place_layers(spec, layers_of(spec, self._model))
+        self._log.clear()
+        params = context_params(spec, self._options, self._model)
+        context = open_draft_context(spec, params, self._model, self._log)
+        cells = BYTES_PER_CELL * int(lib.llama_n_ctx(context))
+        shares, _, output, work = self._taken(context)
+        own = self._with_gaps(total_need(shares, cells, output, work), params)
+        names = sorted({*need.devices, *own.devices})
+        devices = {n: need.devices.get(n, 0) + own.devices.get(n, 0) for n in names}
+        return replace(need, draft=own.total, devices=devices)
 
     def _added_by_options(self, spec: ModelSpec, need: MemoryNeed) -> int:
         """Return the bytes by which *need* exceeds that of a context with the default options."""
@@ -275,7 +321,9 @@ class LlamaMemoryEstimator:
         return FIRST_STEP_BYTES + BYTES_PER_TOKEN * tokens + BYTES_PER_CELL * cells
 
     def close(self) -> None:
-        """Free the model; a second call does nothing."""
+        """Free the model and its draft model; a second call does nothing."""
+        if self._draft is not None:
+            self._draft.close()
         model, self._model = self._model, None
         if model is not None:
             lib.llama_model_free(model)

@@ -63,6 +63,8 @@ export interface ModelParameters {
   "tool-format"?: string | object | undefined;
   /** file of the projector with which the model reads images and sounds; auto: the one beside the model's file whose name contains `mmproj` (see media.md), if exactly one fits; none, or empty in the configuration: none (default: "auto") */
   "mmproj"?: string | undefined;
+  /** second, smaller model with the same vocabulary, which drafts for turns with the `speculation` draft: the name of a model or, in the configuration, also its file; empty: none; see scheduling.md (default: "") */
+  "draft-model"?: string | undefined;
   /** model whose embeddings `stop-similarity` compares while it is loaded; empty: none (default: "") */
   "similarity-model"?: string | undefined;
   /** maximum time in milliseconds that a turn waits for one comparison (default: 1000) */
@@ -193,8 +195,8 @@ export interface ModelParameters {
   "structural-tag"?: object | string | undefined;
   /** tokens that the grammar forces are not sampled, and several of them are computed at once; false: each token is sampled (default: true) */
   "jump-forward"?: boolean | undefined;
-  /** drafter that proposes the next tokens, so that one step can verify several; the text stays the same, and a step has drafts only if that is expected to be faster; ngram: repeats what followed the last tokens where they occurred before in the session; auto: ngram; off: none; see scheduling.md (default: "auto") */
-  "speculation"?: "auto" | "ngram" | "off" | undefined;
+  /** drafter that proposes the next tokens, so that one step can verify several; the text stays the same, and a step has drafts only if that is expected to be faster; ngram: repeats what followed the last tokens where they occurred before in the session; draft: the model's `draft-model`; auto: ngram; off: none; see scheduling.md (default: "auto") */
+  "speculation"?: "auto" | "ngram" | "draft" | "off" | undefined;
   /** maximum number of tokens of an answer that are drafted for one step; 0: none (default: 16) */
   "draft-max"?: number | undefined;
   /** text that the answer is expected to repeat in large part, such as a file that is edited: the drafter ngram proposes it, from its beginning and wherever the answer returns to it (default: "") */

@@ -327,7 +327,7 @@ export interface ModelInfo {
   pinned: boolean;
   /** Memory that its worker process, and the one that encodes images and sounds, occupy on the host now, mapped weights included (RSS); 0: no process. */
   resident_bytes: number;
-  /** Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`, `process`, `projector` (the process that encodes images and sounds, with the embeddings that are kept) and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save. */
+  /** Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`, `process`, `projector` (the process that encodes images and sounds, with the embeddings that are kept), `draft` (the draft model with its KV states and buffers) and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save. */
   memory: Fields | null;
   /** Array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter fail with it. */
   adapters: Fields[];
@@ -343,6 +343,8 @@ export interface ModelInfo {
   reads: string[];
   /** Nil, or the projector with which it reads images and sounds: `file` (empty: none was taken), `type` (llama.cpp's name), `kinds` (`image`, `audio`), `width` (numbers of an embedding), `image_size` (pixels of a side with which it was trained; 0: no images), `size_bytes`, `image_tokens_max` (tokens of a very large image) and `buffer_bytes` (memory in which it computes), both nil before its first load, `pid` (of its process; 0: none), `note` (files beside the model that were left out, and why) and `error` (nil, or why it does not work). */
   projector: Fields | null;
+  /** Nil, or the model that drafts for it (draft models): `name` (as `draft-model` names it), `file`, `size_bytes` and `error` (nil, or why there is none). */
+  draft_model: Fields | null;
   /** In a fleet, its node; otherwise absent. */
   node?: string | undefined;
   /** In a fleet, the model as each node describes it; otherwise absent. */
