@@ -15,6 +15,7 @@ from .errors import UnsupportedOperation
 if TYPE_CHECKING:
     from .base import (
         CompiledGrammar,
+        DraftModel,
         LanguageModel,
         Model,
         ModelInfo,
@@ -35,6 +36,7 @@ __all__ = (
     "Chunk",
     "CompiledGrammar",
     "Device",
+    "DraftModel",
     "EmbedInfo",
     "EmbedSpec",
     "InferdError",

@@ -107,8 +107,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     answer_form: AnswerForm = PLAIN_ANSWERS
     """The marks of reasoning, content and tool calls in its answers."""
     unused: dict[str, str] = {}
-    """Parameters that have no effect on its answers, with the reasons. A name with `=VALUE` is about
-    this value alone.
+    """Parameters that have no effect on its answers, with the reasons. NAME=VALUE stands for one
+    value of a parameter.
     """
     chat_notes: dict[str, str] = {}
     """Notes on turns with messages, which answers report in `adjusted` under `chat-template`. That

@@ -13,7 +13,16 @@ from llama_cpp import llama_cpp as lib
 
 from inferd.backends.llama.llama_log import capture
 
-__all__ = ("ONE_THREAD", "fast_smollm2", "gemma3", "short_smollm2", "smollm2", "written_once")
+__all__ = (
+    "ONE_THREAD",
+    "fast_smollm2",
+    "first_blocks_of_smollm2",
+    "gemma3",
+    "short_smollm2",
+    "smollm2",
+    "write_first_blocks",
+    "written_once",
+)
 
 ONE_THREAD = "[defaults]\nthreads = 1\n"
 """Configuration of a daemon for real models. With two threads, one other busy process makes each
@@ -38,7 +47,28 @@ def short_smollm2() -> Path:
     """Return SmolLM2 with 4 of its 30 blocks, for tests in which no text has to make sense: prompts
     take an eighth of the time, and answers a quarter. Its best two tokens are often close.
     """
-    return _made(f"smollm2-{_BLOCKS_KEPT}-blocks.gguf", _drop_blocks)
+    return first_blocks_of_smollm2(_BLOCKS_KEPT)
+
+
+def first_blocks_of_smollm2(count: int) -> Path:
+    """Return SmolLM2 with the first *count* of its 30 blocks."""
+
+    def write(file: Path) -> None:
+        write_first_blocks(smollm2(), file, count, _BLOCKS)
+
+    return written_once(f"smollm2-{count}-blocks.gguf", write)
+
+
+def write_first_blocks(source: Path, file: Path, count: int, of: int) -> None:
+    """Write the first *count* of the *of* blocks of a model, with all else that it has."""
+    capture()
+    params = lib.llama_model_quantize_default_params()
+    params.only_copy = True
+    dropped = (*range(count, of), -1)
+    params.prune_layers = (ctypes.c_int32 * len(dropped))(*dropped)
+    assert (
+        lib.llama_model_quantize(os.fsencode(source), os.fsencode(file), ctypes.byref(params)) == 0
+    )
 
 
 def _made(name: str, make: Callable[[Any], None]) -> Path:
@@ -68,12 +98,6 @@ def written_once(name: str, write: Callable[[Path], None]) -> Path:
 
 def _to_eight_bits(params: Any) -> None:
     params.ftype, params.allow_requantize = lib.LLAMA_FTYPE_MOSTLY_Q8_0, True
-
-
-def _drop_blocks(params: Any) -> None:
-    params.only_copy = True
-    dropped = (*range(_BLOCKS_KEPT, _BLOCKS), -1)
-    params.prune_layers = (ctypes.c_int32 * len(dropped))(*dropped)
 
 
 def gemma3() -> Path:

@@ -66,6 +66,8 @@ from .media import ECHO_MEDIA_WIDTH
 from .options import (
     ECHO_CTX_SIZE,
     EOG,
+    PROMPT_BEGIN,
+    PROMPT_END,
     VOCAB_SIZE,
     EchoFaults,
     EchoOptions,

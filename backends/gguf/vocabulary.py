@@ -79,7 +79,7 @@ def vocabulary_mismatch(model: VocabularySide, draft: VocabularySide) -> str:
     vocabulary, which is equal.
     """
     if model.kind != draft.kind:
-        return _text("their vocabularies have different types", model, draft, model.kind, draft.kind)
+        return _text("their vocabularies differ in type", model, draft, model.kind, draft.kind)
     for name, value in model.ends.items():
         other = draft.ends[name]
         if value is not None and other is not None and value != other:

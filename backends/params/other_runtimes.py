@@ -438,10 +438,13 @@ _REASONS: dict[str, str] = {
         poll poll-batch priority priority-batch attention-type backend-sampling""",
     "the parameters `mmap` and `mlock` of the model's configuration decide this": "load-mode",
     "the parameter `lora` applies adapters": "lora-init-without-apply",
-    "not supported: images, draft models, control vectors": """
+    "a draft model has the context and the devices of its model (`draft-model`)": """
+        n-ctx-speculative n-gpu-layers-speculative""",
+    "each step has as many drafts as are expected to pay, at most `draft-max`": """
+        n-max-speculative n-min-speculative p-split-speculative p-min-speculative
+        lookup-cache-static lookup-cache-dynamic""",
+    "not supported: images, control vectors": """
         always-regenerate-image-embd
-        n-ctx-speculative n-max-speculative n-min-speculative n-gpu-layers-speculative
-        p-split-speculative p-min-speculative lookup-cache-static lookup-cache-dynamic
         control-vector-load control-vector-layer-start control-vector-layer-end""",
     "`inferd pull` downloads models; requests name them": """
         model-url hf-token hf-repo hf-file model-path""",

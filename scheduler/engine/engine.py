@@ -294,4 +294,5 @@ class Engine:
             "slots": len(self.slots),
             **self.kv.statistics(),
             "step_cost": cost and cost._asdict(),
+            **self.speculation.statistics(),
         }

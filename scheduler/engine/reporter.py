@@ -125,6 +125,15 @@ class Reporter:
         }
         self._log("error", "backends", "step.failed", fields)
 
+    def log_drafting_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
+        """Log that the draft model failed, and is no longer used."""
+        fields = {
+            "tasks": [task.spec.id for task in tasks],
+            "requests": [task.spec.request for task in tasks],
+            "cause": error.message,
+        }
+        self._log("error", "backends", "draft_model.failed", fields)
+
     def log_compilation_failed(self, task: Task, error: InferdError) -> None:
         """Log that a grammar could not be compiled for a reason other than the grammar itself."""
         fields = {"task": task.spec.id, "request": task.spec.request}

@@ -4,38 +4,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from ...backends import LanguageModel
 from ..drafting.drafter import Drafter
+from ..drafting.model_drafter import LAG_MAX
 from ..drafting.ngram import NgramDrafter
 from ..policy.batch_plan import ScheduledTokens
 from ..policy.cost import StepCost
-from ..policy.draft_plan import DRAFT_MAX, PromptChunks, StreamOffer, plan_drafts
+from ..policy.draft_plan import (
+    DRAFT_MAX,
+    LOSS_MAX,
+    Acceptance,
+    DraftPlan,
+    PromptChunks,
+    StreamOffer,
+    pays_to_catch_up,
+    plan_drafts,
+    saving_s,
+)
 from ..policy.order import Order
 from ..task import Task
 from .answers import joins_events
 from .metrics_publisher import MetricsPublisher
+from .model_drafts import ModelDrafts
 from .task_table import TaskTable
 
+TRIAL_DRAFTS = 4
+"""Drafts of a draft model that are only compared with the tokens that follow, to learn how many it
+gets right now.
+"""
+CHECK_TOKENS = 8
+"""Tokens between two checks whether it pays that the draft model catches up with a stream."""
 PAUSE_MAX = 64
 """The most tokens that a stream generates without drafts after its drafts failed."""
 FULL_PAUSE_STEPS = 256
 """Steps without drafts after a step found no KV cells for its drafts."""
-AUTO = "auto"
+AUTO, DRAFT = "auto", "draft"
 
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream whose answer is drafted. *predicted* are the tokens that its drafter expected behind
-    the first *seen* of the answer. The drafter was right *run* times in a row.
+    """A stream whose answer is drafted, by its *drafter* or else the draft model. *predicted* are
+    the tokens that it expected behind the first *seen* of the answer. It was right *run* times in a
+    row.
     """
 
     name: str
-    drafter: Drafter
+    drafter: Drafter | None
     predicted: Sequence[int] = ()
     seen: int = 0
     run: int = 0
@@ -47,6 +67,30 @@ class _Stream:
     """Accepted drafts before its last step with drafts."""
     slowdown: float = 0.0
     """How many times as long that step took with its drafts; 0 if it had none."""
+    account_s: float = 0.0
+    """The time that the draft model may take for it without a gain: `LOSS_MAX` of its steps."""
+    catches_up: bool = False
+    checked_at: int = -CHECK_TOKENS
+    """The size of the answer when it was last checked whether to catch up with it."""
+
+
+_Planner = Callable[[Sequence[StreamOffer]], DraftPlan]
+
+
+class _Step(NamedTuple):
+    """The streams of the next step with their offers, and the function that plans their drafts."""
+
+    streams: Sequence[ScheduledTokens]
+    offers: Sequence[StreamOffer]
+    plan_of: _Planner
+    beside_prompts: bool
+
+    def may_pay(self, index: int) -> bool:
+        """Return whether a stream would have drafts if all of them were right."""
+        hoped, offer = list(self.offers), self.offers[index]
+        right = [float(count) for count in range(1, len(offer.expected) + 1)]
+        hoped[index] = offer._replace(expected=right)
+        return self.plan_of(hoped).counts[index] > 0
 
 
 class Speculation:
@@ -65,6 +109,7 @@ class Speculation:
     ):
         self.drafters: dict[str, Drafter] = dict(drafters or {"ngram": NgramDrafter()})
         """By name; more can be added before the first step."""
+        self.by_model = ModelDrafts(model, tasks, metrics)
         self._model, self._tasks, self._cost, self._counts = model, tasks, cost, metrics.counts
         self._slots = tasks.slots
         self._streams: dict[int, _Stream] = {}
@@ -77,10 +122,14 @@ class Speculation:
     def _new_stream(self, task: Task) -> _Stream | None:
         """Return the stream of a task's answer, if it has a drafter."""
         info, wanted = self._model.info, task.spec.speculation
-        name = info.drafter if wanted == AUTO else wanted
+        name = wanted
+        if wanted == AUTO or (wanted == DRAFT and not self.by_model.is_on):
+            name = info.drafter
         drafter = self.drafters.get(name)
-        if drafter is None or task.spec.pull or not task.spec.draft_max:
+        if (drafter is None and name != DRAFT) or task.spec.pull or not task.spec.draft_max:
             return None
+        if name == DRAFT and not task.drafted:
+            task.acceptance = Acceptance(self.by_model.learned.rates)
         stream = self._streams[task.spec.id] = _Stream(name, drafter, seen=task.generated)
         return stream
 
@@ -88,6 +137,7 @@ class Speculation:
         self, batch: Sequence[ScheduledTokens], order: Order
     ) -> Sequence[ScheduledTokens]:
         """Return *batch* with the drafts that the next step verifies."""
+        self.by_model.step_s = 0.0
         able = self._model.info.no_drafts == "" and not self._slots.drafts_cut_states
         if not able:
             return batch
@@ -97,28 +147,108 @@ class Speculation:
         if self._pause_steps:
             self._pause_steps -= 1
             return batch
-        offers, proposals, offered = [], [], False
+        offers, proposals, lagging = [], [], dict[int, StreamOffer]()
         streams = [part for part in batch if not part.task.prefilling] if prompts else batch
-        for part in streams:
+        for index, part in enumerate(streams):
             offer, tokens = self._offer(part, order)
-            offered |= bool(tokens)
+            if offer.by_model and self.by_model.drafter.lag(part.task) > LAG_MAX:
+                lagging[index] = offer
+                offer = offer._replace(expected=(), by_model=False)
             offers.append(offer)
             proposals.append(tokens)
-        if not offered:
+        offered = any(offer.expected for offer in offers)
+        if not offered and not lagging:
             return batch
-        info, cost = self._model.info, self._cost
-        logits = sum(max(1, part.logits) for part in batch)
-        left = min(info.logits_max - logits, info.batch_size - sum(p.count for p in batch))
-        target_s = self._tasks.settings.step_s_target
-        beside = PromptChunks(prompts, cost.token_s, cost.pass_s, cost.logits_pass_known)
-        plan = plan_drafts(offers, cost.logits_pass_s, cost.position_s, target_s, left, beside)
+        plan_of = self._planner(batch, prompts)
+        plan = plan_of(offers) if offered else DraftPlan([0] * len(streams))
+        if any(map(self._is_by_model, streams)):
+            step = _Step(streams, offers, plan_of, beside_prompts=len(prompts) > 0)
+            self._draft_by_model(step, proposals, plan.counts, lagging)
         self._slowdown, self._streams_in_step = plan.slowdown, len(streams)
+        if not any(tokens and count for tokens, count in zip(proposals, plan.counts, strict=True)):
+            return batch
         drafted = {
             id(part): self._with_drafts(part, tokens[:count], count, plan.slowdown, prompts)
             for part, tokens, count in zip(streams, proposals, plan.counts, strict=True)
             if count
         }
-        return [drafted.get(id(part), part) for part in batch] if drafted else batch
+        return [drafted.get(id(part), part) for part in batch]
+
+    def _planner(self, batch: Sequence[ScheduledTokens], prompts: Sequence[int]) -> _Planner:
+        """Return the function that plans the drafts of the streams in *batch*, by their offers."""
+        info, cost = self._model.info, self._cost
+        logits = sum(max(1, part.logits) for part in batch)
+        left = min(info.logits_max - logits, info.batch_size - sum(p.count for p in batch))
+        target_s = self._tasks.settings.step_s_target
+        beside = PromptChunks(prompts, cost.token_s, cost.pass_s, cost.logits_pass_known)
+        draft_s = self.by_model.draft_s
+        return lambda offers: plan_drafts(
+            offers, cost.logits_pass_s, cost.position_s, target_s, left, beside, draft_s
+        )
+
+    def _is_by_model(self, part: ScheduledTokens) -> bool:
+        stream = self._streams.get(part.task.spec.id)
+        return stream is not None and stream.drafter is None
+
+    def _draft_by_model(
+        self,
+        step: _Step,
+        proposals: list[Sequence[int]],
+        counts: Sequence[int],
+        lagging: Mapping[int, StreamOffer],
+    ) -> None:
+        """Have the draft model make the *proposals* of which the plan has *counts*. Otherwise it
+        catches up with a stream, or is tried again, if that is expected to pay.
+        """
+        offers, parts = step.offers, step.streams
+        wanted = {i: counts[i] for i, offer in enumerate(offers) if offer.by_model and counts[i]}
+        step_s = self._cost.logits_pass_s(len(parts))
+        for index, part in enumerate(parts):
+            if index in wanted or not self._is_by_model(part) or step.beside_prompts:
+                continue
+            stream = self._streams[part.task.spec.id]
+            stream.account_s += LOSS_MAX * step_s
+            if index in lagging:
+                hoped = [lagging.get(i, offer) for i, offer in enumerate(offers)]
+                self._catch_up(step._replace(offers=hoped), index, step_s)
+            elif offers[index].by_model and not stream.predicted:
+                stream.catches_up = False
+                trial_s = self.by_model.draft_s(1, TRIAL_DRAFTS)
+                if stream.account_s > trial_s:
+                    stream.account_s -= trial_s
+                    if step.may_pay(index):
+                        wanted[index] = min(TRIAL_DRAFTS, len(offers[index].expected))
+        limits = [(parts[i].task, min(n, len(offers[i].expected))) for i, n in wanted.items()]
+        limits.sort(key=lambda limit: limit[0].slot)
+        made = self.by_model.propose(limits)
+        for index in wanted:
+            number = parts[index].task.spec.id
+            proposals[index] = self._streams[number].predicted = made.get(number, ())
+
+    def _catch_up(self, step: _Step, index: int, step_s: float) -> None:
+        """Have the draft model catch up with a stream, if that pays and no task waits."""
+        task = step.streams[index].task
+        stream, by_model = self._streams[task.spec.id], self.by_model
+        if self._tasks.queue or not by_model.is_on:
+            return
+        lag = by_model.drafter.lag(task)
+        if not by_model.drafter.cost.known:  # a few tokens show what the others take
+            by_model.catch_up(task, lag, step_s, alone=True)
+            return
+        lag_s = by_model.drafter.lag_s(task, lag)
+        if not stream.catches_up and task.generated >= stream.checked_at + CHECK_TOKENS:
+            stream.checked_at = task.generated
+            saved_s = saving_s(step.offers, step.plan_of(step.offers), index, step_s)
+            left = task.ctx_size - len(task.tokens)
+            if task.spec.n_predict >= 0:
+                left = min(left, task.spec.n_predict - task.generated)
+            trial_s = by_model.draft_s(1, TRIAL_DRAFTS)
+            pays = pays_to_catch_up(lag_s, saved_s, task.generated, left, stream.account_s, trial_s)
+            stream.catches_up = pays and (saved_s > 0 or step.may_pay(index))
+            if stream.catches_up and not saved_s:
+                stream.account_s -= lag_s
+        if stream.catches_up:
+            by_model.catch_up(task, lag, step_s, alone=len(step.streams) == 1)
 
     def _offer(self, part: ScheduledTokens, order: Order) -> tuple[StreamOffer, Sequence[int]]:
         """Return what a stream offers for the next step, and the tokens that its drafter proposes,
@@ -132,6 +262,8 @@ class Speculation:
             if stream is None:  # it has no fill either
                 return offer._replace(drafts_max=0), ()
         self._compare(task, stream)
+        if stream.drafter is None:
+            return self._offer_by_model(offer, task, stream, order), ()
         proposed = stream.drafter.propose(task, max(limit, 1))
         if stream.predicted and proposed[:1] != stream.predicted[:1]:
             stream.run = 0
@@ -141,6 +273,18 @@ class Speculation:
         proposed = proposed[:limit]
         expected = task.acceptance.expected(stream.run, len(proposed))
         return offer._replace(expected=expected, level=order.effective(task)), proposed
+
+    def _offer_by_model(
+        self, offer: StreamOffer, task: Task, stream: _Stream, order: Order
+    ) -> StreamOffer:
+        """Return what a stream offers whose drafts the draft model makes after the plan."""
+        if offer.drafts_max < 1 or not self.by_model.is_on or task.generated < stream.paused_until:
+            return offer
+        limit = min(offer.drafts_max, self.by_model.drafter.drafts_max(task))
+        expected = task.acceptance.expected(stream.run, limit)
+        return offer._replace(
+            expected=expected, level=order.effective(task), by_model=bool(expected)
+        )
 
     def _limit(self, part: ScheduledTokens) -> int:
         """Return the most drafts that *part* can have: no token would be sampled after more."""
@@ -174,6 +318,8 @@ class Speculation:
                 return
             right = token == predicted[done]
             acceptance.note(stream.run, right=right)
+            if stream.drafter is None:
+                self.by_model.learned.note(stream.run, right=right)
             stream.run = stream.run + 1 if right else 0
             if not right:
                 stream.predicted = ()
@@ -242,13 +388,21 @@ class Speculation:
 
     def forget_ended(self) -> None:
         """Forget the streams of tasks that have ended or lost their slots."""
+        self.by_model.follow_slots()
         if not self._streams:
             return
         running = {t.spec.id for t in self._slots.tasks}
         for number in [n for n in self._streams if n not in running]:
-            self._streams.pop(number).drafter.forget(number)
+            drafter = self._streams.pop(number).drafter
+            if drafter is not None:
+                drafter.forget(number)
 
     def forget_session(self, user: int, session: str) -> None:
         """Drop the text of a session that is being deleted."""
         for drafter in self.drafters.values():
             drafter.forget_session(user, session)
+        self.by_model.forget_session(session)
+
+    def statistics(self) -> dict[str, str]:
+        """Return why the draft model is no longer used, if it failed."""
+        return {"draft_model_error": self.by_model.error} if self.by_model.error else {}

@@ -98,6 +98,7 @@ class Steps:
         """Compute with this many threads from the next step on."""
         self._model.set_threads(threads)
         self._cost.use_threads(threads)
+        self.speculation.by_model.use_threads(threads)
 
     def compute_step(self) -> None:
         """Compute one batch, of generations or of embeddings, if there is work."""
@@ -248,6 +249,7 @@ class Steps:
         counts["batch_tokens"] += tokens
         for part in batch:
             task, work = part.task, part.size
+            work += self._cost.seconds_as_tokens(self.speculation.by_model.take_seconds(task))
             prompt_left = task.prompt_size - task.computed - task.dropped
             if prompt_left > 0:
                 counts["prompt"] += min(part.count, prompt_left)

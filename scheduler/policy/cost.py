@@ -134,8 +134,12 @@ class StepCost:
 
     def logits_as_tokens(self, logits: int) -> int:
         """Return how many tokens could be computed in the time that *logits* take."""
-        token_s = self.predict(StepLoad(0, 1, 0))
-        return round(logits * self._logits_s / token_s) if token_s else 0
+        return self.seconds_as_tokens(logits * self._logits_s)
+
+    def seconds_as_tokens(self, seconds: float) -> int:
+        """Return how many tokens could be computed in that many *seconds*."""
+        token_s = self.predict(StepLoad(0, 1, 0)) if seconds else 0.0
+        return round(seconds / token_s) if token_s else 0
 
     def recompute_s(self, tokens: int) -> float:
         """Return the seconds that it would take to compute the first *tokens* of a prompt again."""

@@ -30,6 +30,14 @@ POSITIONS = 16
 """Positions with an acceptance of their own; later ones share the last one."""
 WEIGHT = 1 / 8
 """Weight of the last token in an acceptance."""
+MODEL_PRIOR, MODEL_WEIGHT = 0.8, 1 / 64
+"""The acceptance of a draft model before any is known, and the weight of a token in that of all
+streams, with which a new stream begins.
+"""
+REST_MIN = 128
+"""Tokens that an answer of unknown length is expected to have left, at least. A longer answer is
+expected to become twice as long.
+"""
 _PRIOR = tuple(1 - 0.6 * 0.87**position for position in range(POSITIONS))
 """The acceptance before any is known. A drafter that was right several times in a row copies a text
 or a loop, so it is likely to be right again.
@@ -41,13 +49,18 @@ class Acceptance:
     were, as moving averages. Owned by the engine.
     """
 
-    def __init__(self) -> None:
-        self.rates = list(_PRIOR)
+    def __init__(self, rates: Sequence[float] = _PRIOR, weight: float = WEIGHT) -> None:
+        self.rates, self._weight = list(rates), weight
+
+    @classmethod
+    def of_models(cls) -> Acceptance:
+        """Return the acceptance of all streams of a draft model, before any is known."""
+        return cls([MODEL_PRIOR] * POSITIONS, MODEL_WEIGHT)
 
     def note(self, position: int, *, right: bool) -> None:
         """Record whether the token at *position* was right."""
         position = min(position, POSITIONS - 1)
-        self.rates[position] += WEIGHT * (right - self.rates[position])
+        self.rates[position] += self._weight * (right - self.rates[position])
 
     def expected(self, position: int, count: int) -> list[float]:
         """Return for each number of drafts, 1 … *count*, how many will be accepted if the first one
@@ -70,6 +83,8 @@ class StreamOffer(NamedTuple):
     drafts_max: int = 0
     expected: Sequence[float] = ()
     level: int = 0
+    by_model: bool = False
+    """A draft model makes its drafts once their number is planned, which takes time."""
 
     def gain(self, drafts: int) -> float:
         """Return how many of that many *drafts* are expected to be accepted. Those beyond the
@@ -136,6 +151,7 @@ def plan_drafts(
     seconds_max: float,
     tokens_max: int,
     prompts: PromptChunks = NO_PROMPTS,
+    draft_s: Callable[[int, int], float] = lambda streams, drafts: 0.0,
 ) -> DraftPlan:
     """Return the number of drafts of each of *streams*.
 
@@ -148,7 +164,8 @@ def plan_drafts(
     without drafts, except for `LOSS_MAX`, nor do *prompts*, and all tokens together do not become
     fewer per second. The step takes at most *seconds_max*, and has at most *tokens_max* drafts.
     *pass_s* returns the seconds of a pass by its number of tokens of streams, to which *position_s*
-    is added for each earlier token that a token attends to.
+    is added for each earlier token that a token attends to. *draft_s* returns the seconds in which
+    a draft model makes drafts, by the number of streams and of drafts for each.
     """
     count = len(streams)
     best = DraftPlan([0] * count)
@@ -188,6 +205,8 @@ def plan_drafts(
         else:
             longer = [n + more for n, more in zip(lengths, drafts, strict=True)]
             seconds = seconds_of(longer) + depth_s + more_s
+        if by_model := sum(streams[i].by_model for i in chosen):
+            seconds += draft_s(by_model, size)
         if seconds > seconds_max:
             return
         gains = [s.gain(n) for s, n in zip(streams, drafts, strict=True)]
@@ -211,3 +230,28 @@ def plan_drafts(
             for most in range(1, min(len(proposed), STREAMS_MAX, tokens_max // size) + 1):
                 consider(proposed[:most], size)
     return best
+
+
+def saving_s(streams: Sequence[StreamOffer], plan: DraftPlan, index: int, step_s: float) -> float:
+    """Return the seconds that *plan* saves a stream for each of its tokens, where a step without
+    drafts takes *step_s*; 0 if it has no drafts.
+    """
+    drafts = plan.counts[index]
+    if not drafts:
+        return 0.0
+    return max(0.0, step_s * (1 - plan.slowdown / (1 + streams[index].gain(drafts))))
+
+
+def pays_to_catch_up(
+    lag_s: float, saved_s: float, generated: int, tokens_left: int, account_s: float, trial_s: float
+) -> bool:
+    """Return whether a draft model is to compute, in *lag_s*, the tokens of a stream that it has
+    not computed.
+
+    Drafts are expected to save *saved_s* for each token. An answer ends after at most *tokens_left*
+    more tokens, and probably with fewer, by how many it has *generated*. If that does not pay, the
+    acceptance may still be better than known: it is tried again, in *trial_s*, once the stream's
+    account has the time for both.
+    """
+    rest = min(tokens_left, max(generated, REST_MIN))
+    return lag_s < saved_s * rest or account_s >= lag_s + trial_s

@@ -55,7 +55,7 @@ def test_vocabularies_that_fit(draft: VocabularySide) -> None:
 @pytest.mark.parametrize(
     ("draft", "parts"),
     [
-        (side(kind="gpt2"), ("types", "llama in model.gguf", "gpt2 in draft.gguf")),
+        (side(kind="gpt2"), ("in type", "llama in model.gguf", "gpt2 in draft.gguf")),
         (side(ends=ENDS | {"bos": 7}), ("'bos'", "1 in model", "7 in draft")),
         (side(ends=ENDS | {"adds bos": False}), ("'adds bos'", "True in", "False in")),
         (side(size=300 + SIZE_DIFFERENCE_MAX + 1, digest="x"), ("sizes", "300 in", "429 in")),

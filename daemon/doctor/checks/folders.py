@@ -13,6 +13,9 @@ import msgspec
 
 from ....backends.gguf import parts_of
 from ....backends.gguf.facts import other_content
+from ....backends.gguf.header import DamagedHeader
+from ....backends.gguf.vocabulary import read_vocabulary, vocabulary_mismatch
+from ....ipc.model_names import find_name
 from ...config.model_settings import ModelConfig
 from ...config.settings import Config
 from ...config.sources import ConfigError, load_config
@@ -26,7 +29,7 @@ from ...models.model_files import (
     size_bytes,
 )
 from ...models.projectors import ProjectorChoice, ProjectorFinder, wish_of
-from ...printable import size_text
+from ...printable import escape_controls, size_text
 from ..finding import Finding, fail, ok, warn
 from .accounts import READ, SEARCH, WRITE, Account, find_denial
 from .engine_checks import ModelFile
@@ -36,6 +39,14 @@ DISK_BYTES_MIN = 1 << 30
 LISTED_MAX = 20
 PARTS_NAMED = 3
 JOURNAL = "sessions.db*"
+
+
+class DraftPair(msgspec.Struct, frozen=True):
+    """The draft model that a model names, its size, and the reason why it cannot draft, if any."""
+
+    named: str
+    size: int = 0
+    problem: str = ""
 
 
 class Models(msgspec.Struct, frozen=True):
@@ -58,6 +69,8 @@ class Models(msgspec.Struct, frozen=True):
     """The place that denies the daemon access, by file."""
     projectors: dict[str, ProjectorChoice] = {}
     """By model, the choice of the projector of each model that has one, or files for it."""
+    drafts: dict[str, DraftPair] = {}
+    """By model, the draft model of each model that has one."""
     pull: str = "inferd pull smollm2"
     """The command by which the caller gets a model into the folder."""
 
@@ -95,6 +108,7 @@ def inspect_models(config: Config, account: Account) -> Models:
         not_offered=others,
         unreadable={part: place for part, place in denials.items() if place},
         projectors=_find_projectors(config, files) if not denied_at else {},
+        drafts=dict(_draft_pairs(config, files)) if not denied_at else {},
         pull=pull_command(account.uid, os.geteuid(), folder, _own_folder()),
     )
 
@@ -108,6 +122,25 @@ def _find_projectors(config: Config, files: Mapping[str, Path]) -> dict[str, Pro
         if choice.file or choice.note or choice.refusal is not None:
             found[name] = choice
     return found
+
+
+def _draft_pairs(config: Config, files: Mapping[str, Path]) -> Iterator[tuple[str, DraftPair]]:
+    for name, file in files.items():
+        options = config.models.get(name, ModelConfig()).options
+        named = str((config.defaults | options).get("draft-model", ""))
+        if not named:
+            continue
+        draft = Path(named) if os.path.isabs(named) else files.get(find_name(named, files) or "")
+        if draft is None:
+            yield name, DraftPair(named, problem="there is no model of this name")
+            continue
+        try:
+            problem = vocabulary_mismatch(read_vocabulary(file), read_vocabulary(draft))
+        except OSError as exc:
+            problem = f"it cannot be read: {exc.strerror or exc}"
+        except DamagedHeader as exc:
+            problem = str(exc)
+        yield name, DraftPair(named, size_bytes(draft), problem)
 
 
 def _denial_of_folder(account: Account, folder: Path) -> tuple[str, bool]:
@@ -183,7 +216,16 @@ def check_models(models: Models) -> Iterator[Finding]:
         yield warn(f"the folder {models.folder} does not exist", f"`{models.pull}` creates it")
     elif not models.files and not models.denied_at:
         yield warn(f"no model in {models.folder}", f"`{models.pull}` gets a small one")
-    elif models.files:
+    for name, pair in list(models.drafts.items())[:LISTED_MAX]:
+        shown = escape_controls(Path(pair.named).name)
+        if pair.problem:
+            yield fail(
+                f"{name} cannot be loaded with the draft model {shown}: {pair.problem}",
+                "name a smaller model of the same family by draft-model, or leave it out",
+            )
+        else:
+            yield ok(f"{name}: {shown} drafts for it, and takes {size_text(pair.size)} more")
+    if models.files:
         size = size_text(sum(models.sizes.values()))
         others = "".join(
             f"; {one.file} is not offered: {one.reason}"

@@ -9,7 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from inferd.backends import Chunk, MemoryNeed, ModelSpec, estimate_memory
-from inferd.backends.errors import BackendError, Cancelled, InferdError, LoadFailed, UnsupportedOperation
+from inferd.backends.errors import (
+    BackendError,
+    Cancelled,
+    InferdError,
+    LoadFailed,
+    UnsupportedOperation,
+)
 from inferd.backends.llama.loading.loader import load_llama
 from tests.backends.tiny import SLOTS, tiny_spec, tokens_of
 from tests.tiny_gguf import VOCAB_SIZE, write_tiny
@@ -79,7 +85,9 @@ def estimated(spec: ModelSpec) -> MemoryNeed:
         return estimator.need(estimator.shape)
 
 
-@pytest.mark.parametrize("kind", ["encoder", "missing", "garbage", "mamba", "t5", "recurrent model"])
+@pytest.mark.parametrize(
+    "kind", ["encoder", "missing", "garbage", "mamba", "t5", "recurrent model"]
+)
 def test_what_cannot_draft_is_refused(kind: str, tmp_path: Path) -> None:
     path, draft = write_tiny("llama", tmp_path), tmp_path / "draft.gguf"
     expected: tuple[type[InferdError], str]
@@ -100,7 +108,7 @@ def test_what_cannot_draft_is_refused(kind: str, tmp_path: Path) -> None:
             expected = LoadFailed, "tiny-t5.gguf"
         case _:
             draft = write_tiny(kind, tmp_path)
-            expected = UnsupportedOperation, f"'tiny-{kind}.gguf': a recurrent state"
+            expected = UnsupportedOperation, f"'tiny-{kind}.gguf': its recurrent state"
     spec = replace(tiny_spec(path), draft_model=str(draft))
     for opens in (estimated, lambda spec: load_llama(spec, lambda _: True)):
         with pytest.raises(expected[0]) as refused:

@@ -366,6 +366,27 @@ def test_projectors_that_do_not_fit_are_findings(tmp_path: Path) -> None:
     assert list(engine.check_media(engine.EngineReport(), {})) == []
 
 
+def test_draft_models_that_do_not_fit_are_findings(tmp_path: Path) -> None:
+    for kind in ("llama", "gemma3"):
+        write_tiny(kind, tmp_path)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(80))
+    file = tmp_path / "c.toml"
+    drafts = {"tiny-llama": "tiny-gemma3", "b": "nobody", "c": "broken.gguf", "d": "tiny-gemma3"}
+    file.write_text(
+        "\n".join(
+            f"[models.{name}]\nfile = 'tiny-llama.gguf'\ndraft-model = '{draft}'"
+            for name, draft in drafts.items()
+        )
+    )
+    asked = load_config({"config": file, "models-dir": tmp_path}, {})
+    seen = places.inspect_models(asked, own_account())
+    found = {f.found.split()[0].rstrip(":"): f for f in places.check_models(seen)}
+    assert found["tiny-llama"].status == found["d"].status == "ok"
+    assert "tiny-gemma3 drafts for it, and takes " in found["d"].found
+    assert found["b"].status == found["c"].status == "fail" and found["b"].remedy
+    assert "there is no model of this name" in found["b"].found
+
+
 def test_links_that_lead_nowhere_are_findings(tmp_path: Path) -> None:
     (tmp_path / "gone.gguf").symlink_to("/none/gone.gguf")
     (tmp_path / "other").symlink_to("/none")

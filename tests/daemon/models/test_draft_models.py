@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         "echoed": 'draft-model = "echo"',
         "unfit": f'draft-model = "{other}"',
     }
+    echo = (
+        '[models.drafted]\nbackend = "echo"\n[models.drafted.echo]\ndraft_errs = 7\nstep_ms = 2\n'
+    )
     text = f'[models.small]\nfile = "{draft}"\n' + "".join(
         f'[models.{name}]\nfile = "{main}"\n{EXACT}{lines}\n' for name, lines in tables.items()
     )
-    with running_daemon(text) as running:
+    with running_daemon(echo + text) as running:
         yield running
 
 
@@ -47,7 +52,7 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 def loaded(client: Client, name: str, **config: Any) -> dict[str, Any]:
     client.load_by_name_with_config(name, config)
-    return client.show(name)
+    return dict(client.show(name))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_a_model_without_its_draft_model_is_not_loaded(
     assert message in refused.value.message and refused.value.hint
     assert client.show(name)["state"] in ("failed", "cold")
     if name != "unfit":
-        assert message in client.show(name)["draft_model"]["error"]
+        assert message in (client.show(name)["draft_model"] or {})["error"]
 
 
 def test_a_load_names_it(client: Client) -> None:
@@ -108,7 +113,7 @@ def test_a_load_names_it(client: Client) -> None:
     client.unload_model("plain", force=True)
     graph = client.load_by_name_with_config("plain", {"draft-model": "small"})
     assert "draft-model" not in graph.not_applied
-    assert client.show("plain")["draft_model"]["name"] == "small"
+    assert (client.show("plain")["draft_model"] or {})["name"] == "small"
     client.unload_model("plain", force=True)
     client.load_by_name_with_config("plain", {})
     assert client.show("plain")["draft_model"] is None
@@ -121,13 +126,47 @@ def test_a_load_names_it(client: Client) -> None:
     assert client.show("plain")["draft_model"] is None
 
 
-def test_a_turn_is_told_that_there_is_no_draft_model(client: Client) -> None:
+def test_a_turn_reports_that_there_is_no_draft_model(client: Client) -> None:
     with client.session("plain") as session:
         text = session.chat("ab", n_predict=4, temp=0, speculation="draft")
         assert NOTE in session.metadata["adjusted"]["speculation"]
     with client.session("itself") as session:
         assert session.chat("ab", n_predict=4, temp=0) == text
         assert "speculation" not in session.metadata["adjusted"]
+
+
+def test_a_worker_that_dies_within_a_turn_with_drafts_loses_nothing(client: Client) -> None:
+    """Its next worker has an empty draft model, which catches up."""
+    text = "the quick brown fox jumps over the lazy dog; " * 12
+    options: dict[str, Any] = {"speculation": "draft", "draft_max": 4}
+    with client.session("drafted") as session:
+        answer, killed = "", 0
+        for part in session.stream(text, raw=True, **options):
+            answer += part
+            if len(answer) > 100 * (killed + 1) and killed < 2:
+                os.kill(client.show("drafted")["pid"], signal.SIGKILL)
+                killed += 1
+        assert answer == text and killed == 2
+        metadata = session.metadata
+        assert metadata["drafted_tokens"] > metadata["accepted_tokens"] > 100
+
+
+def test_a_swap_replaces_the_draft_model(client: Client) -> None:
+    """The session continues with the same history, first with a draft model, then without."""
+    options: dict[str, Any] = {"n_predict": 12, "temp": 0, "ignore_eos": True}
+    answers = []
+    for swaps in (False, True):
+        with client.session("by-file", **options) as session:
+            first = session.chat("ab")
+            if swaps:
+                client.swap("by-file", to="plain")
+                assert client.show("by-file")["draft_model"] is None
+            answers.append((first, session.chat("cd")))
+            if swaps:
+                client.swap("by-file", to="by-file")
+                again = client.show("by-file")["draft_model"]
+                assert again is not None and again["file"].endswith("tiny-gemma3.gguf")
+    assert answers[0] == answers[1]
 
 
 def test_its_file_is_confined_and_checked_with_the_configuration(tmp_path: Path) -> None:

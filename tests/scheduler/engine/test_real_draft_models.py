@@ -1,0 +1,172 @@
+"""Answers of real models with a draft model equal those without.
+
+The tiny models are of F32, whose logits hardly depend on the number of tokens of a step. The draft
+model is the same file, which is always right, a copy with fewer layers, or another random model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from inferd.backends import SamplingParams
+from inferd.backends.llama.loading.loader import load_llama
+from inferd.backends.llama.model import LlamaModel
+from inferd.backends.model_spec import AdapterSpec, ModelSpec, adapter_key
+from inferd.backends.params import StoppingParams
+from inferd.scheduler import EngineSettings
+from inferd.scheduler.owner import Owner, Priority
+from tests.backends.tiny import tiny_spec, tokens_of
+from tests.models import first_blocks_of_smollm2, smollm2, write_first_blocks
+from tests.scheduler.engine.test_real_drafts import GREEDY, PREDICT, SAMPLINGS, Line, spec_of
+from tests.tiny_gguf import write_tiny
+from tests.tiny_lora import matrices, write_lora
+
+pytestmark = pytest.mark.process  # grammars are compiled on trial in a process
+KINDS = ("same", "cut", "random")
+
+
+def spec_with(kind: str, folder: Path, **fields: int) -> ModelSpec:
+    path = write_tiny("llama", folder)
+    draft = path
+    if kind == "cut":
+        draft = folder / "cut.gguf"
+        write_first_blocks(path, draft, 2, 3)
+    elif kind == "random":
+        draft = write_tiny("gemma3", folder)
+    return replace(tiny_spec(path, **fields), draft_model=str(draft))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LlamaModel]:
+    spec = spec_with(request.param, tmp_path_factory.mktemp("models"))
+    with contextlib.closing(load_llama(spec, lambda _: True)) as found:
+        yield found
+
+
+def kind_of(model: LlamaModel) -> str:
+    names = {"tiny-llama.gguf": "same", "cut.gguf": "cut", "tiny-gemma3.gguf": "random"}
+    return names[model.info.draft_model]
+
+
+def line_of(model: LlamaModel, settings: EngineSettings | None = None) -> Line:
+    """Return an engine on a machine on which all steps take as long, and drafts no time."""
+    line = Line(model, settings)
+    line.know({}, 0.0)
+    cost = line.engine.speculation.by_model.drafter.cost
+    learn = cost.learn_step
+    cost.learn_step = lambda load, seconds: learn(load, 1e-6)  # type: ignore[method-assign]
+    return line
+
+
+STOPS: dict[str, dict[str, Any]] = {
+    "words": {"stop": ("e", "zz")},
+    "predict": {"n_predict": 7},
+    "few drafts": {"draft_max": 2},
+    "ends": {"sampling": SamplingParams(seed=4, temp=2.0, logit_bias=((2, 7.0),))},
+    "surprisal": {"stopping": StoppingParams(stop_surprisal=12.0)},
+}
+
+
+@pytest.mark.parametrize("name", [*SAMPLINGS, *STOPS])
+def test_the_answer_is_the_same(model: LlamaModel, name: str) -> None:
+    fields = dict(STOPS.get(name, {}))
+    sampling = fields.pop("sampling", SAMPLINGS.get(name, GREEDY))
+    outcomes, stats = [], []
+    for speculation in ("off", "draft"):
+        with contextlib.closing(line_of(model)) as line:
+            line.run(spec_of(1, tokens_of(4, 90), sampling, speculation=speculation, **fields))
+            outcomes.append(line.outcome(1))
+            stats.append(line.stats(1))
+            assert not line.engine.speculation.by_model.error
+    assert outcomes[0] == outcomes[1]
+    assert not stats[0].drafted_tokens
+    if name == "greedy":
+        drafted, accepted = stats[1].drafted_tokens, stats[1].accepted_tokens
+        share = accepted / drafted
+        low, high = {"same": (0.95, 1), "cut": (0, 0.95), "random": (0, 0.2)}[kind_of(model)]
+        assert low <= share <= high
+
+
+def test_streams_that_are_parked_and_have_an_adapter(model: LlamaModel, tmp_path: Path) -> None:
+    """More streams than slots take turns of a few tokens; the last one has an adapter."""
+    streams = range(1, 7)
+    adapter = write_lora(tmp_path / "adapter.gguf", matrices(strength=3.0))
+    added = model.add_adapter(AdapterSpec(name="a", path=str(adapter)))
+    key = (adapter_key(added.id, 1.0),)
+    found, parks, accepted = [], 0, 0
+    for speculation in ("off", "draft"):
+        with contextlib.closing(line_of(model, EngineSettings(quantum_tokens=16))) as line:
+            line.run(
+                *(
+                    spec_of(
+                        *(n, tokens_of(n, 50), GREEDY),
+                        speculation=speculation,
+                        adapters=key if n == 6 else (),
+                        n_predict=120 if n == 5 else PREDICT,
+                        priority=Priority.NORMAL,
+                        no_cache=False,
+                    )
+                    for n in streams
+                )
+            )
+            found.append([line.tokens(n) for n in streams])
+            parks = sum(line.stats(n).parks for n in streams)
+            accepted = sum(line.stats(n).accepted_tokens for n in streams)
+    model.set_adapters(())
+    model.remove_adapter(added.id)
+    assert found[0] == found[1] and parks > 3
+    assert accepted or kind_of(model) != "same"
+
+
+def test_the_next_turn_has_the_same_history(model: LlamaModel) -> None:
+    found = []
+    for speculation in ("off", "draft"):
+        with contextlib.closing(line_of(model)) as line:
+            fields: dict[str, Any] = {"owner": Owner(1), "no_cache": False}
+            fields["speculation"] = speculation
+            line.run(spec_of(1, tokens_of(9, 40), GREEDY, **fields))
+            history = [*tokens_of(9, 40), *line.tokens(1), *tokens_of(8, 5)]
+            line.run(spec_of(2, history, GREEDY, **fields))
+            assert line.stats(2).cached_tokens >= 79
+            found.append((line.tokens(1), line.tokens(2)))
+    assert found[0] == found[1]
+
+
+def test_a_context_that_is_full_within_a_draft(tmp_path: Path) -> None:
+    spec = spec_with("same", tmp_path, ctx_size=256)
+    with contextlib.closing(load_llama(spec, lambda _: True)) as model:
+        found = []
+        for speculation in ("off", "draft"):
+            with contextlib.closing(line_of(model)) as line:
+                prompt = tokens_of(2, 200)
+                line.run(spec_of(1, prompt, GREEDY, speculation=speculation, n_predict=-1))
+                found.append(line.outcome(1))
+                assert line.stats(1).stop_reason == "context_full"
+                assert bool(line.stats(1).accepted_tokens) == (speculation == "draft")
+        assert found[0] == found[1]
+
+
+def test_smollm2_and_its_copy_without_the_last_layer() -> None:
+    """Two thirds of its drafts are right. The model's logits depend on the size of a step, so the
+    text is not compared.
+    """
+    cut = first_blocks_of_smollm2(29)
+    spec = ModelSpec(
+        name="s", path=str(smollm2()), draft_model=str(cut), slots=1, ctx_size=512, threads=2
+    )
+    with contextlib.closing(load_llama(spec, lambda _: True)) as model:
+        prompt = model.tokenize(b"The capital of France is", special=False, bos=True)
+        with contextlib.closing(line_of(model)) as line:
+            greedy = SamplingParams(temp=0, ignore_eos=True)
+            line.run(spec_of(1, prompt, greedy, speculation="draft", n_predict=80, draft_max=1))
+            stats = line.stats(1)
+        assert 0.5 < stats.accepted_tokens / stats.drafted_tokens < 0.95
+        assert stats.drafted_tokens > 20
