@@ -364,9 +364,7 @@ def _model_info(
         has_chat_template=template is not None and "chat-template" not in notes,
         tool_format=form.shown_name,
         answer_form=form,
-        unused=_unused(
-            template, opened.start_token, context, has_draft_model=bool(spec.draft_model)
-        ),
+        unused=_unused(opened, template, context),
         chat_notes=notes,
         kv_kind=context.kv_kind,
         rollback=context.rollback,
@@ -400,19 +398,15 @@ def _ends_generation(vocab: Vocab, text: str) -> bool:
 
 
 def _unused(
-    template: ChatTemplate | None,
-    start_token: int | None,
-    context: LlamaContext,
-    *,
-    has_draft_model: bool,
+    opened: _OpenedModel, template: ChatTemplate | None, context: LlamaContext
 ) -> dict[str, str]:
     found = {} if template is None or template.uses_tools else {"tools": _NO_TOOLS}
-    encodes = start_token is not None
+    encodes = opened.start_token is not None
     if reason := no_drafts(context.kv_kind, encodes=encodes, rollback=context.rollback):
         found |= {"speculation": reason, "draft-max": reason}
-    elif not has_draft_model:
+    elif not opened.spec.draft_model:
         found["speculation=draft"] = NO_DRAFT_MODEL
-    return found if start_token is None else found | _NO_HISTORY
+    return found | _NO_HISTORY if encodes else found
 
 
 def _recommended_sampling(model: Any) -> dict[str, Any]:
@@ -507,7 +501,7 @@ def _template_info(
     return TemplateInfo(
         answer_form=form,
         tool_format=form.shown_name,
-        unused=_unused(usable, opened.start_token, context),
+        unused=_unused(opened, usable, context),
         chat_notes=notes,
         has_chat_template=usable is not None and "chat-template" not in notes,
     )
