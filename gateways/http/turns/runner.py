@@ -80,8 +80,10 @@ class TurnRunner:
         self.pool, self._limits = pool, limits
         self.quotas = Quotas(limits.requests_max, limits.streams_max)
         self.reservations = SessionReservations()
-        self._answering: dict[tuple[str, str, str], list[AsyncSession]] = {}
-        """The sessions of answers under way that have an id, by caller and id."""
+        self._answering: dict[tuple[str, str, str], dict[int, AsyncClient]] = {}
+        """By caller and id, the contexts of answers under way that have an id, with the clients of
+        their connections.
+        """
         self.snapshots = Snapshots(pool)
         self.health = DaemonHealth(pool)
         self._newest = NewestRequests()
@@ -107,7 +109,12 @@ class TurnRunner:
             if request.answers == 1:
                 replies = [await session.chat(request.prompt, **keywords)]
             else:
-                replies = [*await session.answers(request.prompt, request.answers, **keywords)]
+                note = partial(self._note_contexts, caller, request)
+                replies = [
+                    *await session.answers(
+                        request.prompt, request.answers, on_contexts=note, **keywords
+                    )
+                ]
             answers = [_whole_answer(reply, load_s) for reply in replies]
             for number, answer in enumerate(answers):
                 self._charge(caller, answer, number)  # a client's disconnect does not save tokens
@@ -137,7 +144,7 @@ class TurnRunner:
             reader.note_opened(first)
             live = await self._begin_live(caller, request, session)
             branches = await session.fork(request.answers - 1) if several else []
-            self._answering.get((*caller.user, request.answer_id), []).extend(branches)
+            self._note_contexts(caller, request, [branch.context for branch in branches])
             streams = []
             for number, each in enumerate([session, *branches]):
                 answer = first + number
@@ -398,8 +405,8 @@ class TurnRunner:
         request = replace(request, model=caller.check_model(request.model))
         caller.check_priority(request.priority)
         if request.session_id is None:  # without a reservation, which takes memory
-            async with self._lease_session(caller, request, requests) as session:
-                with self._answers_by_id(caller, request, session):
+            async with self._lease_session(caller, request, requests) as (client, session):
+                with self._answers_by_id(caller, request, client, session):
                     yield session, request
             return
         live = None if request.on_turn is None else LiveTurn()
@@ -409,33 +416,44 @@ class TurnRunner:
                     await self._branch(caller, request)
                 elif request.keeps_priority:
                     request = await self._with_own_priority(caller, request)
-                async with self._lease_session(caller, request, requests) as session:
-                    with self._answers_by_id(caller, request, session):
+                async with self._lease_session(caller, request, requests) as (client, session):
+                    with self._answers_by_id(caller, request, client, session):
                         yield session, request
             if reservation.scope.cancelled_caught:
                 raise turn_cancelled()
 
     @contextmanager
     def _answers_by_id(
-        self, caller: Caller, request: TurnRequest, session: AsyncSession
+        self, caller: Caller, request: TurnRequest, client: AsyncClient, session: AsyncSession
     ) -> Iterator[None]:
         """Let the caller control the answers of a request in the context, if it has an id."""
         if not request.answer_id:
             yield
             return
         key = (*caller.user, request.answer_id)
-        self._answering[key] = [session]
+        self._answering[key] = {session.context: client}
         try:
             yield
         finally:
             del self._answering[key]
 
+    def _note_contexts(
+        self, caller: Caller, request: TurnRequest, contexts: Sequence[int]
+    ) -> None:
+        """Let the caller control the answers in *contexts*, too, which are branches of one whose
+        answers have an id.
+        """
+        found = self._answering.get((*caller.user, request.answer_id))
+        if found is not None:
+            client = next(iter(found.values()))
+            found.update(dict.fromkeys(contexts, client))
+
     async def end_reasoning(self, caller: Caller, answer_id: str) -> list[EndReasoningResult]:
         """End the reasoning of the caller's answers with this id; return a result for each one
         that is under way.
         """
-        sessions = self._answering.get((*caller.user, answer_id), [])
-        return [await session.end_reasoning() for session in [*sessions]]
+        found = self._answering.get((*caller.user, answer_id), {})
+        return [await client.end_reasoning(context) for context, client in [*found.items()]]
 
     async def _with_own_priority(self, caller: Caller, request: TurnRequest) -> TurnRequest:
         """Return a request with the class of its session, lowered to the caller's highest."""
@@ -447,7 +465,7 @@ class TurnRunner:
     @asynccontextmanager
     async def _lease_session(
         self, caller: Caller, request: TurnRequest, requests: int
-    ) -> AsyncIterator[AsyncSession]:
+    ) -> AsyncIterator[tuple[AsyncClient, AsyncSession]]:
         async with (
             self.pool.lease_graph(caller, request.model, requests=requests) as (client, graph),
             client.session(
@@ -459,7 +477,7 @@ class TurnRunner:
                 queue_timeout=self._limits.queue_s_max,
             ) as session,
         ):
-            yield session
+            yield client, session
 
     async def _branch(self, caller: Caller, request: TurnRequest) -> None:
         """Create the request's session as a branch of another one, which stays as it is.

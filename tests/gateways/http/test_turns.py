@@ -136,3 +136,34 @@ async def test_a_lease_ends_with_its_connection(daemon: RunningDaemon) -> None:
         client._open_connection.lose(ConnectionLost("by the test"))
         async with runner.lease_graph(caller, "echo") as (_, second):
             assert second != first
+
+
+async def test_all_whole_answers_of_a_request_end_their_reasoning(daemon: RunningDaemon) -> None:
+    """Of a request that several answers are computed for, without a stream."""
+    thought = "<think>" + "0123456789" * 12 + "</think>The answer."
+    caller = Caller(name="ada")
+    request = TurnRequest(
+        model="slow",
+        prompt=[{"role": "user", "content": thought}],
+        options={"reasoning-format": "deepseek"},
+        answers=3,
+        answer_id="several",
+    )
+    async with runner_of(daemon) as runner, anyio.create_task_group() as group:
+        assert await runner.end_reasoning(caller, "several") == []
+        found = list[Answer]()
+
+        async def collect() -> None:
+            found.extend(await runner.collect(caller, request))
+
+        group.start_soon(collect)
+        ended = set[int]()
+        while not found and len(ended) < request.answers:
+            results = await runner.end_reasoning(caller, "several")
+            ended |= {number for number, result in enumerate(results) if result.ended}
+            await anyio.sleep(0)
+    assert len(found) == 3
+    assert ended == {0, 1, 2}
+    assert [len(answer.reasoning) < 100 for answer in found] == [True] * 3
+    assert [answer.text[-11:] for answer in found] == ["The answer."] * 3
+    assert all(answer.metadata["reasoning_tokens"] < 100 for answer in found)
