@@ -99,6 +99,22 @@ test("`cancel` of a stream and of a session end a turn", async () => {
   assert.equal(await session.cancel(), false);
 });
 
+test("`endReasoning` of a session makes the answer begin", async () => {
+  await using session = await client.session("slow");
+  assert.equal((await session.endReasoning()).reason, "no_turn");
+  const stream = session.stream(`<think>${LONG.repeat(4)}</think>The answer.`, {
+    options: { "reasoning-format": "deepseek" },
+  });
+  const pieces = stream[Symbol.asyncIterator]();
+  while (!stream.reasoning) await pieces.next();
+  const found = await session.endReasoning();
+  assert.equal(found.ended, true);
+  const reply = await stream.reply();
+  assert.ok(reply.reasoning.length > 0 && reply.reasoning.length < 2 * LONG.length, reply.reasoning);
+  assert.match(reply.text, /The answer\.$/);
+  assert.equal((await session.endReasoning()).ended, false);
+});
+
 test("a timeout ends a turn in the daemon", async () => {
   await using session = await client.session("slow");
   await assert.rejects(session.chat(LONG, { timeoutMs: 100 }), { name: "Timeout" });
