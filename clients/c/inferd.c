@@ -1205,6 +1205,7 @@ static const struct {
     [INFERD_CLOSE] = {"finalize_execution_context", CONTEXT | KEEP},
     [INFERD_INIT_BACKEND] = {"init_backend", CONFIG},
     [INFERD_MODELS] = {"models", 0},
+    [INFERD_END_REASONING] = {"end_reasoning", CONTEXT},
 };
 
 static void put_seconds(fields *f, const char *key, double seconds) {
@@ -1372,7 +1373,7 @@ static int pass_descriptors(connection *client, const inferd_call *call, inferd_
 }
 
 static int check_call(connection *client, const inferd_call *call, inferd_error *error) {
-    if (call->kind > INFERD_MODELS)
+    if (call->kind > INFERD_END_REASONING)
         return fail(error, INFERD_INVALID_ARGUMENT, "no such kind of call", "use a constant of inferd_kind");
     if (CALLS[call->kind].fields & (NAME | SESSION) && !call->name)
         return fail(error, INFERD_INVALID_ARGUMENT, "the call needs a name", "set the field name");
@@ -1468,7 +1469,7 @@ static bool read_result(reader map, inferd_event *event) {
     value v;
     reader metadata;
     event->handle = find_uint(map, "graph", find_uint(map, "context", 0));
-    if (find_key(map, "cancelled", &v, NULL) && v.type == BOOL)
+    if ((find_key(map, "cancelled", &v, NULL) || find_key(map, "ended", &v, NULL)) && v.type == BOOL)
         event->handle = v.number;
     if (find_key(map, "metadata", &v, &metadata))
         find_text(metadata, "stop_reason", event->stop_reason, sizeof event->stop_reason);
@@ -1790,6 +1791,15 @@ int inferd_cancel(inferd_client *client, inferd_handle context, int *cancelled, 
     int number = call_for_handle(client, &call, &result, error);
     if (!number && cancelled)
         *cancelled = result != 0;
+    return number;
+}
+
+int inferd_end_reasoning(inferd_client *client, inferd_handle context, int *ended, inferd_error *error) {
+    inferd_call call = {.kind = INFERD_END_REASONING, .handle = context};
+    uint64_t result = 0;
+    int number = call_for_handle(client, &call, &result, error);
+    if (!number && ended)
+        *ended = result != 0;
     return number;
 }
 

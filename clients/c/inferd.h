@@ -173,6 +173,9 @@ int inferd_run_inference(inferd_client *client, inferd_handle context, const voi
 /* Cancel a context's turn, which another thread or client of this user may wait for. */
 int inferd_cancel(inferd_client *client, inferd_handle context, int *cancelled, inferd_error *error);
 
+/* End the present thought of a context's turn, so that its answer begins now; `ended` is 0 if there is none. */
+int inferd_end_reasoning(inferd_client *client, inferd_handle context, int *ended, inferd_error *error);
+
 /* Close a context. A session with an id is deleted, or with `keep` becomes dormant. */
 int inferd_close_context(inferd_client *client, inferd_handle context, int keep, inferd_error *error);
 
@@ -195,7 +198,8 @@ typedef enum inferd_kind {
     INFERD_CANCEL,            /* handle */
     INFERD_CLOSE,             /* handle, keep */
     INFERD_INIT_BACKEND,      /* config */
-    INFERD_MODELS             /* only for inferd_models */
+    INFERD_MODELS,            /* only for inferd_models */
+    INFERD_END_REASONING      /* handle */
 } inferd_kind;
 
 /* An image (PNG, JPEG, WebP, GIF, BMP) or a sound (WAV, MP3, FLAC) beside the message of INFERD_STREAM. */
@@ -238,7 +242,7 @@ typedef enum inferd_event_kind {
 typedef struct inferd_event {
     inferd_event_kind kind;
     uint64_t request;
-    inferd_handle handle; /* END: the graph of LOAD, the context of OPEN; 1 if CANCEL cancelled a turn */
+    inferd_handle handle; /* END: the graph of LOAD, the context of OPEN; 1 if CANCEL or END_REASONING ended something */
     char *text;           /* the output, with a zero byte behind it, or NULL; freed by inferd_event_clear */
     size_t length;
     char stop_reason[32]; /* END of a stream or of RUN_INFERENCE */

@@ -391,6 +391,37 @@ SCENARIO(a_started_request_is_cancelled_by_its_id) {
     CHECK_EQUAL(inferd_cancel_request(client, request, &error), INFERD_INVALID_ARGUMENT);
 }
 
+SCENARIO(the_reasoning_of_a_running_turn_is_ended) {
+    static const char thought[] = "<think>0123456789012345678901234567890123456789012345678901234567890123456789"
+                                  "012345678901234567890123456789012345678901234567890123</think>The answer.";
+    inferd_handle context = open_context("slow", "{\"reasoning-format\": \"deepseek\"}");
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .data = thought, .length = sizeof thought - 1};
+    uint64_t request = 0;
+    inferd_event event;
+    int ended = 7, times = 0;
+    CHECK_EQUAL(inferd_end_reasoning(client, context, &ended, &error), 0);
+    CHECK_EQUAL(ended, 0);
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    while (!ended) {
+        CHECK_EQUAL(inferd_end_reasoning(client, context, &ended, &error), 0);
+        times++;
+    }
+    CHECK(ended == 1 && times);
+    CHECK_EQUAL(inferd_end_reasoning(client, context, NULL, NULL), 0);
+    do
+        CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    while (event.kind == INFERD_EVENT_TEXT && (inferd_event_clear(&event), 1));
+    CHECK_EQUAL(event.kind, INFERD_EVENT_END);
+    inferd_event_clear(&event);
+    CHECK(strstr(output(context, 1), "\"reasoning_tokens\":"));
+    CHECK_EQUAL(inferd_end_reasoning(client, context, &ended, &error), 0);
+    CHECK_EQUAL(ended, 0);
+    call = (inferd_call){.kind = INFERD_END_REASONING, .handle = context};
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    CHECK(event.kind == INFERD_EVENT_END && !event.handle);
+}
+
 SCENARIO(a_turn_ends_at_its_own_timeout) {
     inferd_handle context = open_context("slow", NULL);
     inferd_turn turn = {.priority = "low", .timeout_s = 0.05};
@@ -517,6 +548,7 @@ static void check_refused(inferd_client *wrong) {
         inferd_get_output_single(wrong, 1, 0, text, sizeof text, &length, &error),
         inferd_run_inference(wrong, 1, "a", 1, NULL, NULL, text, sizeof text, &length, &error),
         inferd_cancel(wrong, 1, &cancelled, &error),
+        inferd_end_reasoning(wrong, 1, &cancelled, &error),
         inferd_close_context(wrong, 1, 0, &error),
         inferd_start(wrong, &call, &request, &error),
         inferd_next_event(wrong, 1, -1, &event, &error),
@@ -677,6 +709,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(every_call_can_be_started_without_waiting),
     ENTRY(another_thread_cancels_a_call_that_waits),
     ENTRY(a_started_request_is_cancelled_by_its_id),
+    ENTRY(the_reasoning_of_a_running_turn_is_ended),
     ENTRY(a_turn_ends_at_its_own_timeout),
     ENTRY(the_requests_of_a_connection_are_bounded),
     ENTRY(threads_share_a_client),
