@@ -227,6 +227,10 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Report the logprobs of the prompt's tokens, each with this many top tokens."""
     reasoning: ReasoningSpec | None = None
     """The reasoning that its answer may have."""
+    continued: int = 0
+    """The number of the last tokens that begin the answer. Its grammar and its reasoning include
+    them.
+    """
     embed: EmbedSpec | None = None
     """Return an embedding of the tokens (`Embedded`) instead of generating text."""
     watch: bool = False

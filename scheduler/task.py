@@ -240,6 +240,14 @@ class Task:
         return self.tokens[:size], self.tokens[size:]
 
     @property
+    def continued(self) -> list[int]:
+        """The last tokens of the prompt that begin the answer. After a context shift there are
+        none.
+        """
+        size = 0 if self.dropped else self.spec.continued
+        return self.tokens[self.prompt_size - size : self.prompt_size] if size else []
+
+    @property
     def pending(self) -> int:
         """Number of tokens to decode before the next token can be sampled."""
         return len(self.tokens) - self.computed

@@ -153,6 +153,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     resumable: TurnPiece | None = msgspec.field(default=None, name="unfinished")
     nonce: str = ""
     items: tuple[MediaItem, ...] = ()
+    continued: str = ""
+    continued_tokens: int = 0
 
 
 class Replay:

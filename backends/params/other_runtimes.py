@@ -473,7 +473,7 @@ _REASONS: dict[str, str] = {
         preserved-tokens""",
     "not supported (yet): the answer is generated without it": """
         reasoning-control
-        generation-prompt chat-format chat-parser continue-final-message""",
+        generation-prompt chat-format chat-parser""",
 }
 
 _REFUSALS: dict[str, str] = {

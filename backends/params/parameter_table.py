@@ -222,6 +222,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("tools", "tools", "request", [], "functions for the chat template, as OpenAI defines them: a list, or its JSON text; up to 128, of 256 KiB, with names of up to 128 characters"),
     Parameter("tool-choice", "tool-choice", "request", "auto", "calls of `tools` in the answer: auto, none, required, or a map that names a function or (`allowed_tools`) those that may be called, as OpenAI defines them; a required call follows the function's schema, and has no arguments beside its `properties` unless the schema allows for them"),
     Parameter("parallel-tool-calls", "bool", "request", True, "the answer may have several calls; false: one"),
+    Parameter("continue-final-message", "bool", "request", False, "the answer continues the last of the messages, which is the assistant's; grammars, tool calls and reasoning include its text"),
     Parameter("parse-tool-calls", "bool", "request", True, "return the calls of `tools` apart from the text; false: they stay in the text, as the model writes them"),
     Parameter("chat-template-kwargs", "arguments", "request", {}, "arguments of the chat template, such as enable_thinking: a map, or its JSON text; up to 64, of 64 KiB"),
     Parameter("reasoning-format", "choice", "request", "none", "deepseek (or auto): text between `<think>` and `</think>` before the answer is returned as reasoning; none: as text", choices=("none", "auto", "deepseek")),

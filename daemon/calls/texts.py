@@ -32,7 +32,9 @@ from ...scheduler.messages import Embedded
 from ...scheduler.owner import Priority, Requester
 from ...scheduler.rank_text import RankTokens
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
+from ...sessions.answers.calls import NO_TOOLS
 from ...sessions.conversation.state import Conversation
+from ...sessions.history.history import History
 from ...sessions.history.media import with_media
 from ...sessions.memory import SESSION_BYTES, TOKEN_BYTES
 from ...sessions.turn.options import rendering_of, with_system_prompt
@@ -92,10 +94,16 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
         own_rendering = rendering_of(client, graph.lease.name, rendering)
         return await texts.chat_prompt(marked, rendering=own_rendering, media=media)
 
+    async def render_continued(client: WorkerClient) -> ChatTokens:
+        history, use = History(), msgspec.structs.replace(NO_TOOLS, form=client.info.answer_form)
+        texts = client.texts_of(requester)
+        await history.add_messages(texts, messages, rendering, use, continues=True)
+        return ChatTokens(history.prompt_text, history.prompt, appended=False)
+
     tokens_max = partial(_tokens_max, graph)
     own = with_system_prompt(graph.options.get("system-prompt", ""), p.messages)
     async with stored_messages(daemon, request, own, tokens_max) as messages:
-        prompt = await graph.lease.query(render)
+        prompt = await graph.lease.query(render_continued if p.continue_final_message else render)
     text = shown_prompt(prompt.text, marks)
     return w.TemplateResult(text=text.encode(), tokens=len(prompt.tokens))
 

@@ -699,12 +699,14 @@ class AsyncOperations(AsyncWasiCalls):
         tools: Sequence[Mapping[str, Any]] = (),
         arguments: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         timeout: float | None = None,
     ) -> Rendered:
         """Return the prompt that the model's chat template makes of *messages*.
 
         *arguments* are the template's own variables, such as `enable_thinking`. Without
-        *add_generation_prompt* the prompt ends with the last message.
+        *add_generation_prompt* the prompt ends with the last message, and with
+        *continue_final_message* within that, which begins the answer.
         """
         params = w.TemplateParams(
             graph=graph,
@@ -712,6 +714,7 @@ class AsyncOperations(AsyncWasiCalls):
             tools=[dict(t) for t in tools],
             arguments=dict(arguments or {}),
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         result = await self._call("apply_template", params, w.TemplateResult, timeout)
         return Rendered(result.text.decode(), result.tokens)

@@ -203,6 +203,10 @@ class Parameters(TypedDict, total=False):
     """
     parallel_tool_calls: bool
     """The answer may have several calls; false: one."""
+    continue_final_message: bool
+    """The answer continues the last of the messages, which is the assistant's; grammars, tool
+    calls and reasoning include its text.
+    """
     parse_tool_calls: bool
     """Return the calls of `tools` apart from the text; false: they stay in the text, as the
     model writes them.
@@ -346,6 +350,7 @@ Options = TypedDict(
         "tools": Sequence[Mapping[str, Any]] | str,
         "tool-choice": Literal["auto", "none", "required"] | Mapping[str, Any],
         "parallel-tool-calls": bool,
+        "continue-final-message": bool,
         "parse-tool-calls": bool,
         "chat-template-kwargs": Mapping[str, Any] | str,
         "reasoning-format": Literal["none", "auto", "deepseek"],

@@ -146,6 +146,8 @@ class TemplateParams(GraphParams):
     """The template's own arguments, as `chat-template-kwargs`; empty: the graph's."""
     add_generation_prompt: bool = True
     """End the prompt where an answer begins."""
+    continue_final_message: bool = False
+    """End the prompt with the last message, which begins the answer."""
 
 
 class TemplateResult(Map):

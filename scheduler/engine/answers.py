@@ -67,6 +67,8 @@ def sampler_for(
 ) -> Sampler:
     """Return a sampler that has seen the tokens of *task* so far, with its compiled *grammar*."""
     prompt, answer = task.prompt_and_answer
+    if begun := task.continued:
+        prompt, answer = prompt[: -len(begun)], [*begun, *answer]
     begin = 0 if task.reasoning is None else task.reasoning.grammar_begin
     if begin is None and sampling.has_grammar:
         task.resting_grammar = grammar or model.compile_grammar(sampling, task.spec.owner.user)
@@ -500,7 +502,7 @@ class Answers:
         if spec is None:
             return
         before = task.spec.resume_point or NOT_BEGUN
-        pieces = map(model.piece, answer_of(task, before))
+        pieces = map(model.piece, [*task.continued, *answer_of(task, before)])
         task.reasoning = Reasoning(spec, model.spell)
         task.reasoning.begin(pieces, before.ending_left, end_requested=before.end_requested)
 

@@ -37,7 +37,13 @@ class AnswerSplitter:
         self._parser = parser
         self.keeps_raw_text = parser is not None and parser.changes_text
         """Whether a reader needs the text as the model wrote it to resume the answer."""
+        self._known = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(_BYTES)
+
+    def begin(self, data: bytes) -> None:
+        """Take the beginning of the answer, which its reader has."""
+        self.split(data)
+        self._known = self.held
 
     def split(self, data: bytes) -> AnswerParts:
         """Return the parts that can be sent now; a possible beginning of a mark is held back."""
@@ -46,8 +52,19 @@ class AnswerSplitter:
             return AnswerParts(data)
         found = parser.parse(self._decoder.decode(data))
         if parser.rest_is_text:
-            return self._end_parsing(found)
-        return _parts(found)
+            return self._without_known(self._end_parsing(found))
+        return self._without_known(_parts(found))
+
+    def _without_known(self, parts: AnswerParts) -> AnswerParts:
+        """Return *parts* without the held back text that its reader has."""
+        known, text, reasoning = self._known, parts.text, parts.reasoning
+        if not known or not (text or reasoning or parts.calls):
+            return parts
+        self._known = b""
+        return parts._replace(
+            text=text.removeprefix(known),
+            reasoning=reasoning if text else reasoning.removeprefix(known),
+        )
 
     def _end_parsing(self, found: ParsedText) -> AnswerParts:
         """Return the parts of what was *found*. From now on, everything is text."""
@@ -62,11 +79,13 @@ class AnswerSplitter:
             return AnswerParts(data)
         first = parser.parse(self._decoder.decode(data, final=True))
         rest = parser.finish(cut=cut)
-        return _parts(
-            ParsedText(
-                first.text + rest.text,
-                [*first.parts, *rest.parts],
-                first.reasoning + rest.reasoning,
+        return self._without_known(
+            _parts(
+                ParsedText(
+                    first.text + rest.text,
+                    [*first.parts, *rest.parts],
+                    first.reasoning + rest.reasoning,
+                )
             )
         )
 

@@ -129,13 +129,16 @@ def new_splitter(
     history: History, seed: int, parameters: Parameters, options: Mapping[str, Any]
 ) -> AnswerSplitter:
     """Return the splitter of the answer to *history*, of a turn with this *seed* and *options*."""
-    return AnswerSplitter(
+    splitter = AnswerSplitter(
         history.new_parser(
             seed,
             reasoning=parameters.in_turn("reasoning-format", options) != "none",
             finds_calls=parameters.in_turn("parse-tool-calls", options),
         )
     )
+    if history.continued:
+        splitter.begin(history.continued.encode())
+    return splitter
 
 
 def resume_splitter(

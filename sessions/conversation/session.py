@@ -652,6 +652,7 @@ class Session:
         """
         parameters = self.settings.parameters
         rendering = parameters.rendering(options)
+        continues = bool(parameters.in_turn("continue-final-message", options))
         async with self.exclusive():
             step(self.state, SessionCall.SET_INPUT)
             if not self.conversation.messages:
@@ -662,6 +663,7 @@ class Session:
                     *(c, messages, rendering_of(c, self.model.name, rendering)),
                     parameters.tool_use(options, c.info.by_name(self.model.name).answer_form),
                     parameters.context_limit(options, c.info.ctx_size, chat=True),
+                    continues=continues,
                 )
             )
             before = self._accept_turn_input(history, unused)
@@ -711,12 +713,23 @@ class Session:
         rendering: Rendering,
         tool_use: ToolUse,
         limit: ContextLimit,
+        *,
+        continues: bool,
     ) -> tuple[History, Mapping[str, str]]:
         history, texts = self.conversation.current_history(), client.texts_of(self.requester)
-        continued = await self._with_recent_chat(client, messages, rendering, tool_use, limit)
+        if continues and client.info.decoder_start_token is not None:
+            raise UnsupportedOperation(
+                "the model is an encoder-decoder, which begins each answer itself",
+                hint="leave continue-final-message out",
+            )
+        continued = None
+        if not continues:
+            continued = await self._with_recent_chat(client, messages, rendering, tool_use, limit)
         if continued is None:
             await history.add_messages(
-                *(texts, messages, rendering, tool_use, limit), refuses_unread=self._refuses_unread
+                *(texts, messages, rendering, tool_use, limit),
+                refuses_unread=self._refuses_unread,
+                continues=continues,
             )
         else:
             history = continued
@@ -1037,6 +1050,7 @@ class Session:
             watch_prompt=call.watch_prompt,
             request=str(get_contextvars().get("request", "")),
             media=history.items,
+            continued=history.continued_tokens,
         )
         spec = parameters.fill(spec, client.info.vocab_size)
         if spec.embed is not None and call.shared_tokens:
@@ -1340,7 +1354,7 @@ class Session:
         if self.recent is None or turn is None or not turn.ended.is_set() or turn.error is not None:
             return
         whole = self._sent_whole and len(history.messages) == len(self._sent) > 0
-        whole = whole and not (history.dropped_bytes or conversation.shifted)
+        whole = whole and not (history.dropped_bytes or conversation.shifted or history.continued)
         if whole and turn.generates and not turn.stopped_by_text:
             piece = TurnPiece(
                 tokens=m.pack_tokens(turn.tokens),

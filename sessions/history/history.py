@@ -7,6 +7,8 @@ from copy import copy
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument, PromptTooLong
@@ -35,6 +37,7 @@ from ..entries import (
 from ..known_items import ITEM_BYTES, NO_ITEMS, KnownItems
 from ..memory import TOKEN_BYTES, memory_bytes
 from ..worker_client import ChatTokens, TextClient
+from .continuing import answer_beginning, check_place, split_final, tokens_within
 from .media import Readings, contents_of, is_text, mark_messages, new_nonce, read_media
 from .overflow import (
     DROPPED_BYTES_MAX,
@@ -154,6 +157,10 @@ class History:
         """The part of its marks that no text contains; empty until there are marks."""
         self._rendering_bytes = 0
         self._rendered: str | None = None
+        self.continued = ""
+        """The beginning of the answer, with which the prompt ends behind the rendered text."""
+        self.continued_tokens = 0
+        """The number of its tokens."""
         self._loose = False
         self._open = False
         """No turn has computed the last input yet, so that more input belongs to the same turn."""
@@ -183,11 +190,14 @@ class History:
             resumable=resumable,
             nonce=self._nonce,
             items=self._known_items.with_items((), self.prompt).all,
+            continued=self.continued,
+            continued_tokens=self.continued_tokens,
         )
 
     @property
     def kept_bytes(self) -> int:
         texts = self.messages_bytes + memory_bytes(self._rendered) + self._rendering_bytes
+        texts += len(self.continued)
         lists = TOKEN_BYTES * len(self.prompt) + MARK_BYTES * len(self.marks)
         return texts + lists + ITEM_BYTES * len(self._known_items)
 
@@ -211,6 +221,7 @@ class History:
         new.shifted, new.tool_use, new.dropped = entry.shifted, entry.tool_use, entry.dropped
         new._set_rendering(entry.rendering)
         new._nonce, new._known_items = entry.nonce, KnownItems(entry.items)
+        new.continued, new.continued_tokens = entry.continued, entry.continued_tokens
         return new
 
     def after(self, turn: TurnOutput | None) -> History:
@@ -220,13 +231,14 @@ class History:
             return new
         new._open, new.prompt = False, turn.history()
         if self._rendered is not None:
-            answer = turn.text.decode(errors="replace")
+            answer = self.continued + turn.text.decode(errors="replace")
             apart = not is_plain(self.tool_use.answers)
             parser = self.new_parser(turn.seed, reasoning=apart)
             new._append_messages([answer_message(answer, parser)])
             # The ids include text that a stop text cut from the answer.
             cut = self._loose or turn.stopped_by_text
             new._rendered = None if cut else self._rendered + answer
+        new.continued, new.continued_tokens = "", 0
         for keep, discard in turn.shifts:
             new._shift(keep, discard)
         return new
@@ -287,8 +299,10 @@ class History:
         limit: ContextLimit = UNLIMITED,
         *,
         refuses_unread: bool = False,
+        continues: bool = False,
     ) -> None:
-        """Add messages by the model's template; after raw text, begin a new history. The answer may
+        """Add messages by the model's template; with *continues* the last one begins the answer.
+        After raw text, begin a new history. The answer may
         have tool calls as *tool_use* says. Drop the oldest turns as *limit* says. Images and sounds
         of earlier messages that the model cannot read are texts, unless *refuses_unread*.
 
@@ -297,6 +311,10 @@ class History:
         :raises PromptTooLong: no context holds the text, and *limit* does not shorten it.
         :raises InferdError: an image or sound cannot be read; see `read_media`.
         """
+        self._end_continued()
+        final = None
+        if continues:
+            messages, final = split_final(messages)
         added = [as_read(without_raw_answer(message)) for message in messages]
         readings = await read_media(
             client, self.read_messages, added, refuses_unread=refuses_unread
@@ -338,6 +356,38 @@ class History:
         self._rendered, self._loose = prompt.text, False
         self._set_rendering(rendering)
         self.tool_use = tool_use
+        if final is not None:
+            await self._continue_message(client, final, readings)
+
+    async def _continue_message(
+        self, client: TextClient, message: dict[str, Any], readings: Readings
+    ) -> None:
+        """Append the beginning of the answer, a *message* of the assistant.
+
+        :raises UnsupportedOperation: the template does not show where an answer begins.
+        """
+        text = self._rendered or ""
+        rendering = msgspec.structs.replace(self.rendering, add_generation_prompt=False)
+        texts = []
+        for messages in (self.read_messages, [*self.read_messages, message]):
+            shown, media = self._marked(messages, readings)
+            found = await client.chat_prompt(
+                shown, rendering=rendering, cut_behind=NOTHING_KEPT, media=media
+            )
+            texts.append(found.text)
+        check_place(text, *texts, message)
+        self.continued = answer_beginning(message, self.tool_use.answers, self.opened)
+        tokens = await tokens_within(client, self.continued) if self.continued else []
+        self.prompt, self.continued_tokens = self.prompt + tokens, len(tokens)
+
+    def _end_continued(self) -> None:
+        """Let the beginning of an answer that no turn has continued be an answer."""
+        if not self.continued:
+            return
+        parser = self.new_parser(0, reasoning=not is_plain(self.tool_use.answers))
+        self._append_messages([answer_message(self.continued, parser)])
+        self._rendered = None if self._rendered is None else self._rendered + self.continued
+        self.continued, self.continued_tokens = "", 0
 
     async def _fitting_text(
         self,
@@ -484,6 +534,11 @@ class History:
         return list(map(without_raw_answer, self.messages))
 
     @property
+    def prompt_text(self) -> str:
+        """The text of the prompt of a chat, with the beginning of the answer."""
+        return (self._rendered or "") + self.continued
+
+    @property
     def opened(self) -> str:
         """The mark of the answer with which the prompt ends, or empty."""
         return opened_by(self.tool_use.answers, self._rendered or "")
@@ -508,6 +563,7 @@ class History:
 
         :raises UnsupportedOperation: the model cannot read one, and *refuses_unread*.
         """
+        self._end_continued()
         before, answer = self._split_answer()
         if before:
             readings = await read_media(client, before, refuses_unread=refuses_unread)
@@ -557,6 +613,7 @@ class History:
     def _end_chat(self) -> None:
         self._replace_messages([])
         self._rendered, self._loose, self.tool_use = None, False, NO_TOOLS
+        self.continued, self.continued_tokens = "", 0
 
     # Rewinding and shifting.
 
@@ -620,6 +677,7 @@ class History:
         turns = new._drop_marks(cut.keep, cut.discard)
         new.dropped = DroppedPart(self.dropped.tokens + cut.discard, self.dropped.turns + turns)
         new._rendered = self._rendered  # its end shows the form of the answer
+        new.continued, new.continued_tokens = self.continued, self.continued_tokens
         return new
 
     def _shift(self, keep: int, discard: int) -> None:
@@ -651,6 +709,7 @@ class History:
         return turns
 
     def _loosen(self) -> None:
+        self.continued, self.continued_tokens = "", 0
         self._rendered, self._loose = None, bool(self.prompt and self.messages)
 
 

@@ -4,7 +4,7 @@ its shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,13 +41,15 @@ async def answer_messages(exchange: Exchange) -> None:
     fields, options = exchange.read_fields(MESSAGES)
     try:
         media = RequestMedia()
+        prompt = read_prompt(fields, media)
         request = TurnRequest(
             model=fields.model,
-            prompt=read_prompt(fields, media),
+            prompt=prompt,
             media=media,
             options={
                 **options,
                 **_options_of(fields),
+                **_continuing(prompt),
                 "n-predict": fields.max_tokens,
                 "reasoning-format": "deepseek",
             },
@@ -69,6 +71,7 @@ async def answer_count_tokens(exchange: Exchange) -> None:
     fields, _ = exchange.read_fields(COUNT_TOKENS)
     media = RequestMedia()
     prompt, options = read_prompt(fields, media), _options_of(fields)
+    options |= _continuing(prompt)
     await media.decode(exchange.run_in_thread)
     try:
         rendered = await exchange.turns.render_prompt(
@@ -77,6 +80,17 @@ async def answer_count_tokens(exchange: Exchange) -> None:
     except InferdError as exc:
         raise media.name_item(exc, prompt) from None
     await exchange.send_json({"input_tokens": rendered.tokens})
+
+
+def _continuing(prompt: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the parameter with which an answer continues a last message of the assistant, which is
+    always so in this API.
+    """
+    before, last = prompt[:-1], prompt[-1]
+    answers = last["role"] == "assistant" and isinstance(last.get("content"), str)
+    if not answers or last.get("tool_calls") or not before:
+        return {}
+    return {"continue-final-message": True}
 
 
 def _options_of(fields: PromptFields) -> dict[str, Any]:

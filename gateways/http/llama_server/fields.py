@@ -36,7 +36,6 @@ class TemplateRequest(ChatRequest, kw_only=True):
     """A chat whose prompt is requested."""
 
     model: str = ""
-    add_generation_prompt: bool = True
 
 
 TOKENIZE = FieldTable(
@@ -54,7 +53,7 @@ DETOKENIZE = FieldTable("/detokenize", [MODEL, honoured("tokens")], kind=Detoken
 APPLY_TEMPLATE = FieldTable(
     "/apply-template",
     [
-        *(field for field in CHAT.fields if field.name != "model"),
+        *(field for field in CHAT.fields if field.name not in ("model", "add_generation_prompt")),
         MODEL,
         honoured("add_generation_prompt", "false: the prompt ends with the last message"),
     ],

@@ -71,7 +71,7 @@ async def answer_apply_template(exchange: Exchange) -> None:
     request, options = exchange.read_fields(APPLY_TEMPLATE)
     request.model = await chosen_model(exchange, request.model)
     try:
-        turn = turn_of(request, options, exchange.caller)
+        turn = turn_of(request, options, exchange.caller, shows_prompt=True)
         rendered = await render_prompt(
             exchange, turn, add_generation_prompt=request.add_generation_prompt
         )

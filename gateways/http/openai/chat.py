@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ....backends.errors import InferdError, NotFound
+from ....backends.errors import InferdError, NotFound, UnsupportedOperation
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.names import Priority
 from ..callers import Caller
@@ -92,8 +92,10 @@ async def control_chat(exchange: Exchange) -> None:
     await exchange.send_json(body)
 
 
-def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnRequest:
-    """Return the turn of a request.
+def turn_of(
+    chat: ChatRequest, options: dict[str, Any], caller: Caller, *, shows_prompt: bool = False
+) -> TurnRequest:
+    """Return the turn of a request, or of one that only shows its prompt.
 
     :raises InvalidArgument: the request contradicts itself.
     :raises UnsupportedOperation: the request has parts that are not supported.
@@ -108,6 +110,12 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
         raise field_error("top_logprobs", "top_logprobs: logprobs is not true")
     if chat.logprobs:
         options["n-probs"] = max(1, chat.top_logprobs)
+    if not (chat.add_generation_prompt or chat.continue_final_message or shows_prompt):
+        raise UnsupportedOperation(
+            "add_generation_prompt: prompts end where an answer begins",
+            hint="leave it out, or set continue_final_message",
+            data={"param": "add_generation_prompt"},
+        )
     check_prompt_logprobs(chat.prompt_logprobs, stream=chat.stream)
     if chat.prompt_logprobs is not None:
         options["prompt-logprobs"] = chat.prompt_logprobs
@@ -122,6 +130,8 @@ def turn_of(chat: ChatRequest, options: dict[str, Any], caller: Caller) -> TurnR
     options.update(reasoning_bounds(chat.reasoning_effort, chat.think, chat.thinking))
     if kwargs := {**effort, **thinking, **chat.chat_template_kwargs}:
         options["chat-template-kwargs"] = kwargs
+    if chat.continue_final_message:
+        options["continue-final-message"] = True
     media = RequestMedia()
     messages, chat.messages = read_messages(chat.messages, media), []  # its base64 is freed
     return TurnRequest(

@@ -152,6 +152,8 @@ class ChatRequest(Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
     timings_per_token: bool = False
     return_progress: bool = False
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
     service_tier: ServiceTier = "auto"
     priority: Priority | None = None
     session_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -257,6 +259,12 @@ CHAT = FieldTable(
             sets="reasoning-budget",
         ),
         *PROGRESS,
+        honoured(
+            "continue_final_message",
+            "vLLM's: the answer continues the last message, which is the assistant's",
+            sets="continue-final-message",
+        ),
+        honoured("add_generation_prompt", "false only with `continue_final_message`"),
         PRIORITY_FIELD,
         honoured(
             "session_id",

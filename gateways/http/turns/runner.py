@@ -345,6 +345,7 @@ class TurnRunner:
                 tools=options.get("tools", ()),
                 arguments=options.get("chat-template-kwargs", {}),
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=bool(options.get("continue-final-message")),
                 timeout=self._limits.turn_s_max,
             )
 

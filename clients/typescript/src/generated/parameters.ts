@@ -213,6 +213,8 @@ export interface ModelParameters {
   "tool-choice"?: string | object | undefined;
   /** the answer may have several calls; false: one (default: true) */
   "parallel-tool-calls"?: boolean | undefined;
+  /** the answer continues the last of the messages, which is the assistant's; grammars, tool calls and reasoning include its text (default: false) */
+  "continue-final-message"?: boolean | undefined;
   /** return the calls of `tools` apart from the text; false: they stay in the text, as the model writes them (default: true) */
   "parse-tool-calls"?: boolean | undefined;
   /** arguments of the chat template, such as enable_thinking: a map, or its JSON text; up to 64, of 64 KiB (default: {}) */

@@ -1820,6 +1820,8 @@ export interface ApplyTemplateParams {
   arguments?: Fields | undefined;
   /** End the prompt where an answer begins. */
   add_generation_prompt?: boolean | undefined;
+  /** End the prompt with the last message, which begins the answer. */
+  continue_final_message?: boolean | undefined;
 }
 
 export interface ApplyTemplateResult {
