@@ -438,9 +438,7 @@ class TurnRunner:
         finally:
             del self._answering[key]
 
-    def _note_contexts(
-        self, caller: Caller, request: TurnRequest, contexts: Sequence[int]
-    ) -> None:
+    def _note_contexts(self, caller: Caller, request: TurnRequest, contexts: Sequence[int]) -> None:
         """Let the caller control the answers in *contexts*, too, which are branches of one whose
         answers have an id.
         """

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from inferd import AsyncClient, Piece, QueueEvent
@@ -161,7 +162,7 @@ async def test_all_whole_answers_of_a_request_end_their_reasoning(daemon: Runnin
         while not found and len(ended) < request.answers:
             results = await runner.end_reasoning(caller, "several")
             ended |= {number for number, result in enumerate(results) if result.ended}
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     assert len(found) == 3
     assert ended == {0, 1, 2}
     assert [len(answer.reasoning) < 100 for answer in found] == [True] * 3
