@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     chain,
     decode,
+    draft_model,
     external_load,
     first_schema,
     forced_keys,
@@ -36,7 +37,7 @@ _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
     *(returning, hybrid, swap, pipeline, chain, two_models, external_load, scrape, sampling),
     *(schema, forced_keys, first_schema, guests),
-    *(speculation, media, media_sessions),
+    *(speculation, draft_model, media, media_sessions),
     *(gateway, gateway_first, gateway_many),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}
