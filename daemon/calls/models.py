@@ -164,6 +164,19 @@ async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
 load_by_name_with_config = load_by_name
 
 
+def _check_draft_model(
+    daemon: Daemon, request: Request, lease: Lease, values: Mapping[str, Any]
+) -> None:
+    """Check that the user may use the model that *values* name to draft, if it is to be loaded.
+
+    :raises ModelNotFound: the user sees no such model.
+    """
+    named = values.get("draft-model", "")
+    if named and lease.loaded is None:
+        allowed = daemon.connections.access.models_of(request.connection)
+        daemon.registry.catalog.find(named, request.owner.user, allowed)
+
+
 async def _open_graph(
     daemon: Daemon, request: Request, lease: Lease, options: Options
 ) -> w.GraphResult:
@@ -175,6 +188,7 @@ async def _open_graph(
     with daemon.graphs.opening(request.connection, lease, options) as graph:
         daemon.check_open()
         adjust_parameters(backend | lease.options() | own)
+        _check_draft_model(daemon, request, lease, options.values)
         lease.note_requested(options.values)
         now = daemon.registry.seconds()
         gate_request = ResidencyRequest(Priority.NORMAL, now, user=request.owner.user)

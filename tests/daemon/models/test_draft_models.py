@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import InferdError, LoadFailed
+from inferd.backends.errors import InferdError, ModelNotFound
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
@@ -121,7 +121,7 @@ def test_a_load_names_it(client: Client) -> None:
     assert later.not_applied["draft-model"] == ""
     client.unload_model("plain", force=True)
     for text in ("/etc/passwd", "../../etc/passwd", "/no/such/file.gguf"):
-        with pytest.raises(LoadFailed, match="there is no model"):
+        with pytest.raises(ModelNotFound, match="there is no model"):
             client.load_by_name_with_config("plain", {"draft-model": text})
     assert client.show("plain")["draft_model"] is None
 

@@ -278,3 +278,28 @@ def test_without_a_draft_model_the_drafter_is_that_of_auto() -> None:
     bench.run(bench.submit(1, TEXT, speculation="draft"))
     assert bench.text(1).decode() == TEXT and not bench.stats(1).drafted_tokens
     bench.model.close()
+
+
+def test_a_turn_with_an_image_has_no_drafts_by_it() -> None:
+    """The draft model reads none, and has no state for the text behind it."""
+    timed = Timed(options=EchoOptions(draft_errs=0, media=True))
+    bench = timed.bench
+    bench.iterate(bench.submit(1, TEXT, speculation="draft"))
+    task = bench.engine.slots.tasks[0]
+    drafter = bench.engine.speculation.by_model.drafter
+    assert drafter.drafts_max(task) > 100
+    task.media = {5: object()}  # type: ignore[dict-item]
+    assert drafter.drafts_max(task) == 0
+    task.media = {}
+    bench.run()
+    assert bench.text(1).decode() == TEXT
+
+
+def test_a_session_that_is_deleted_leaves_nothing() -> None:
+    timed = Timed(slots=1)
+    timed.run(1, session="s", owner=1)
+    assert timed.draft.slots[0]
+    timed.bench.engine.speculation.forget_session(1, "other")
+    assert timed.draft.slots[0]
+    timed.bench.engine.speculation.forget_session(1, "s")
+    assert not timed.draft.slots[0]

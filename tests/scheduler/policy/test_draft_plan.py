@@ -12,6 +12,7 @@ from inferd.scheduler.policy.draft_plan import (
     DRAFT_MAX,
     NO_PROMPTS,
     POSITIONS,
+    REST_MIN,
     SIZES,
     STREAMS_MAX,
     Acceptance,
@@ -19,7 +20,9 @@ from inferd.scheduler.policy.draft_plan import (
     PromptChunks,
     StreamOffer,
     passes_of,
+    pays_to_catch_up,
     plan_drafts,
+    saving_s,
 )
 
 CPU_ROWS = {
@@ -281,3 +284,73 @@ def test_nothing_is_learned_from_a_step_of_drafts_and_prompts() -> None:
     cost.learn_step(load, 5.0)
     assert (cost.coefficients(), cost.logits_pass_s(1), cost.logits_pass_s(3)) == before
     assert cost.logits_pass_known == 1
+
+
+# Draft models.
+
+
+def by_model(rate: float) -> StreamOffer:
+    return stream(rate)._replace(by_model=True)
+
+
+@pytest.mark.parametrize(
+    ("rate", "draft_s", "drafts"),
+    [(0.8, 0.0, 16), (0.8, 0.0005, 6), (0.8, 0.002, 2), (0.8, 0.006, 0), (1.0, 0.0005, 16)],
+)
+def test_the_time_of_a_draft_model_counts(rate: float, draft_s: float, drafts: int) -> None:
+    """On a GPU, where rows are nearly free, it decides how many drafts pay."""
+    plan = plan_drafts([by_model(rate)], gpu, 0.0, 1.0, 100, draft_s=lambda n, size: size * draft_s)
+    assert abs(plan.counts[0] - drafts) <= drafts / 3
+    without = plan_drafts([stream(rate)], gpu, 0.0, 1.0, 100, draft_s=lambda n, size: 9.0)
+    assert without.counts == plan_drafts([stream(rate)], gpu, 0.0, 1.0, 100).counts
+
+
+def test_the_draft_model_computes_the_drafts_of_all_streams_together() -> None:
+    seen = set()
+
+    def draft_s(streams: int, drafts: int) -> float:
+        seen.add(streams)
+        return drafts * 1e-4
+
+    plan = plan_drafts([by_model(0.9)] * 3 + [stream(0.9)], gpu, 0.0, 1.0, 100, draft_s=draft_s)
+    assert plan.counts[0] > 3 and len(set(plan.counts)) == 1
+    assert max(seen) == 3
+    assert plan.slowdown > gpu(4 * (1 + plan.counts[0])) / gpu(4)
+
+
+def test_on_the_cpu_only_a_draft_model_that_is_mostly_right_pays() -> None:
+    pass_s = learned(CPU_ROWS)
+    fast = [(rate, plan_drafts([by_model(rate)], pass_s, 0.0, 1.0, 100, draft_s=fast_s).counts[0])
+            for rate in (0.6, 0.8, 1.0)]  # fmt: skip
+    assert fast[0][1] == 0 and fast[2][1] > 0
+    slow = plan_drafts([by_model(1.0)], pass_s, 0.0, 1.0, 100, draft_s=lambda n, size: size * 0.01)
+    assert slow.counts == [0]
+
+
+def fast_s(streams: int, drafts: int) -> float:
+    return drafts * 0.0005
+
+
+def test_a_plan_saves_time_for_each_token() -> None:
+    offer = stream(1.0, limit=4)
+    assert saving_s([offer], DraftPlan([4], 2.0), 0, 0.01) == pytest.approx(0.006)
+    assert saving_s([offer], DraftPlan([4], 6.0), 0, 0.01) == 0.0
+    assert saving_s([offer], DraftPlan([0], 1.0), 0, 0.01) == 0.0
+
+
+def test_a_draft_model_catches_up_where_that_pays() -> None:
+    assert pays_to_catch_up(0.1, 0.001, 0, 1000, 0.0, 0.01)
+    assert not pays_to_catch_up(0.1, 0.001, 0, 50, 0.0, 0.01), "the answer ends soon"
+    assert not pays_to_catch_up(0.001 * REST_MIN, 0.001, REST_MIN - 1, 1000, 0.0, 0.01)
+    assert pays_to_catch_up(0.001 * REST_MIN, 0.001, REST_MIN + 1, 1000, 0.0, 0.01)
+    assert not pays_to_catch_up(0.1, 0.0, 0, 1000, 0.1, 0.01)
+    assert pays_to_catch_up(0.1, 0.0, 0, 1000, 0.111, 0.01), "its account has the time"
+
+
+def test_all_streams_of_a_draft_model_share_a_slow_acceptance() -> None:
+    shared, own = Acceptance.of_models(), Acceptance()
+    for _ in range(8):
+        shared.note(0, right=False)
+        own.note(0, right=False)
+    assert 0.6 < shared.rates[0] < 0.75 and shared.rates[1] == 0.8
+    assert own.rates[0] < 0.2
