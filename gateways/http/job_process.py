@@ -34,6 +34,8 @@ from .turns import ConnectionPool, TurnRunner
 DAY_S = 86_400.0
 LIMITS = Limits(queue_s_max=DAY_S, turn_s_max=DAY_S, receive_s_max=DAY_S, hold_s=0.0)
 """The daemon bounds the requests, and cancels those of jobs that have ended."""
+NICENESS = 10
+"""The process leaves the cores to the daemon and to models, which compute for others too."""
 _READ_BYTES = 256 << 10
 
 
@@ -208,6 +210,7 @@ class JobProcess:
 
 async def main(socket_path: str) -> None:
     """Answer requests over the standard input."""
+    os.nice(NICENESS)
     sock = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     sock.setblocking(False)
     stream = await anyio.abc.UNIXSocketStream.from_socket(sock)
