@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A daemon and a gateway as on the page, with tiny models of its names."""
     folder = tmp_path_factory.mktemp("page")
     models = tmp_path_factory.mktemp("models")
-    for name, kind in (("qwen3", "llama"), ("mixtral", "moe")):
+    for name, kind in (("qwen3", "llama"), ("mixtral", "moe"), ("reranker", "bert-rank")):
         write_tiny(kind, models).rename(models / f"{name}.gguf")
     binaries = folder / "bin"
     binaries.mkdir()

@@ -34,7 +34,9 @@ def test_models_are_loaded_while_the_daemon_serves_already() -> None:
     config = echo_model("base", load_ms=700) + NAMES + echo_model("second")
     with daemon_of('["coder", "second"]', config) as daemon, Client(daemon.socket) as client:
         found = states(client)
-        assert found["second"] == "cold" or found["base"] == "ready", "one is loaded after the other"
+        assert found["second"] == "cold" or found["base"] == "ready", (
+            "one is loaded after the other"
+        )
         with client.session("echo") as session:
             assert session.chat("hi") == "hi"
         wait_until(lambda: states(client)["second"] == "ready")
