@@ -3,11 +3,13 @@
 import { Bounds, retryPausesMs, withJitter } from "./bounds.js";
 import { Connection } from "./connection.js";
 import { embedTexts } from "./embeddings.js";
+import { rerankDocuments } from "./reranking.js";
 import { ConnectionLost, InferdError, InvalidArgument, ShuttingDown, unreadable } from "./errors.js";
 import { PROTOCOL_VERSION, READERS } from "./generated/protocol.js";
 import { socketPath } from "./paths.js";
 import { Session } from "./session.js";
 import type { EmbedOptions, Embeddings } from "./embeddings.js";
+import type { Ranking, RerankOptions } from "./reranking.js";
 import type { CallName, Calls, ServerHello } from "./generated/protocol.js";
 import type { Request } from "./request.js";
 import type { SessionOptions, TurnOptions } from "./session.js";
@@ -121,6 +123,16 @@ export class Client implements AsyncDisposable {
   async chat(model: string, prompt: Prompt, options: TurnOptions = {}): Promise<Reply> {
     await using session = await this.session(model, { signal: options.signal });
     return await session.chat(prompt, options);
+  }
+
+  /** Return documents by their scores for a query, by a reranking model or a graph that is loaded. */
+  rerank(
+    model: string | Graph,
+    query: string,
+    documents: string[],
+    options: RerankOptions = {},
+  ): Promise<Ranking> {
+    return rerankDocuments(this, model, query, documents, options);
   }
 
   /** Return the embeddings of texts by a model, or by a graph that is loaded. */

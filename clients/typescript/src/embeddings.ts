@@ -11,6 +11,7 @@ import type { Graph, Priority } from "./types.js";
 const TEXTS_PER_CALL = 64;
 /** Bytes of a frame that the texts leave to everything else. */
 const ENVELOPE_BYTES = 4096;
+export const TEXTS_BYTES_MAX = LIMITS.FRAME_BYTES_MAX - ENVELOPE_BYTES;
 const TEXT_HEADER_BYTES = 5;
 
 export interface EmbedOptions extends CallOptions {
@@ -43,12 +44,21 @@ export async function embedTexts(
   texts: string[],
   options: EmbedOptions,
 ): Promise<Embeddings> {
-  if (typeof model !== "string") return await embedBatches(client, model, texts, options);
-  const { config, signal } = options;
+  return await withGraph(client, model, options, (graph) => embedBatches(client, graph, texts, options));
+}
+
+/** Return the result of `call` with a graph of `model`, which may be a graph. */
+export async function withGraph<T>(
+  client: Client,
+  model: string | Graph,
+  { config, signal }: { config?: ModelParameters | undefined; signal?: AbortSignal | undefined },
+  call: (graph: Graph) => Promise<T>,
+): Promise<T> {
+  if (typeof model !== "string") return await call(model);
   const params = { name: model, config: config ? JSON.stringify(config) : "" };
   const { graph } = await client.call("load_by_name_with_config", params, { signal });
   try {
-    return await embedBatches(client, graph, texts, options);
+    return await call(graph);
   } finally {
     if (client.connected)
       await client.call("unload", { graph, keep: true }, { timeoutMs: 5000 }).catch(() => {});
@@ -64,10 +74,10 @@ async function embedBatches(
   const vectors: Float32Array[] = [];
   const tokens: number[] = [];
   let last: EmbedResult | undefined;
-  for (const batch of batches(texts, pooling === "none" ? 1 : TEXTS_PER_CALL)) {
+  for (const batch of batches(texts, pooling === "none" ? 1 : TEXTS_PER_CALL, TEXTS_BYTES_MAX)) {
     const params = { graph, texts: batch, pooling, normalize, priority };
     last = await client.call("embed", params, options).catch((error: unknown) => {
-      throw withIndexFrom(error, vectors.length);
+      throw withIndexFrom(error, vectors.length, "text");
     });
     vectors.push(...last.embeddings.map(toFloats));
     tokens.push(...last.tokens);
@@ -83,9 +93,8 @@ async function embedBatches(
   };
 }
 
-/** Yield the texts in lists that one call takes. */
-function* batches(texts: string[], textsMax: number): Generator<string[]> {
-  const bytesMax = LIMITS.FRAME_BYTES_MAX - ENVELOPE_BYTES;
+/** Yield the texts in lists of at most `textsMax` and, unless a text is longer, `bytesMax`. */
+export function* batches(texts: string[], textsMax: number, bytesMax: number): Generator<string[]> {
   let batch: string[] = [];
   let bytes = 0;
   for (const text of texts) {
@@ -101,11 +110,11 @@ function* batches(texts: string[], textsMax: number): Generator<string[]> {
   if (batch.length > 0) yield batch;
 }
 
-/** Return `error` with the index of its text among all texts. */
-function withIndexFrom(error: unknown, first: number): unknown {
+/** Return `error` with the index of its text, a `kind`, among all texts. */
+export function withIndexFrom(error: unknown, first: number, kind: string): unknown {
   if (!(error instanceof InferdError) || typeof error.data.index !== "number") return error;
   const index = first + error.data.index;
-  return raisedAgain(error, { message: `text ${index}: ${error.message}`, data: { ...error.data, index } });
+  return raisedAgain(error, { message: `${kind} ${index}: ${error.message}`, data: { ...error.data, index } });
 }
 
 function toFloats(bytes: Uint8Array): Float32Array {

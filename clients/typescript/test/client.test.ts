@@ -6,7 +6,7 @@ import { runningDaemon } from "../src/testing.js";
 import { echoModel, tasksBecome } from "./support.js";
 import type { RunningDaemon } from "../src/testing.js";
 
-const CONFIG = echoModel("echo") + echoModel("slow", { step_ms: 50 }, 1);
+const CONFIG = echoModel("echo") + echoModel("slow", { step_ms: 50 }, 1) + echoModel("rank", { ranks: true });
 let daemon: RunningDaemon;
 let client: Client;
 
@@ -38,7 +38,7 @@ test("a list of the daemon has handles and their types", async () => {
   const { sessions } = await client.call("sessions");
   assert.ok(sessions.some(({ context, model }) => context === session.context && model === "echo"));
   const { models } = await client.call("models");
-  assert.deepEqual(models.map(({ name }) => name).sort(), ["echo", "slow"]);
+  assert.deepEqual(models.map(({ name }) => name).sort(), ["echo", "rank", "slow"]);
   const {
     models: [shown],
   } = await client.call("show", { name: "echo" });
@@ -53,7 +53,7 @@ test("an error has its class, number, hint and data", async () => {
       [error.name, error.number, error.wasi, error.retryable],
       ["ModelNotFound", 103, 103, false],
     );
-    assert.deepEqual((error.data.models as string[]).sort(), ["echo", "slow"]);
+    assert.deepEqual((error.data.models as string[]).sort(), ["echo", "rank", "slow"]);
     assert.equal(error.retryAfter, undefined);
     assert.ok(error.hint && error.stack?.includes("client.test"));
     return true;
@@ -117,6 +117,29 @@ test("embeddings of many texts come in their order", async () => {
     (error) => error instanceof InferdError && error.data.index === 130,
   );
   await assert.rejects(client.embed("echo", []), { name: "InvalidArgument" });
+});
+
+test("documents are ranked together, whatever calls they take", async () => {
+  const texts = Array.from({ length: 300 }, (_, index) => `text ${index}`);
+  const all = await client.rerank("rank", "a query", texts);
+  assert.deepEqual(all.documents.map((one) => one.index).sort((a, b) => a - b), [...texts.keys()]);
+  for (const [at, one] of all.documents.entries()) {
+    assert.equal(one.document, texts[one.index]);
+    assert.ok(Math.abs(one.score - 1 / (1 + Math.exp(-one.rawScore))) < 1e-6);
+    assert.ok(one.rawScore <= (all.documents[at - 1]?.rawScore ?? Infinity));
+  }
+  assert.ok(all.cachedTokens > all.tokens / 3 && all.truncated.length === 0);
+  const top = await client.rerank("rank", "a query", texts, { topN: 3 });
+  assert.deepEqual(top.documents, all.documents.slice(0, 3));
+  const long = [...texts, "x".repeat(5000)];
+  await assert.rejects(
+    client.rerank("rank", "a query", long),
+    (error) => error instanceof InferdError && error.data.index === 300 && /^document 300: /.test(error.message),
+  );
+  assert.deepEqual((await client.rerank("rank", "a query", long, { truncate: true })).truncated, [300]);
+  await assert.rejects(client.rerank("rank", "a query", []), { name: "InvalidArgument" });
+  await assert.rejects(client.rerank("rank", "a query", ["a"], { topN: 0 }), { name: "InvalidArgument" });
+  await assert.rejects(client.rerank("echo", "a query", ["a"]), { name: "UnsupportedOperation" });
 });
 
 test("one question takes one line", async () => {
