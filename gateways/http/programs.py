@@ -317,7 +317,7 @@ def find_program(name: str) -> HttpProgram:
 
 def settings_text(program: HttpProgram, address: Address) -> str:
     """Return the settings of a program for a gateway, each after a comment with its place."""
-    parts = []
+    parts: list[str] = []
     for setting in program.settings:
         mark = _COMMENTS.get(setting.language, "#")
         place = _PLACES.get(setting.place, setting.place)

@@ -81,7 +81,7 @@ def _details(info: Mapping[str, Any]) -> dict[str, Any]:
     family = file.get("architecture") or info["backend"]
     count = file.get("parameters") or (info.get("info") or {}).get("parameters") or 0
     return {
-        "parent_model": "",
+        "parent_model": info.get("of") or "",
         "format": "gguf" if info["backend"] == "llama" else info["backend"],
         "family": family,
         "families": [family],

@@ -127,6 +127,26 @@ def test_a_gateway_opens_the_states_that_are_shared_with_the_user_for_whom_it_ac
     assert delegated_rights(gateway, named).states == {notes}
 
 
+@pytest.mark.parametrize(
+    ("gateway", "named", "both"),
+    [
+        (None, None, None),
+        ({"a"}, None, {"a"}),
+        (None, {"b"}, {"b"}),
+        ({"a", "b"}, {"b", "c"}, {"b"}),
+        ({"a"}, {"b"}, set[str]()),
+    ],
+)
+def test_a_gateway_uses_the_models_that_both_may_use(
+    gateway: set[str] | None, named: set[str] | None, both: set[str] | None
+) -> None:
+    def rights(models: set[str] | None) -> Rights:
+        allowed = None if models is None else frozenset(models)
+        return rights_of([Rule(name="r", users=frozenset({ADA}), models=allowed)], ADA, (), OWN)
+
+    assert delegated_rights(rights(gateway), rights(named)).models == both
+
+
 def test_a_rule_may_allow_nothing() -> None:
     assert rights_of([Rule(name="r", allow=frozenset())], ADA, (), OWN).allowed == frozenset()
 
