@@ -53,9 +53,14 @@ def _describe_file(daemon: Daemon, facts: FileFacts) -> w.JobFileInfo:
 async def read_file(daemon: Daemon, request: Request) -> w.ReadFileResult:
     """Return a part of a file; at its present end, wait for more."""
     p: w.ReadFileParams = request.params
-    data, facts = await daemon.jobs.read(request.owner, p.file, p.offset, p.wait_s)
+    data, facts = await daemon.jobs.read(request.owner, p.file, p.offset, _wait_of(p.wait_s))
     growing = facts.job is not None and not facts.job.ended
     return w.ReadFileResult(data=data, size=facts.bytes, growing=growing)
+
+
+def _wait_of(wait_s: float) -> float:
+    """Return a wait, which is bounded even if it is not a number."""
+    return wait_s if wait_s <= w.JOB_WAIT_S_MAX else w.JOB_WAIT_S_MAX
 
 
 async def delete_file(daemon: Daemon, request: Request) -> w.DeletedResult:
@@ -105,7 +110,7 @@ async def jobs(daemon: Daemon, request: Request) -> w.JobsResult:
         job = daemon.jobs.find(p.job)
         if job is None or not (p.all or request.owner.includes(job.row.owner)):
             raise no_job(p.job)
-        await daemon.jobs.wait(job, p.revision, p.wait_s)
+        await daemon.jobs.wait(job, p.revision, _wait_of(p.wait_s))
         if daemon.jobs.find(p.job) is not job:  # it was deleted meanwhile
             raise no_job(p.job)
         found = [job]

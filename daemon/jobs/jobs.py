@@ -346,6 +346,10 @@ class Jobs:
                     hint="send the parts in their order",
                 )
             return upload
+        if offset:
+            raise InvalidArgument(
+                f"a new file begins at 0, not at {offset}", hint="send the parts in their order"
+            )
         own = [u for u in self._uploads.values() if u.row.owner.user == owner.user]
         if len(own) >= UPLOADS_USER_MAX:
             raise QuotaExceeded(
@@ -463,7 +467,9 @@ class Jobs:
                     break
                 await facts.job.changed.wait()
         facts = self.file(owner, file_id)
-        size = max(0, min(READ_BYTES, facts.bytes - offset))
+        size = min(READ_BYTES, facts.bytes - offset)
+        if size <= 0:
+            return b"", facts
         return await self.in_reader(self.store.read, file_id, offset, size), facts
 
     async def delete_file(self, owner: Owner, file_id: str) -> bool:
@@ -659,7 +665,8 @@ class Jobs:
         if not job.ended:
             with suppress(BackendError):  # its row is deleted next
                 await self.end(job, "cancelled")
-        await self._delete(job.row)
+        async with job.lock:  # a result may be under way to the disk
+            await self._delete(job.row)
         row = self._files.get(job.row.file)
         if row is not None and not any(j.row.file == row.id for j in self._jobs.values()):
             await self._delete(row)
@@ -712,6 +719,8 @@ class Jobs:
     async def _append(self, job: Job, data: bytes, *, failed: bool) -> None:
         """Write a line of results, for which older results of the user may be deleted."""
         async with job.lock:
+            if job.ended:  # while it waited
+                return
             try:
                 await self._make_space(job.row.owner.user, len(data))
             except QuotaExceeded as exc:

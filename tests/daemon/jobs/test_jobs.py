@@ -23,6 +23,7 @@ from inferd.backends.errors import (
     Timeout,
     TooLarge,
 )
+from inferd.daemon.jobs.jobs import UPLOADS_USER_MAX
 from inferd.ipc import messages as w
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.other_users import ADA, BOB, as_user, daemon_for_all
@@ -242,6 +243,30 @@ def test_a_file_that_a_job_needs_is_not_deleted(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="belongs to the job"):
         client.jobs.delete_file(job["output_file"])
     assert not client.jobs.delete_file("file-none")
+
+
+def test_parts_of_files_are_where_they_should_be(client: Client, daemon: RunningDaemon) -> None:
+    with pytest.raises(InvalidArgument, match="begins at 0"):
+        client.jobs.upload_part(w.UploadFileParams(data=b"{}", offset=1 << 40))
+    part = w.UploadFileParams(data=b"{}")
+    part.file = client.jobs.upload_part(part)["id"]
+    part.offset = 1 << 40
+    with pytest.raises(InvalidArgument, match="but the file has 2 bytes"):
+        client.jobs.upload_part(part)
+    part.offset, part.end = 2, True
+    assert client.jobs.upload_part(part)["bytes"] == 4
+    for offset in (4, 1 << 63, (1 << 64) - 1):
+        assert client.jobs.read_file(part.file, offset).data == b""
+
+
+def test_uploads_of_a_user_are_bounded(daemon: RunningDaemon, client: Client) -> None:
+    with Client(daemon.socket) as other:
+        for _ in range(UPLOADS_USER_MAX):
+            other.jobs.upload_part(w.UploadFileParams(data=b"x"))
+        with pytest.raises(QuotaExceeded, match="uploads of the user have not ended"):
+            client.jobs.upload([])
+    wait_until(lambda: not files_in(daemon))
+    client.jobs.delete_file(client.jobs.upload([])["id"])
 
 
 def test_results_are_read_while_they_arise(client: Client) -> None:
