@@ -25,11 +25,13 @@ from inferd.scheduler.policy.cost import StepLoad
 from inferd.scheduler.task import Task
 from tests.backends.tiny import load_tiny, tiny_spec, tokens_of
 from tests.scheduler.doubles import iterate_engine
-from tests.tiny_gguf import VOCAB_SIZE, write_tiny
+from tests.tiny_gguf import write_tiny
 from tests.tiny_lora import matrices, write_lora
 
 pytestmark = pytest.mark.process  # grammars are compiled on trial in a process
 PREDICT = 40
+VOCAB_USED = 128
+"""Of the tokens of each tiny model."""
 GREEDY = SamplingParams(temp=0, ignore_eos=True)
 SCHEMA = '{"type":"object","properties":{"first name":{"type":"string","maxLength":12},'
 SCHEMA += '"kind":{"enum":["alpha","beta"]}},"required":["first name","kind"]}'
@@ -44,7 +46,7 @@ class Knowing:
     def propose(self, task: Task, limit: int) -> Sequence[int]:
         right = self._answers[task.spec.owner.user][task.generated :][:limit]
         wrong = self._random
-        return [t if wrong.random() < self._rate else wrong.randrange(VOCAB_SIZE) for t in right]
+        return [t if wrong.random() < self._rate else wrong.randrange(VOCAB_USED) for t in right]
 
     def forget(self, task_id: int) -> None:
         pass
