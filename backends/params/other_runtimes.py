@@ -443,8 +443,8 @@ _REASONS: dict[str, str] = {
     "each step has as many drafts as are expected to pay, at most `draft-max`": """
         n-max-speculative n-min-speculative p-split-speculative p-min-speculative
         lookup-cache-static lookup-cache-dynamic""",
-    "not supported: images, control vectors": """
-        always-regenerate-image-embd
+    "the embeddings of an image are computed once, and kept": "always-regenerate-image-embd",
+    "not supported: control vectors": """
         control-vector-load control-vector-layer-start control-vector-layer-end""",
     "`inferd pull` downloads models; requests name them": """
         model-url hf-token hf-repo hf-file model-path""",
