@@ -80,6 +80,9 @@ def test_a_chat_begins_with_the_system_prompt_unless_it_has_one(client: Client) 
         assert session.history().messages[0]["content"] == "You write code."
         session.chat("again")
         assert roles(session.history().messages).count("system") == 1
+        session.reset()
+        session.chat("after a reset")
+        assert roles(session.history().messages) == ["system", "user", "assistant"]
     with client.session("coder", system="mine") as session:
         session.chat("hi")
         assert [m["content"] for m in session.history().messages if m["role"] == "system"] == [
