@@ -17,6 +17,7 @@ from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.drafting.model_drafter import FIRST_TOKENS
 from inferd.scheduler.owner import Priority
+from inferd.scheduler.record import ActivityKind
 from tests.scheduler.doubles import Bench
 
 TEXT = "the quick brown fox jumps over the lazy dog, which sleeps; " * 2
@@ -235,6 +236,22 @@ def test_nothing_is_drafted_behind_the_end() -> None:
     stats = timed.run()
     assert stats.stop_reason == "eos"
     assert stats.drafted_tokens - stats.accepted_tokens <= 1
+
+
+def test_a_step_of_the_draft_model_names_its_tasks() -> None:
+    """If the process dies in it, these tasks are suspects, as in a step of the model."""
+    timed = Timed(slots=2)
+    recorder = timed.bench.engine.metrics.recorder
+    compute, seen = timed.draft.compute, set()
+
+    def recorded(chunks: Sequence[Chunk]) -> list[int]:
+        activity = recorder.read_activity()
+        seen.add((activity.kind, activity.ids))
+        return compute(chunks)
+
+    timed.draft.compute = recorded  # type: ignore[method-assign]
+    timed.run(7)
+    assert seen == {(ActivityKind.STEP, (7,))}
 
 
 @pytest.mark.parametrize("step", [1, 2, 9])
