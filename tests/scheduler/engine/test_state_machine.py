@@ -115,7 +115,9 @@ class EngineMachine(RuleBasedStateMachine):
             media_bytes_max=30 * 16,
         )
         self.disk, self.settings = disk, settings
-        self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells, forced=FORCED, media=True)
+        self.options = EchoOptions(
+            memory=self.memory, kv_cells=kv_cells, forced=FORCED, media=True, draft_errs=5
+        )
         self.slots = slots
         self.bench = self.start_worker()
 
@@ -129,6 +131,8 @@ class EngineMachine(RuleBasedStateMachine):
             options=self.options,
             files=self.files,
         )
+        drafter = bench.engine.speculation.by_model.drafter
+        drafter.cost.learn_step = lambda *_: None  # type: ignore[method-assign]  # it takes no time
         lease = bench.engine.assignment.assign_slots
 
         def checked() -> None:
@@ -174,7 +178,7 @@ class EngineMachine(RuleBasedStateMachine):
         timeout=st.sampled_from([0.0, 0.0, 0.5]),
         grammar=st.booleans(),
         item=st.sampled_from(IMAGES),
-        speculation=st.sampled_from(["off", "ngram", "ngram"]),
+        speculation=st.sampled_from(["off", "ngram", "draft"]),
     )
     def arrive(
         self,
@@ -375,6 +379,18 @@ class EngineMachine(RuleBasedStateMachine):
         items = {(t.scope, item.digest) for t in tasks for item in t.media.values()}
         assert len(tasks.items) <= len(items)
         assert tasks.items.size_bytes <= 16 * max(30, *(item.size for item in IMAGES if item))
+
+    @invariant()
+    def the_draft_model_has_only_tokens_that_the_slots_may_use(self) -> None:
+        if not self.texts:
+            return
+        slots, draft = self.bench.engine.slots.slots, self.bench.model.draft
+        held = self.bench.engine.speculation.by_model.drafter._held
+        assert draft is not None
+        for index, slot in enumerate(slots):
+            origin = slot.origin if slot.task is None else slot.task.origin
+            assert draft.length(index) == (len(held[index].tokens) if index in held else 0)
+            assert index not in held or held[index].origin.serves(origin)
 
     def check_forced(self, number: int, stats: m.TurnStats) -> None:
         """Count the forced tokens, those of earlier workers and the end included."""
