@@ -61,7 +61,8 @@ def test_the_text_at_a_place_is_printed(daemon: RunningDaemon, tmp_path: Path) -
         *("infill", "code", str(file), "--at", "1", "--n-predict", "3", "--json"),
         socket=daemon.socket,
     )
-    assert json.loads(as_json.stdout)["text"] == "def"
+    lines = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert "".join(line.get("text", "") for line in lines) == "def"
 
 
 def test_a_model_that_does_not_fill_in_is_named(daemon: RunningDaemon, tmp_path: Path) -> None:
