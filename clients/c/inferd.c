@@ -1181,7 +1181,8 @@ enum {
     PROMPT = 1 << 9,
     KEEP = 1 << 10,
     TURN = 1 << 11,
-    TURN_TIMEOUT = 1 << 12 /* the parts of TURN without queue_timeout_s */
+    TURN_TIMEOUT = 1 << 12, /* the parts of TURN without queue_timeout_s */
+    DOCUMENTS = 1 << 13
 };
 
 static const struct {
@@ -1206,6 +1207,7 @@ static const struct {
     [INFERD_INIT_BACKEND] = {"init_backend", CONFIG},
     [INFERD_MODELS] = {"models", 0},
     [INFERD_END_REASONING] = {"end_reasoning", CONTEXT},
+    [INFERD_RERANK] = {"rerank", GRAPH | DOCUMENTS | TURN},
 };
 
 static void put_seconds(fields *f, const char *key, double seconds) {
@@ -1278,6 +1280,15 @@ static void put_model_file(fields *f, const char *config) {
     put_uint(put_key(f, "fd"), 0);
 }
 
+static void put_documents(fields *f, const inferd_call *call) {
+    put_text(put_key(f, "query"), call->name);
+    put_array(put_key(f, "documents"), (unsigned)call->document_count);
+    for (size_t i = 0; i < call->document_count; i++)
+        put_text(f->out, call->documents[i]);
+    put_uint(put_key(f, "top_n"), call->top_n);
+    put_bool(put_key(f, "truncate"), call->truncate);
+}
+
 static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
     unsigned wanted = CALLS[call->kind].fields;
     if (wanted & (GRAPH | CONTEXT))
@@ -1300,6 +1311,8 @@ static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
         put_text_of(put_key(f, "prompt"), call->data, call->length);
     if (wanted & PROMPT && call->raw)
         put_bool(put_key(f, "raw"), true);
+    if (wanted & DOCUMENTS)
+        put_documents(f, call);
     if (wanted & KEEP && call->keep)
         put_bool(put_key(f, "keep"), true);
     if (wanted & (TURN | TURN_TIMEOUT))
@@ -1373,12 +1386,21 @@ static int pass_descriptors(connection *client, const inferd_call *call, inferd_
 }
 
 static int check_call(connection *client, const inferd_call *call, inferd_error *error) {
-    if (call->kind > INFERD_END_REASONING)
+    if (call->kind > INFERD_RERANK)
         return fail(error, INFERD_INVALID_ARGUMENT, "no such kind of call", "use a constant of inferd_kind");
     if (CALLS[call->kind].fields & (NAME | SESSION) && !call->name)
         return fail(error, INFERD_INVALID_ARGUMENT, "the call needs a name", "set the field name");
     if (call->length && !call->data)
         return fail(error, INFERD_INVALID_ARGUMENT, "the data is NULL, its length is not 0", "set the field data");
+    if (CALLS[call->kind].fields & DOCUMENTS) {
+        if (!call->name || !call->documents)
+            return fail(error, INFERD_INVALID_ARGUMENT, "the query or the documents are NULL", "send both");
+        if (call->document_count > INFERD_DOCUMENTS_MAX)
+            return fail(error, INFERD_INVALID_ARGUMENT, "a call has at most 256 documents", "make several calls");
+        for (size_t i = 0; i < call->document_count; i++)
+            if (!call->documents[i])
+                return fail(error, INFERD_INVALID_ARGUMENT, "a document is NULL", "send an empty text");
+    }
     if (CALLS[call->kind].fields & PROMPT && call->media_count) {
         if (!call->media || call->raw)
             return fail(error, INFERD_INVALID_ARGUMENT, "media is NULL, or the message is raw",
@@ -1821,6 +1843,64 @@ static size_t read_models(reader result, inferd_model *models, size_t size) {
         skip_value(&list);
     }
     return count;
+}
+
+/* Stand at the first item of an array in a result; return the number of its items. */
+static size_t find_array(reader result, const char *key, reader *items) {
+    value v;
+    if (!find_key(result, key, &v, items) || v.type != ARRAY || !read_value(items, &v))
+        return 0;
+    return v.length;
+}
+
+static double read_score(reader *r) {
+    value v;
+    return read_value(r, &v) && v.type == REAL ? v.real : 0;
+}
+
+static size_t read_ranked(reader result, inferd_ranked *ranked, size_t size) {
+    reader indexes, scores, raw;
+    value v;
+    size_t count = find_array(result, "indexes", &indexes);
+    if (find_array(result, "scores", &scores) != count || find_array(result, "raw_scores", &raw) != count)
+        return 0;
+    for (size_t i = 0; i < count && i < size; i++) {
+        bool read = read_value(&indexes, &v) && v.type == INT;
+        ranked[i] = (inferd_ranked){read ? (size_t)v.number : 0, read_score(&scores), read_score(&raw)};
+    }
+    return count < size ? count : size;
+}
+
+int inferd_rerank(inferd_client *handle, inferd_handle graph, const char *query, const char *const *documents,
+                  size_t count, int truncate, const inferd_turn *turn, inferd_ranked *ranked, size_t size,
+                  size_t *found, inferd_error *error) {
+    inferd_call call = {.kind = INFERD_RERANK, .handle = graph, .name = query, .documents = documents};
+    inferd_event event = {0};
+    uint64_t id;
+    if (!found || (size && !ranked))
+        return fail_null(error, found ? "the array" : "the count");
+    call.document_count = count;
+    call.top_n = size < count ? size : 0;
+    call.truncate = truncate;
+    if (turn)
+        call.turn = *turn;
+    connection *client = enter(handle, error);
+    if (!client)
+        return INFERD_INVALID_ARGUMENT;
+    int number = wait_for_reply(client, &call, &id, error);
+    if (!number) {
+        request *r = find_request(client, id);
+        if (r->first && r->first->kind == REPLY)
+            *found = read_ranked((reader){r->first->body, r->first->body + r->first->length}, ranked, size);
+        if (!take_event(client, r, &event))
+            number = fail_memory(error);
+    }
+    leave(client);
+    if (number)
+        return number;
+    number = event.kind == INFERD_EVENT_FAILED ? copy_error(error, &event.error) : succeed(error);
+    inferd_event_clear(&event);
+    return number;
 }
 
 int inferd_models(inferd_client *handle, inferd_model *models, size_t size, size_t *count, inferd_error *error) {

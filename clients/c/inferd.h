@@ -121,6 +121,21 @@ typedef struct inferd_model {
 int inferd_models(inferd_client *client, inferd_model *models, size_t size, size_t *count,
                   inferd_error *error);
 
+typedef struct inferd_ranked {
+    size_t index;     /* the place of the document, from 0 */
+    double score;     /* 0 to 1: `raw_score` if the model returns probabilities, else its sigmoid */
+    double raw_score; /* the model's output */
+} inferd_ranked;
+
+#define INFERD_DOCUMENTS_MAX 256 /* documents of a call */
+
+/* Score `count` documents for a query by the reranking model of a graph. Write the best `size` of them to `ranked`, by
+ * descending score, and their number to `found`. A document that is too long is refused or, with `truncate`, read
+ * without its end. */
+int inferd_rerank(inferd_client *client, inferd_handle graph, const char *query, const char *const *documents,
+                  size_t count, int truncate, const inferd_turn *turn, inferd_ranked *ranked, size_t size,
+                  size_t *found, inferd_error *error);
+
 /* Give the graphs that this connection loads later wasi_nn_backend's defaults, which docs/protocol.md lists, with the
  * memory policy of its configuration, JSON or NULL: full contexts are shifted unless it says otherwise. */
 int inferd_init_backend(inferd_client *client, const char *config, inferd_error *error);
@@ -199,7 +214,8 @@ typedef enum inferd_kind {
     INFERD_CLOSE,             /* handle, keep */
     INFERD_INIT_BACKEND,      /* config */
     INFERD_MODELS,            /* only for inferd_models */
-    INFERD_END_REASONING      /* handle */
+    INFERD_END_REASONING,     /* handle */
+    INFERD_RERANK             /* only for inferd_rerank */
 } inferd_kind;
 
 /* An image (PNG, JPEG, WebP, GIF, BMP) or a sound (WAV, MP3, FLAC) beside the message of INFERD_STREAM. */
@@ -230,6 +246,10 @@ typedef struct inferd_call {
     inferd_turn turn;
     const inferd_media *media; /* INFERD_STREAM: stand before the message's text */
     size_t media_count;
+    const char *const *documents; /* INFERD_RERANK: for the query `name` */
+    size_t document_count;
+    size_t top_n;
+    int truncate;
 } inferd_call;
 
 typedef enum inferd_event_kind {

@@ -55,15 +55,43 @@ SCENARIO(lists_the_models_up_to_the_size_of_the_array) {
     inferd_model models[8];
     size_t count = 0;
     CHECK_EQUAL(inferd_models(client, models, 8, &count, &error), 0);
-    CHECK_EQUAL(count, 4);
+    CHECK_EQUAL(count, 5);
     bool found = false;
     for (size_t i = 0; i < count; i++)
         found |= !strcmp(models[i].name, "slow") && models[i].state[0];
     CHECK(found);
     models[1].name[0] = '!';
     CHECK_EQUAL(inferd_models(client, models, 1, &count, &error), 0);
-    CHECK_EQUAL(count, 4);
+    CHECK_EQUAL(count, 5);
     CHECK(models[1].name[0] == '!');
+}
+
+SCENARIO(ranks_documents) {
+    const char *documents[] = {"one text", "another", "a third", NULL};
+    inferd_ranked all[4], best[2];
+    size_t found = 9;
+    inferd_handle graph = load("rank", NULL);
+    CHECK_EQUAL(inferd_rerank(client, graph, "a query", documents, 3, 0, NULL, all, 4, &found, &error), 0);
+    CHECK_EQUAL(found, 3);
+    CHECK_EQUAL(all[0].index + all[1].index + all[2].index, 3);
+    for (int i = 0; i < 3; i++) {
+        CHECK(0 < all[i].score && all[i].score < 1 && (all[i].score > 0.5) == (all[i].raw_score > 0));
+        CHECK(!i || (all[i].score < all[i - 1].score && all[i].raw_score < all[i - 1].raw_score));
+    }
+    inferd_turn urgent = {.priority = "high", .timeout_s = 30};
+    CHECK_EQUAL(inferd_rerank(client, graph, "a query", documents, 3, 1, &urgent, best, 2, &found, &error), 0);
+    CHECK_EQUAL(found, 2);
+    CHECK(best[0].index == all[0].index && best[1].index == all[1].index);
+    CHECK_EQUAL(inferd_rerank(client, graph, "a query", documents, 0, 0, NULL, all, 4, &found, &error),
+                INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_rerank(client, graph, "a query", documents, 4, 0, NULL, all, 4, &found, &error),
+                INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_rerank(client, graph, NULL, documents, 3, 0, NULL, all, 4, &found, &error),
+                INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_rerank(client, graph, "a query", documents, 3, 0, NULL, NULL, 4, &found, &error),
+                INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_rerank(client, load("echo", NULL), "a query", documents, 3, 0, NULL, all, 4, &found, &error),
+                INFERD_UNSUPPORTED_OPERATION);
 }
 
 SCENARIO(an_error_has_its_name_numbers_and_hint) {
@@ -535,6 +563,7 @@ static void check_refused(inferd_client *wrong) {
     const int numbers[] = {
         inferd_close(wrong),
         inferd_models(wrong, &model, 1, &length, &error),
+        inferd_rerank(wrong, 1, "a", (const char *[]){"b"}, 1, 0, NULL, NULL, 0, &length, &error),
         inferd_init_backend(wrong, NULL, &error),
         inferd_load(wrong, "echo", NULL, &handle, &error),
         inferd_load_file(wrong, "/dev/null", NULL, &handle, &error),
@@ -585,7 +614,7 @@ SCENARIO(a_result_without_a_place_is_refused) {
     CHECK_EQUAL(inferd_models(client, &model, 1, NULL, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_models(client, NULL, 1, &count, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_models(client, NULL, 0, &count, &error), 0);
-    CHECK_EQUAL(count, 4);
+    CHECK_EQUAL(count, 5);
     CHECK_EQUAL(inferd_load(client, "echo", NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_load_file(client, "/dev/null", NULL, NULL, &error), INFERD_INVALID_ARGUMENT);
     CHECK_EQUAL(inferd_load_file(client, NULL, NULL, NULL, &error), INFERD_MODEL_NOT_FOUND);
@@ -696,6 +725,7 @@ SCENARIO(vanishes_during_a_turn) {
 static const scenario SCENARIOS[] = {
     ENTRY(computes_a_turn_and_closes_everything),
     ENTRY(lists_the_models_up_to_the_size_of_the_array),
+    ENTRY(ranks_documents),
     ENTRY(an_error_has_its_name_numbers_and_hint),
     ENTRY(pulls_tokens_until_the_end_and_ends_a_turn_early),
     ENTRY(a_buffer_is_filled_to_its_last_byte_and_never_beyond),

@@ -12,6 +12,7 @@ from tests.tiny_gguf import write_tiny
 MODELS = (
     echo_model("slow", step_ms=100)
     + echo_model("echo")
+    + echo_model("rank", ranks=True)
     + echo_model("eyes", media=True, ctx_size=65_536)
 )
 
