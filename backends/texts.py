@@ -97,3 +97,17 @@ def offset_of(text: str, byte: int) -> int:
     """Return the offset in `bytes_of(text)` of the first mark of *byte*; -1 if it has none."""
     at = text.find(chr(_FIRST + byte))
     return len(bytes_of(text[:at])) if at >= 0 else -1
+
+
+_SPAN_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def seconds_of_span(text: str) -> float:
+    """Return the seconds of a span of time, such as `90m` or `7d`.
+
+    :raises ValueError: it is not a number with a unit.
+    """
+    number, unit = text[:-1], text[-1:]
+    if unit not in _SPAN_UNITS or not (number.isascii() and number.isdigit()) or len(number) > 9:
+        raise ValueError(f"{shorten(text)} is not a number with a unit ({', '.join(_SPAN_UNITS)})")
+    return float(int(number) * _SPAN_UNITS[unit])

@@ -8,20 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from ...backends.texts import seconds_of_span
 from ..one_shot import OneShotClient
 from ..options import AllUsers, JsonOutput, Label, SocketPath
 from ..output import Columns, table_of, time_text, write, write_json
 from .status_commands import user_text
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
-
-def parse_span(text: str) -> float:
-    """Return the seconds of a text such as `7d` or `90m`."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in UNITS or not number.isascii() or not number.isdigit() or len(number) > 9:
-        raise typer.BadParameter(f"{text!r} is not a number with a unit, one of {', '.join(UNITS)}")
-    return float(int(number) * UNITS[unit])
+def _parse_span(text: str) -> float:
+    try:
+        return seconds_of_span(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
 
 
 def _start_text(row: Mapping[str, Any]) -> str:
@@ -75,7 +73,7 @@ def usage(
             "--since",
             metavar="TIME",
             help="The last time, such as 90m, 24h or 7d, from the beginning of an hour on.",
-            parser=parse_span,
+            parser=_parse_span,
         ),
     ] = "7d",  # type: ignore[assignment]  # typer parses it
     all_users: AllUsers = False,

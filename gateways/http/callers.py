@@ -23,16 +23,33 @@ from msgspec import Meta, Struct
 from ...backends.errors import Busy, InvalidArgument, PermissionDenied, QuotaExceeded
 from ...backends.params import fit_settings
 from ...ipc.model_names import find_name, model_not_found
-from ...ipc.names import OWN_USER, Priority, check_label, check_user_name
+from ...ipc.names import OWN_USER, Priority, check_key_name, check_label, check_user_name
 
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
+class UsageLimits(NamedTuple):
+    """The limits of a key on its usage, which the daemon counts; 0 means none."""
+
+    tokens_per_day: int = 0
+    tokens_per_month: int = 0
+    seconds_per_day: int = 0
+    seconds_per_month: int = 0
+
+    def given(self) -> dict[str, int]:
+        """Return the limits that are set."""
+        return {name: limit for name, limit in self._asdict().items() if limit}
+
+
 class DaemonUser(NamedTuple):
-    """The user and the label for whom the gateway connects; no user means the gateway's own."""
+    """The user, the label and the key for whom the gateway connects; no user means the gateway's
+    own.
+    """
 
     on_behalf_of: str = ""
     label: str = ""
+    key: str = ""
+    key_limits: UsageLimits = UsageLimits()
 
 
 _GATEWAY = DaemonUser()
@@ -128,6 +145,10 @@ class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True, rename="kebab")
     models: Annotated[list[str], Meta(max_length=1000)] | None = None
     requests_max: Annotated[int, Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    tokens_per_day: Annotated[int, Meta(ge=1)] | None = None
+    tokens_per_month: Annotated[int, Meta(ge=1)] | None = None
+    seconds_per_day: Annotated[int, Meta(ge=1)] | None = None
+    seconds_per_month: Annotated[int, Meta(ge=1)] | None = None
     operator: bool = False
 
 
@@ -197,9 +218,11 @@ def _caller(name: str, entry: KeyEntry) -> Caller:
     user = f"{OWN_USER}{name}" if entry.user is None else entry.user
     check_user_name(user)
     check_label(entry.label)
+    check_key_name(name)
+    limits = UsageLimits(*(getattr(entry, field) or 0 for field in UsageLimits._fields))
     return Caller(
         name=name,
-        user=DaemonUser(user, entry.label),
+        user=DaemonUser(user, entry.label, name, limits),
         priority_max=entry.priority_max,
         models=None if entry.models is None else frozenset(entry.models),
         requests_max=entry.requests_max or 0,

@@ -205,6 +205,8 @@ def gateway(
             software="inferd gateway",
             label=user.label,
             on_behalf_of=user.on_behalf_of,
+            key=user.key,
+            key_limits=user.key_limits.given(),
         )
 
     address = parse_address(listen)

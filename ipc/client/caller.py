@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -26,7 +26,7 @@ from ...backends.errors import (
 )
 from .. import messages as w
 from ..media_parts import has_parts
-from ..names import check_label, check_user_name
+from ..names import check_key_name, check_label, check_user_name
 from ..paths import client_socket_path
 from ..payloads import Payload
 from .connection.async_connection import AsyncDriver
@@ -133,6 +133,8 @@ class AsyncCaller:
         software: str = "",
         label: str = "",
         on_behalf_of: str = "",
+        key: str = "",
+        key_limits: Mapping[str, int] | None = None,
     ):
         seconds = (timeout, connect_timeout, resume_timeout)
         if not all(s > 0 for s in seconds) or retries < 0:
@@ -147,11 +149,14 @@ class AsyncCaller:
         self._timeout, self._reconnects = timeout, reconnect
         check_label(label)
         check_user_name(on_behalf_of)
+        check_key_name(key)
         hello = w.ClientHello(
             protocol=w.PROTOCOL_VERSION,
             software=software or "inferd python client",
             label=label,
             on_behalf_of=on_behalf_of,
+            key=key,
+            key_limits=dict(key_limits or {}),
         )
         self._driver = self._make_driver(str(self.path), hello, connect_timeout)
 

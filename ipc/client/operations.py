@@ -629,9 +629,20 @@ class AsyncOperations(AsyncWasiCalls):
 
         With *all_users* (right `see-all`) return that of all users.
         """
+        found = await self.usage_and_limits(by, since=since, all_users=all_users, timeout=timeout)
+        return cast("list[UsageInfo]", found.usage)
+
+    async def usage_and_limits(
+        self,
+        by: Sequence[UsageColumn] = ("model",),
+        *,
+        since: float = 604_800.0,
+        all_users: bool = False,
+        timeout: float | None = None,
+    ) -> w.UsageResult:
+        """Return usage as `usage` does, and the limits of the user and of a gateway's key."""
         params = w.UsageParams(by=list(by), since_s=since, all=all_users)
-        result = await self._call("usage", params, w.UsageResult, timeout)
-        return cast("list[UsageInfo]", result.usage)
+        return await self._call("usage", params, w.UsageResult, timeout)
 
     async def stats(self, *, timeout: float | None = None) -> Stats:
         """Return the daemon's statistics."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -275,6 +275,8 @@ class Client:
         software: str = "",
         label: str = "",
         on_behalf_of: str = "",
+        key: str = "",
+        key_limits: Mapping[str, int] | None = None,
     ):
         self._arguments: dict[str, Any] = {
             "timeout": timeout,
@@ -285,6 +287,8 @@ class Client:
             "software": software,
             "label": label,
             "on_behalf_of": on_behalf_of,
+            "key": key,
+            "key_limits": key_limits,
         }
         self._asynchronous = _BlockingCalls(path, **self._arguments)
 
@@ -401,6 +405,7 @@ class Client:
     update_session = synchronous(AsyncClient.update_session)
     list_deletions = synchronous(AsyncClient.list_deletions)
     usage = synchronous(AsyncClient.usage)
+    usage_and_limits = synchronous(AsyncClient.usage_and_limits)
     list_sessions = synchronous(AsyncClient.list_sessions)
     save_state = synchronous(AsyncClient.save_state)
     read_copy = synchronous(AsyncClient.read_copy)

@@ -22,9 +22,16 @@ from .fields import (
     TURN_EVENTS,
     UNLOAD,
     UPDATE,
+    USAGE,
 )
 from .models import answer_models, load_model, swap_model, unload_model
-from .monitoring import answer_caller, answer_events, answer_queue, answer_statistics
+from .monitoring import (
+    answer_caller,
+    answer_events,
+    answer_queue,
+    answer_statistics,
+    answer_usage,
+)
 from .sessions import (
     answer_deletions,
     answer_media,
@@ -67,6 +74,7 @@ class InferdApi:
         UNLOAD,
         SWAP,
         EVENTS,
+        USAGE,
     )
     endpoints = (
         _read(method="GET", path=f"{_PATH}/caller", answer=answer_caller),
@@ -90,6 +98,7 @@ class InferdApi:
         Endpoint(method="POST", path=f"{_PATH}/models/swap", answer=swap_model),
         _read(method="GET", path=f"{_PATH}/queue", answer=answer_queue),
         _read(method="GET", path=f"{_PATH}/statistics", answer=answer_statistics),
+        _read(method="GET", path=f"{_PATH}/usage", answer=answer_usage),
         Endpoint(
             method="GET",
             path=f"{_PATH}/events",

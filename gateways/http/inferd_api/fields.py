@@ -23,6 +23,14 @@ class ListQuery(Struct, kw_only=True):
     prefix: str = ""
 
 
+class UsageQuery(Struct, kw_only=True):
+    """The usage that is requested."""
+
+    by: str = "model"
+    since: str = "7d"
+    all: bool = False
+
+
 class DeleteQuery(Struct, kw_only=True):
     """The seconds in which a session can be restored after its deletion."""
 
@@ -113,6 +121,17 @@ LIST = FieldTable(
         honoured("prefix", "the beginning of the ids"),
     ],
     kind=ListQuery,
+    own_path=True,
+    method="GET",
+)
+USAGE = FieldTable(
+    "/v1/inferd/usage",
+    [
+        honoured("by", "columns such as `model,day`; the default is `model`"),
+        honoured("since", "the last time, such as `24h` or `30d`; the default is `7d`"),
+        honoured("all", "true: the usage of all users, for an operator"),
+    ],
+    kind=UsageQuery,
     own_path=True,
     method="GET",
 )

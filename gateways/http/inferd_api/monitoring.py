@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
+from ....backends.texts import seconds_of_span
+from ....ipc.client.operations import UsageColumn
 from ..callers import STREAMS_MAX, Caller
 from ..exchange import Exchange
 from ..exchange.exchange import status_of
 from ..exchange.streaming import EVENT_STREAM, STREAM_HEADERS
 from ..fields import field_error
 from ..turns.pool import PAUSE_S, Snapshot
-from .fields import EVENTS
+from .fields import EVENTS, USAGE
 from .models import event, models_of
 
 
@@ -36,6 +38,7 @@ def caller_object(caller: Caller) -> dict[str, Any]:
         "limits": {
             "requests_max": caller.requests_max or None,
             "tokens_per_minute": caller.tokens_per_minute or None,
+            **{name: limit or None for name, limit in caller.user.key_limits._asdict().items()},
             "streams_max": STREAMS_MAX,
         },
     }
@@ -48,6 +51,23 @@ def is_own(caller: Caller, entry: Mapping[str, Any]) -> bool:
     to other callers.
     """
     return bool(entry["label"] == caller.user.label)
+
+
+async def answer_usage(exchange: Exchange) -> None:
+    """Answer with the usage of the caller's key, or that of all users for an operator."""
+    query = USAGE.read_query(exchange.query)
+    caller = exchange.caller.as_operator() if query.all else exchange.caller
+    try:
+        since = seconds_of_span(query.since)
+    except ValueError as exc:
+        raise field_error("since", str(exc)) from None
+    by = cast("list[UsageColumn]", [name for name in query.by.split(",") if name])
+    async with exchange.turns.pool.lease(caller) as client:
+        found = await client.usage_and_limits(by, since=since, all_users=query.all)
+    data = [{"object": "usage", **row} for row in found.usage]
+    await exchange.send_json(
+        {"object": "list", "since": found.since, "data": data, "limits": found.limits}
+    )
 
 
 _SHOWN = (

@@ -68,6 +68,7 @@ STEPS = {
     ("GET", f"{PATH}/queue"): Step("GET", "/queue", None),
     ("GET", f"{PATH}/models"): Step("GET", "/models", None),
     ("GET", f"{PATH}/statistics"): Step("GET", "/statistics", None),
+    ("GET", f"{PATH}/usage"): Step("GET", "/usage?by=day,model&since=24h", None),
     ("GET", f"{PATH}/events"): Step("GET", "/events", None),
     ("POST", f"{PATH}/models/load"): Step(
         "POST", "/models/load", {"model": "third"}, own=DENIED, others=DENIED, operator=OK
@@ -177,7 +178,10 @@ def test_sessions_of_models_that_a_key_may_not_use_are_invisible(
 
 
 def test_a_caller_learns_its_rights(keyed: dict[str, Caller], http: RunningGateway) -> None:
-    limits = {"requests_max": None, "tokens_per_minute": None, "streams_max": 16}
+    limits: dict[str, int | None] = {"requests_max": None, "tokens_per_minute": None}
+    limits |= dict.fromkeys(("tokens_per_day", "tokens_per_month"))
+    limits |= dict.fromkeys(("seconds_per_day", "seconds_per_month"))
+    limits |= {"streams_max": 16}
     assert Caller(http).get("/caller").json == {
         "object": "caller",
         "name": "",
