@@ -51,6 +51,11 @@ class DaemonUser(NamedTuple):
     key: str = ""
     key_limits: UsageLimits = UsageLimits()
 
+    @property
+    def owner(self) -> tuple[str, str]:
+        """The user and the label, to whom sessions belong, whatever the key."""
+        return self.on_behalf_of, self.label
+
 
 _GATEWAY = DaemonUser()
 

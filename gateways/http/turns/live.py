@@ -278,7 +278,7 @@ class SessionReservations:
         :raises SessionBusy: the session has a request under way.
         """
         reservation = Reservation(live)
-        key = (*caller.user, session_id)
+        key = (*caller.user.owner, session_id)
         if key in self._by_session:
             raise SessionBusy(
                 f"the session {session_id!r} has a request under way",
@@ -293,7 +293,7 @@ class SessionReservations:
 
     def find(self, caller: Caller, session_id: str) -> Reservation | None:
         """Return the reservation of a session, or None if it has no request under way."""
-        return self._by_session.get((*caller.user, session_id))
+        return self._by_session.get((*caller.user.owner, session_id))
 
 
 def turn_cancelled() -> Cancelled:

@@ -390,7 +390,7 @@ class TurnRunner:
             async with self._open_turn(caller, request, requests) as found:
                 yield found
             return
-        key, scope = (*caller.user, request.supersede), anyio.CancelScope()
+        key, scope = (*caller.user.owner, request.supersede), anyio.CancelScope()
         async with self._newest.supersede(key, scope.cancel):
             with scope:
                 async with self._open_turn(caller, request, requests) as found:
@@ -431,7 +431,7 @@ class TurnRunner:
         if not request.answer_id:
             yield
             return
-        key = (*caller.user, request.answer_id)
+        key = (*caller.user.owner, request.answer_id)
         self._answering[key] = {session.context: client}
         try:
             yield
@@ -442,7 +442,7 @@ class TurnRunner:
         """Let the caller control the answers in *contexts*, too, which are branches of one whose
         answers have an id.
         """
-        found = self._answering.get((*caller.user, request.answer_id))
+        found = self._answering.get((*caller.user.owner, request.answer_id))
         if found is not None:
             client = next(iter(found.values()))
             found.update(dict.fromkeys(contexts, client))
@@ -451,7 +451,7 @@ class TurnRunner:
         """End the reasoning of the caller's answers with this id; return a result for each one
         that is under way.
         """
-        found = self._answering.get((*caller.user, answer_id), {})
+        found = self._answering.get((*caller.user.owner, answer_id), {})
         return [await client.end_reasoning(context) for context, client in [*found.items()]]
 
     async def _with_own_priority(self, caller: Caller, request: TurnRequest) -> TurnRequest:

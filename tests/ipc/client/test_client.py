@@ -410,7 +410,14 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
 async def test_only_what_users_need_is_public(kind: type, names: str) -> None:
     public = {name for name in dir(kind) if not name.startswith("_")}
     calls = {name for name, *_ in CALLS} | {"compute", "stream", "resume", "embed", "parameters"}
-    calls |= {"rerank", "files_not_offered", "infill", "list_sessions", "token_pieces"}
+    calls |= {
+        "rerank",
+        "files_not_offered",
+        "infill",
+        "list_sessions",
+        "token_pieces",
+        "usage_and_limits",
+    }
     assert public - (calls if kind is AsyncClient else set()) == set(names.split())
 
 
