@@ -10,7 +10,7 @@ import { socketPath } from "./paths.js";
 import { Session } from "./session.js";
 import type { EmbedOptions, Embeddings } from "./embeddings.js";
 import type { Ranking, RerankOptions } from "./reranking.js";
-import type { CallName, Calls, ServerHello } from "./generated/protocol.js";
+import type { CallName, Calls, ServerHello, UsageResult } from "./generated/protocol.js";
 import type { Request } from "./request.js";
 import type { SessionOptions, TurnOptions } from "./session.js";
 import type { Reply } from "./stream.js";
@@ -53,6 +53,16 @@ export type CallArguments<N extends CallName> =
   Record<never, never> extends Calls[N]["params"]
     ? [params?: Calls[N]["params"], options?: CallOptions & EventOption<N>]
     : [params: Calls[N]["params"], options?: CallOptions & EventOption<N>];
+
+/** A column by which usage is grouped; hours and days are those of UTC. */
+export type UsageColumn = "user" | "model" | "label" | "key" | "hour" | "day";
+
+export interface UsageOptions extends CallOptions {
+  /** The last milliseconds, from the beginning of an hour on. Default: 7 days. */
+  sinceMs?: number | undefined;
+  /** The usage of all users, with the right `see-all`. */
+  allUsers?: boolean | undefined;
+}
 
 /**
  * A client of the daemon. It connects at `connect` or with the first call, and any number of calls
@@ -138,6 +148,12 @@ export class Client implements AsyncDisposable {
   /** Return the embeddings of texts by a model, or by a graph that is loaded. */
   embed(model: string | Graph, texts: string[], options: EmbedOptions = {}): Promise<Embeddings> {
     return embedTexts(this, model, texts, options);
+  }
+
+  /** Return the user's usage, in sums by columns such as `model` and `day`, and the user's limits. */
+  usage(by: UsageColumn[] = ["model"], options: UsageOptions = {}): Promise<UsageResult> {
+    const { sinceMs = 604_800_000, allUsers = false, ...call } = options;
+    return this.call("usage", { by, since_s: sinceMs / 1000, all: allUsers }, call);
   }
 
   /** Close the connection, which ends its calls, graphs and contexts. */

@@ -9,7 +9,7 @@ export * from "./errors.js";
 export { LIMITS, PROTOCOL_VERSION } from "./generated/protocol.js";
 export type * from "./generated/protocol.js";
 export type { ModelParameters } from "./generated/parameters.js";
-export type { CallArguments, CallOptions, ClientOptions } from "./client.js";
+export type { CallArguments, CallOptions, ClientOptions, UsageColumn, UsageOptions } from "./client.js";
 export type { EmbedOptions, Embeddings } from "./embeddings.js";
 export type { RankedDocument, Ranking, RerankOptions } from "./reranking.js";
 export type { ImageOptions, Prompt } from "./parts.js";

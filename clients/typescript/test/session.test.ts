@@ -84,6 +84,18 @@ test("a signal cancels the turn at once", async () => {
   await assert.rejects(session.chat("x", { signal: AbortSignal.abort(new Error("before")) }), /before/);
 });
 
+test("a turn counts in the usage of its user", async () => {
+  const count = async (): Promise<number> => {
+    const { usage } = await client.usage(["model", "day"], { sinceMs: 3_600_000 });
+    return usage.reduce((sum, row) => sum + Number(row["requests"]), 0);
+  };
+  const before = await count();
+  await using session = await client.session("slow");
+  await session.chat("one");
+  assert.equal(await count(), before + 1);
+  assert.deepEqual((await client.usage()).limits, []);
+});
+
 test("`cancel` of a stream and of a session end a turn", async () => {
   await using session = await client.session("slow");
   const stream = session.stream(LONG);
