@@ -184,15 +184,19 @@ def test_labels_and_keys_see_their_own_usage(daemon: RunningDaemon) -> None:
     def connect(**hello: Any) -> RawClient:
         return RawClient(daemon.socket, on_behalf_of="@shared", **hello)
 
-    with connect(key="phone") as phone, connect(key="desk") as desk, connect(label="job") as job:
-        for client in (phone, phone, desk, job):
+    with (
+        connect(key="phone") as phone,
+        connect(key="tablet") as tablet,
+        connect(label="job") as job,
+    ):
+        for client in (phone, phone, tablet, job):
             chat(client, client.context("m"))
-        assert one(phone)[0] == 2 and one(desk)[0] == 1 and one(job)[0] == 1
+        assert one(phone)[0] == 2 and one(tablet)[0] == 1 and one(job)[0] == 1
         [row] = usage(phone, "user", "key")
         assert (row["user"], row["key"]) == ("@shared", "phone")
         with connect() as whole:
             found = {(r["key"], r["label"]): r["requests"] for r in usage(whole, "key", "label")}
-            assert found == {("phone", ""): 2, ("desk", ""): 1, ("", "job"): 1}
+            assert found == {("phone", ""): 2, ("tablet", ""): 1, ("", "job"): 1}
 
 
 def test_a_hundred_users_have_a_row_each(daemon: RunningDaemon) -> None:
@@ -418,10 +422,10 @@ def test_a_key_has_limits_of_its_own(daemon: RunningDaemon) -> None:
     hello = {"on_behalf_of": "@keyed", "key_limits": {"tokens_per_day": 40}}
     with (
         RawClient(daemon.socket, key="phone", **hello) as phone,
-        RawClient(daemon.socket, key="desk", **hello) as desk,
+        RawClient(daemon.socket, key="tablet", **hello) as tablet,
     ):
         chat(phone, phone.context("m"))
         with pytest.raises(QuotaExceeded) as refused:
             chat(phone, phone.context("m"))
         assert refused.value.data["bound"] == "tokens-per-day"
-        chat(desk, desk.context("m"))
+        chat(tablet, tablet.context("m"))

@@ -15,7 +15,7 @@ from tests.gateways.http.own_paths import Caller
 
 ENTRIES = {
     "phone": 'user = "@ada"\n',
-    "desk": 'user = "@ada"\ntokens-per-day = 1\n',
+    "tablet": 'user = "@ada"\ntokens-per-day = 1\n',
     "olga": "operator = true\n",
 }
 
@@ -48,9 +48,9 @@ def test_a_key_sees_its_own_usage_and_an_operator_all(
 ) -> None:
     keys = {name: new_key(name) for name in ENTRIES}
     with callers(daemon, keys, tmp_path) as found:
-        phone, desk, olga = (found[name] for name in ("phone", "desk", "olga"))
+        phone, tablet, olga = (found[name] for name in ("phone", "tablet", "olga"))
         phone.chat("echo", "hello")
-        desk.chat("echo", "hello")
+        tablet.chat("echo", "hello")
         [row] = usage(phone)["data"]
         assert (row["object"], row["key"], row["model"], row["requests"]) == (
             "usage",
@@ -59,16 +59,16 @@ def test_a_key_sees_its_own_usage_and_an_operator_all(
             1,
         )
         everybody = usage(olga, "?by=key&all=true")["data"]
-        assert {"phone", "desk"} <= {each["key"] for each in everybody}
+        assert {"phone", "tablet"} <= {each["key"] for each in everybody}
         assert phone.get("/usage?all=true").status == HTTPStatus.FORBIDDEN
         for query in ("?since=x", "?by=colour", "?by=key,key"):
             assert phone.get(f"/usage{query}").status == HTTPStatus.BAD_REQUEST, query
-        [limit] = usage(desk)["limits"]
+        [limit] = usage(tablet)["limits"]
         assert limit["bound"] == "tokens-per-day" and limit["used"] > 1
         assert usage(phone)["limits"] == []
-        assert desk.get("/caller").json["limits"]["tokens_per_day"] == 1
+        assert tablet.get("/caller").json["limits"]["tokens_per_day"] == 1
     with callers(daemon, keys, tmp_path) as found:
-        status, retry_after = complete(found["desk"])
+        status, retry_after = complete(found["tablet"])
         assert status == HTTPStatus.TOO_MANY_REQUESTS
         assert retry_after is not None and 0 < int(retry_after) <= 86_401
         assert complete(found["phone"]) == (HTTPStatus.OK, None)

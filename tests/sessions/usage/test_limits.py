@@ -78,4 +78,4 @@ def test_a_clock_that_is_set_back_and_forth_gives_nobody_more() -> None:
     counting.compute(ADA, 1.0, key="phone")
     with pytest.raises(QuotaExceeded):
         check("phone", UsageLimits(seconds_per_month=1))
-    check("desk", UsageLimits(seconds_per_month=1))
+    check("tablet", UsageLimits(seconds_per_month=1))
