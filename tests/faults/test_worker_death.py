@@ -98,6 +98,19 @@ async def test_streams_continue_over_several_deaths_without_losing_or_repeating_
     assert [received[number] for number in range(len(texts))] == texts
 
 
+async def test_an_answer_with_drafts_continues_after_deaths() -> None:
+    """The drafts of a step that was not reported are lost, and nothing else."""
+    async with talking() as (daemon, session):
+        text = "the quick brown fox; " * 40
+        at = {pieces: lambda: end_worker(daemon) for pieces in (30, 45)}
+        output = await stream_turn(session, text, at, speculation="ngram")
+        assert output == text
+        assert daemon.log.count("worker.died") >= 1
+        metadata = session.metadata
+        assert metadata["output_tokens"] == len(text) + 1
+        assert 0 < metadata["accepted_tokens"] <= metadata["drafted_tokens"]
+
+
 async def test_text_held_back_for_a_stop_text_is_held_back_in_the_new_worker_too() -> None:
     async with talking() as (daemon, session):
         at = {len("one "): lambda: end_worker(daemon)}
