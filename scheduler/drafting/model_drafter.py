@@ -26,6 +26,8 @@ behind has no drafts before `catch_up` was called.
 FIRST_TOKENS = 32
 """The most tokens of a step before the first one's time is known."""
 
+UNKNOWN = -1
+
 
 @dataclass(slots=True)
 class _Held:
@@ -36,6 +38,8 @@ class _Held:
     dropped: int
     tokens: array[int]
     agreed: int = 0
+    checked: int = 0
+    """Tokens of the task that the draft model knows, or `UNKNOWN` if it does not know one."""
 
 
 class ModelDrafter:
@@ -59,10 +63,12 @@ class ModelDrafter:
         """Return the most drafts for *task*; 0 if its context has no place for more, or it has
         entries or tokens that the draft model does not know.
         """
-        held = self._held.get(task.slot)
-        known = held.agreed if held is not None and held.task_id == task.spec.id else 0
-        new = task.tokens[known:]
-        if task.media or (new and not 0 <= min(new) <= max(new) < self._model.vocab_size):
+        held = self._follow(task)
+        if task.media or held.checked < 0:
+            return 0
+        new, held.checked = task.tokens[held.checked :], len(task.tokens)
+        if new and not 0 <= min(new) <= max(new) < self._model.vocab_size:
+            held.checked = UNKNOWN
             return 0
         return max(0, self._model.ctx_size - len(task.tokens) + 1)
 
