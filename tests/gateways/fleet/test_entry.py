@@ -29,6 +29,7 @@ CONFIG = (
     f"[daemon]\nsessions-max = {SESSIONS_MAX}\n"
     + echo_model("echo")
     + echo_model("slow", step_ms=20, slots=2)
+    + echo_model("rank", ranks=True)
 )
 TEXT = "a text that takes the slow model some seconds to echo, since each letter is a token of it. "
 TEXT *= 2
@@ -213,7 +214,7 @@ def test_a_turn_is_cancelled_from_another_connection(client: Client, fleet: Runn
 def test_models_are_listed_once_with_their_nodes(client: Client) -> None:
     with client.session("echo"):
         models: dict[str, Any] = {model["name"]: model for model in client.models()}
-    assert sorted(models) == ["echo", "slow"]
+    assert sorted(models) == ["echo", "rank", "slow"]
     nodes = models["echo"]["nodes"]
     assert [entry["node"] for entry in nodes] == ["a", "b"]
     assert models["echo"]["leases"] == sum(entry["leases"] for entry in nodes) >= 1
@@ -243,6 +244,16 @@ def test_embeddings_and_tokens_come_from_any_node(client: Client) -> None:
     assert len(vectors) == 2
     graph = client.load_by_name("echo")
     assert client.detokenize(graph, client.tokenize(graph, "text")) == b"text"
+
+
+def test_documents_are_ranked_by_any_node(client: Client) -> None:
+    documents = [f"text {number}" for number in range(300)]
+    ranking = client.rerank("rank", "a query", documents, top_n=5)
+    assert [one.index for one in ranking] == [
+        one.index for one in client.rerank("rank", "a query", documents)
+    ][:5]
+    with pytest.raises(UnsupportedOperation, match="ranks no documents"):
+        client.rerank("echo", "a query", documents)
 
 
 def test_a_full_fleet_is_busy_with_the_nodes_time_to_retry(client: Client) -> None:
@@ -295,8 +306,12 @@ def test_commands_show_all_nodes_and_one(client: Client, fleet: RunningFleet) ->
         assert shown(fleet, "queue")[1].split()[:2] == [running["node"], "slow"]
         idle = "ab".replace(running["node"], "")
         assert len(shown(fleet, "queue", "--node", idle)) == 1
-        assert len(shown(fleet, "models")) == 5
-        assert [line.split()[0] for line in shown(fleet, "models", "--node", "b")[1:]] == ["b", "b"]
+        assert len(shown(fleet, "models")) == 7
+        assert [line.split()[0] for line in shown(fleet, "models", "--node", "b")[1:]] == [
+            "b",
+            "b",
+            "b",
+        ]
         assert any("shown" in line for line in shown(fleet, "sessions"))
         top = shown(fleet, "top", "--once", "-n", "0.2")
         assert any(line.split()[:3] == [running["node"], "-", "running"] for line in top)
