@@ -307,6 +307,10 @@ def _sessions(daemon: Daemon) -> Read:
     yield "session_yields", _one(sessions.places.yields)
     yield "sessions_waiting", _one(len(sessions.places))
     yield "session_forks", _one(sessions.forked)
+    totals = daemon.usage.totals.items()
+    yield "usage_compute_seconds", {(name,): found.compute_us / 1e6 for name, found in totals}
+    yield "usage_refused", {(name,): found.refused for name, found in totals}
+    yield "usage_unwritten_rows", _one(daemon.usage.unwritten)
     yield "journal_lag_seconds", _one(daemon.journal.lag_s)
 
 

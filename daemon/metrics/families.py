@@ -225,6 +225,13 @@ _SESSIONS = (
         REQUEST_S,
     ),
     counter("session_forks", "Sessions created as branches of another."),
+    counter(
+        "usage_compute_seconds",
+        "Time of compute that counts as usage: of steps, of tensors, and of images and sounds.",
+        MODEL,
+    ),
+    counter("usage_refused", "Requests that count as refused in the usage of users.", MODEL),
+    gauge("usage_unwritten_rows", "Rows of usage that wait to be written to the journal."),
     gauge("journal_lag_seconds", "Age of the oldest change not yet in the journal; 0 if none."),
 )
 _DAEMON = (

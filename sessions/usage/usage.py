@@ -164,6 +164,8 @@ class Usage:
         self.has_ended = False
         """Whether a request has ended that is not in the rows taken so far."""
         self.day_sums = DaySums()
+        self.totals: dict[str, Amounts] = {}
+        """The amounts of each model since the start. The names of models are bounded."""
         self._model_name, self._user_name = model_name, user_name
         self._is_refusal, self._now = is_refusal, now
         self._turns: dict[Turn, _Counted] = {}
@@ -231,6 +233,7 @@ class Usage:
     def _add(self, owner: Owner, key: str, model: str, amounts: Amounts) -> None:
         row = self._keys.bounded(UsageKey(self.hour, owner.user, owner.label, key, model))
         self._add_row(row, amounts)
+        self.totals[model] = self.totals.get(model, NOTHING).plus(amounts)
         tokens, compute_us = amounts.computed_tokens, amounts.compute_us
         if tokens or compute_us:
             self.day_sums.add(owner.user, key, row.hour // DAY_HOURS, tokens, compute_us)

@@ -429,3 +429,14 @@ def test_a_key_has_limits_of_its_own(daemon: RunningDaemon) -> None:
             chat(phone, phone.context("m"))
         assert refused.value.data["bound"] == "tokens-per-day"
         chat(tablet, tablet.context("m"))
+
+
+def test_metrics_have_the_compute_time_and_the_refusals_of_models_and_no_users(
+    daemon: RunningDaemon,
+) -> None:
+    with labelled(daemon) as client:
+        chat(client, client.context("m"))
+        metrics = client.call("stats")["stats"]["metrics"]
+    [row] = [each for each in metrics["usage_compute_seconds"] if each["model_name"] == "m"]
+    assert row["value"] > 0 and set(row) == {"model_name", "value"}
+    assert metrics["usage_unwritten_rows"][0]["value"] >= 0
