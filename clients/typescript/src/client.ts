@@ -10,7 +10,7 @@ import { socketPath } from "./paths.js";
 import { Session } from "./session.js";
 import type { EmbedOptions, Embeddings } from "./embeddings.js";
 import type { Ranking, RerankOptions } from "./reranking.js";
-import type { CallName, Calls, ServerHello, UsageResult } from "./generated/protocol.js";
+import type { CallName, Calls, Infill, ServerHello, UsageResult } from "./generated/protocol.js";
 import type { Request } from "./request.js";
 import type { SessionOptions, TurnOptions } from "./session.js";
 import type { Reply } from "./stream.js";
@@ -143,6 +143,14 @@ export class Client implements AsyncDisposable {
     options: RerankOptions = {},
   ): Promise<Ranking> {
     return rerankDocuments(this, model, query, documents, options);
+  }
+
+  /**
+   * Return the text that a model writes between the `prefix` and the `suffix` of a place, in a session of its own.
+   * Sessions stream it with such a place as the prompt.
+   */
+  infill(model: string, place: Infill, options: TurnOptions = {}): Promise<Reply> {
+    return this.chat(model, place, options);
   }
 
   /** Return the embeddings of texts by a model, or by a graph that is loaded. */

@@ -6,10 +6,19 @@ import { fileURLToPath } from "node:url";
 
 import { InferdError, InvalidArgument, TooLarge } from "./errors.js";
 import { LIMITS } from "./generated/protocol.js";
+import type { Infill } from "./generated/protocol.js";
 import type { AudioPart, Fields, ImagePart, Message, Part } from "./types.js";
 
-/** What a turn answers: a text, the texts, images and sounds of one message, or messages. */
-export type Prompt = string | (string | Part)[] | Message[];
+/**
+ * What a turn answers: a text, the texts, images and sounds of one message, messages, or a place in a file, whose
+ * text is filled in.
+ */
+export type Prompt = string | (string | Part)[] | Message[] | Infill;
+
+/** Return whether a prompt is a place in a file. */
+export function isInfill(prompt: Prompt | undefined): prompt is Infill {
+  return typeof prompt === "object" && !Array.isArray(prompt);
+}
 
 export interface ImageOptions {
   /** `low` is a low bound on the tokens of the image. */
@@ -32,7 +41,7 @@ export function audio(source: string | URL | Uint8Array, options: { alt?: string
 }
 
 /** Return the messages of a prompt that is not a text. */
-export function messagesOf(prompt: Exclude<Prompt, string>): Message[] {
+export function messagesOf(prompt: Exclude<Prompt, string | Infill>): Message[] {
   if (!prompt.some((item) => typeof item === "string" || !("role" in item))) return prompt as Message[];
   const content = (prompt as (string | Part)[]).map((item): Part =>
     typeof item === "string" ? { type: "text", text: item } : item,

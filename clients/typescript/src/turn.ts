@@ -2,7 +2,7 @@
 
 import * as errors from "./errors.js";
 import { isLoss } from "./errors.js";
-import { messagesOf, withContents } from "./parts.js";
+import { isInfill, messagesOf, withContents } from "./parts.js";
 import type { Attachment, Progress } from "./attachment.js";
 import type { Bounds } from "./bounds.js";
 import type { CallOptions } from "./client.js";
@@ -18,6 +18,8 @@ const LOSSES_MAX = 8;
 export interface TurnOptions extends CallOptions {
   /** Add the prompt unchanged, without the chat template. */
   raw?: boolean | undefined;
+  /** A newer call with the same key cancels this one, which then fails with `Cancelled`. */
+  supersede?: string | undefined;
   /** Parameters for this turn. */
   options?: ModelParameters | undefined;
   priority?: Priority | undefined;
@@ -73,8 +75,13 @@ export function scheduling(options: TurnOptions, timeoutMs: number): Fields {
 
 /** Return the fields of a turn's input. */
 export function turnInput(prompt: Prompt | undefined, options: TurnOptions): Fields {
-  const input = typeof prompt === "string" ? { prompt } : { messages: prompt && messagesOf(prompt) };
-  return { ...input, raw: options.raw, options: options.options };
+  return { ...promptFields(prompt), raw: options.raw, options: options.options, supersede: options.supersede };
+}
+
+function promptFields(prompt: Prompt | undefined): Fields {
+  if (typeof prompt === "string") return { prompt };
+  if (isInfill(prompt)) return { infill: { ...prompt } };
+  return { messages: prompt && messagesOf(prompt) };
 }
 
 export class Turn {
@@ -157,7 +164,7 @@ export class Turn {
         hint: "the session's history has its answer: continue with the next turn, or `rewind`",
       });
     }
-    if (step === "answer") this.#params = { ...this.#params, prompt: undefined, messages: undefined };
+    if (step === "answer") this.#params = { ...this.#params, prompt: undefined, messages: undefined, infill: undefined };
     this.#noteBefore(after);
     return await this.#send(bounds, this.#call, this.#params);
   }

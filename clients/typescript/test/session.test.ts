@@ -7,7 +7,8 @@ import { echoModel, tasksBecome } from "./support.js";
 import type { Piece, QueueEvent } from "../src/index.js";
 import type { RunningDaemon } from "../src/testing.js";
 
-const CONFIG = echoModel("echo") + echoModel("slow", { step_ms: 20 }, 1);
+const CONFIG =
+  echoModel("echo") + echoModel("slow", { step_ms: 20 }, 1) + echoModel("code", { fim: true, step_ms: 5 });
 const LONG = "abcdefghij".repeat(20);
 let daemon: RunningDaemon;
 let client: Client;
@@ -61,6 +62,21 @@ test("options of a session and of a turn reach the daemon", async () => {
   assert.equal((await session.chat("abcdef")).text, "ab");
   const { sessions } = await client.call("sessions");
   assert.equal(sessions.find(({ context }) => context === session.context)?.priority, "low");
+});
+
+test("a place in a file is filled in, and a newer call with the same key supersedes the older one", async () => {
+  const place = { prefix: "ab", suffix: "yz" };
+  assert.equal((await client.infill("code", place)).text, "ab|yz");
+  await using session = await client.session("code");
+  const older = session.stream({ prefix: LONG.repeat(10), suffix: "" }, { supersede: "buffer" });
+  let begin = () => {};
+  const begun = new Promise<void>((resolve) => (begin = resolve));
+  const superseded = assert.rejects(async () => {
+    for await (const { text } of older) if (text) begin();
+  }, /a newer request with the same key/);
+  await begun;
+  assert.equal((await client.infill("code", place, { supersede: "buffer" })).text, "ab|yz");
+  await superseded;
 });
 
 test("a reader that leaves its loop cancels the turn", async () => {
