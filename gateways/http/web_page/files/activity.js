@@ -48,8 +48,10 @@ export class Activity {
       this.showModels(data.data);
       this.onModels(data);
     } else if (event === "queue") {
+      const hasEnded = !this.hasUsage || data.data.length < this.turns.length;
       this.turns = data.data;
       this.showQueue();
+      if (hasEnded) this.showUsage().catch(() => {}); // the state of the connection is shown elsewhere
       this.onTurns(data.data);
     } else if (event === "statistics") {
       this.statistics = data.data;
@@ -159,6 +161,21 @@ export class Activity {
       this.loading.delete(name);
       this.showModels(this.models);
     }
+  }
+
+  // Shows the usage of the caller's key, and its limits.
+  async showUsage() {
+    this.hasUsage = true;
+    const { data, limits } = await api.usage({ by: "model", since: "24h" });
+    const line = (name, state, text) => element("li", {},
+      element("div", { className: "name" }, element("span", { textContent: name }), element("span", { className: "state", textContent: state })),
+      element("div", { className: "note", textContent: text }));
+    byId("usage").replaceChildren(
+      ...data.filter((row) => row.requests).map((row) => line(row.model, `${row.requests} turns`,
+        `${row.prompt_tokens} prompt tokens, ${row.cached_tokens} of them cached; ${row.generated_tokens} generated; ${row.compute_s.toFixed(1)} s`)),
+      ...limits.map((limit) => line(limit.bound, "limit",
+        `${Math.round(limit.used)} of ${limit.limit}, until ${new Date(1000 * limit.ends_at).toLocaleString()}`)));
+    if (!byId("usage").hasChildNodes()) byId("usage").append(element("li", { className: "note", textContent: "None yet." }));
   }
 
   showStatistics(models) {

@@ -55,6 +55,17 @@ def test_an_answer_grows_and_ends(http: RunningGateway, open_page: PageOpener) -
     assert page.locator("#messages").get_attribute("aria-busy") is None
 
 
+def test_the_usage_of_the_models_is_shown_once_a_turn_has_ended(
+    http: RunningGateway, open_page: PageOpener
+) -> None:
+    page = open_page(http)
+    choose(page, "slow")
+    send(page, "one two three four five six seven eight nine ten")
+    shown = page.locator("#usage li", has_text="slow")
+    expect(shown).to_contain_text("turns")
+    expect(shown).to_contain_text("generated")
+
+
 @pytest.mark.parametrize("how", ["button", "Escape"])
 def test_stop_ends_the_turn_and_keeps_what_was_answered(
     http: RunningGateway, open_page: PageOpener, how: str
