@@ -375,7 +375,8 @@ class History:
                 shown, rendering=rendering, cut_behind=NOTHING_KEPT, media=media
             )
             texts.append(found.text)
-        check_place(text, *texts, message)
+        ended, whole = texts
+        check_place(text, ended, whole, message)
         self.continued = answer_beginning(message, self.tool_use.answers, self.opened)
         tokens = await tokens_within(client, self.continued) if self.continued else []
         self.prompt, self.continued_tokens = self.prompt + tokens, len(tokens)
