@@ -206,7 +206,7 @@ async def _open_graph(
         graph.origins = {k: v for k, v in origins.items() if k not in own}
         graph.options = info.sampling | configured | in_force | defaults
         graph.options |= {**own, **overflow_beside(graph.options, own)}
-        size = requested.get("ctx-size") or in_force["ctx-size"]
+        size = requested.get("ctx-size") or defaults.get("ctx-size", in_force["ctx-size"])
         graph.options["ctx-size"] = min(size, in_force["ctx-size"])
     return w.GraphResult(
         graph=graph.handle,
