@@ -226,7 +226,7 @@ async def usage(daemon: Daemon, request: Request) -> w.UsageResult:
     p: w.UsageParams = request.params
     owner, key = request.owner, request.connection.key
     if not 0 < p.since_s <= USAGE_S_MAX:
-        raise InvalidArgument(f"since_s {p.since_s:g} is not in the range 0 … {USAGE_S_MAX:g}")
+        raise InvalidArgument(f"since_s is not between 0 and {USAGE_S_MAX:.0f} seconds")
     query = UsageQuery(
         by=_columns(p.by),
         since=int((time.time() - p.since_s) // HOUR_S),
