@@ -161,10 +161,11 @@ def test_openais_clients_continue_with_vllms_field(http: RunningGateway, stream:
         if not stream:
             assert made.usage.prompt_tokens == counted
     with anthropic.Anthropic(base_url=http.url, api_key="none") as other:
+        begun: Any = BEGUN
         message: Any = other.messages.create(
-            model="chat", messages=BEGUN, max_tokens=12, extra_body={"temp": 0}
+            model="chat", messages=begun, max_tokens=12, extra_body={"temp": 0}
         )
-        counted_too = other.messages.count_tokens(model="chat", messages=BEGUN)  # type: ignore[arg-type]
+        counted_too = other.messages.count_tokens(model="chat", messages=begun)
     assert message.content[0].text == text and not text.startswith("The colour is")
     assert counted_too.input_tokens == counted
 

@@ -419,7 +419,7 @@ def test_a_change_of_the_rules_holds_at_once() -> None:
 
 
 def test_a_key_has_limits_of_its_own(daemon: RunningDaemon) -> None:
-    hello = {"on_behalf_of": "@keyed", "key_limits": {"tokens_per_day": 40}}
+    hello: dict[str, Any] = {"on_behalf_of": "@keyed", "key_limits": {"tokens_per_day": 40}}
     with (
         RawClient(daemon.socket, key="phone", **hello) as phone,
         RawClient(daemon.socket, key="tablet", **hello) as tablet,

@@ -27,7 +27,7 @@ VIM_FIELDS = [
     "truncated",
     "tokens_cached",
 ]
-VIM = {
+VIM: dict[str, Any] = {
     "input_prefix": "def f():\n",
     "input_suffix": "\n\nprint(f())\n",
     "input_extra": [{"text": "x = 1\n", "time": [1, 2], "filename": "a.py"}],
@@ -45,7 +45,7 @@ VIM = {
     "response_fields": VIM_FIELDS,
 }
 """A request of llama.vim."""
-VIM_WARM_UP = {
+VIM_WARM_UP: dict[str, Any] = {
     "id_slot": 0,
     "input_prefix": "",
     "input_suffix": "",
@@ -157,7 +157,7 @@ def test_a_part_of_a_file_without_a_text_is_refused(
 def test_the_suffix_of_openais_completions_follows_the_answer(
     api: openai.OpenAI, stream: bool
 ) -> None:
-    found = api.completions.create(
+    found: Any = api.completions.create(
         model="code", prompt=["ab", "cd"], suffix="yz", max_tokens=50, stream=stream
     )
     if not stream:

@@ -65,7 +65,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
         "position", "waiting", "encoding", "target", "uid", "moved", "number", "projector_bytes",
             "prompt_tokens", "prompt_offset", "dormant_sessions", "dormant_sessions_max",
             "revision",
-            "top_n", "indexes", "truncated",
+            "top_n", "indexes", "truncated", "sizes",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):
