@@ -21,9 +21,12 @@ from tests.tiny_gguf import WINDOW
 BATCH_SIZE = 16
 
 
-def echo_of(memory: KvKind = "plain", window: int = 8, kv_cells: int = -1) -> EchoModel:
+def echo_of(
+    memory: KvKind = "plain", window: int = 8, kv_cells: int = -1, rollback: int = 0
+) -> EchoModel:
     spec = ModelSpec(name="echo", slots=4, ctx_size=1024, batch_size=BATCH_SIZE)
-    return EchoModel(spec, EchoOptions(memory=memory, window=window, kv_cells=kv_cells))
+    options = EchoOptions(memory=memory, window=window, kv_cells=kv_cells, rollback=rollback)
+    return EchoModel(spec, options)
 
 
 def prompt_of(model: LanguageModel, text: bytes) -> list[int]:
@@ -44,18 +47,19 @@ def answers(model: LanguageModel, length: int, keep: int) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [0, 1, 40, 64, 65, 300])
-@pytest.mark.parametrize("less", [0, 1, 60, 200])
+@pytest.mark.parametrize("less", [0, 1, 7, 9, 60, 200])
 def test_echo_trims_like_the_model_that_it_stands_for(
     tiny: LlamaModel, kind: str, length: int, less: int
 ) -> None:
     """Windows computed at once are left out: both models have one, of different sizes."""
-    double = echo_of(tiny.info.kv_kind, window=WINDOW)
+    double = echo_of(tiny.info.kv_kind, window=WINDOW, rollback=tiny.info.rollback)
     keep = max(0, length - less)
     if kind.startswith("gemma3"):
         assert answers(double, length, keep)[4:] == answers(tiny, length, keep)[4:]
     else:
         assert answers(double, length, keep) == answers(tiny, length, keep)
     assert double.info.kv_kind == tiny.info.kv_kind
+    assert double.info.rollback == tiny.info.rollback
     assert double.info.can_shift == tiny.info.can_shift or kind == "gemma3-full"
 
 
