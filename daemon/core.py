@@ -317,10 +317,17 @@ class Daemon:
             return self.run_at_once(request)
         with self._recorded(request):
             try:
-                return await self.calls[request.call](self, request)
-            finally:
-                if request.row.computes:  # a kill behind the reply loses none of its usage
-                    await self.journal.wait_usage()
+                result = await self.calls[request.call](self, request)
+            except InferdError:
+                await self._wait_usage(request)
+                raise
+            await self._wait_usage(request)
+            return result
+
+    async def _wait_usage(self, request: Request) -> None:
+        """Wait, before the reply, until a kill no longer loses the usage of a request."""
+        if request.row.computes:
+            await self.journal.wait_usage()
 
     def runs_at_once(self, request: Request) -> bool:
         """Return whether the call never waits."""
