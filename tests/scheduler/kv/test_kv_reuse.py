@@ -139,6 +139,22 @@ def test_a_repeated_prompt_computes_only_its_end(memory: KvKind) -> None:
     assert bench.stats(2).cached_tokens == len(PREFIX) + 2 - computed
 
 
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("size", [0, 1, END_TOKENS - 1, END_TOKENS, END_TOKENS + 1])
+def test_a_prompt_no_longer_than_its_end_is_computed_at_most_twice(
+    memory: KvKind, size: int
+) -> None:
+    bench = Bench(slots=2, options=EchoOptions(memory=memory))
+    text = PREFIX[:size]
+    bench.run(bench.submit(1, text))
+    once = computed(bench)
+
+    bench.run(bench.submit(2, text))
+
+    assert bench.text(1) == bench.text(2) == text.encode()
+    assert computed(bench) <= 2 * once
+
+
 def test_states_serve_other_owners_only_if_they_are_shared() -> None:
     private, shared = Bench(), Bench(settings=EngineSettings(kv_shared=True))
     for bench in (private, shared):
