@@ -261,7 +261,10 @@ DATES = {
     "backends/llama/text/sandbox.py": "a chat template may say today's date",
     "backends/llama/text/template_form.py": "some chat templates get the date as a text",
     "daemon/calls/between_daemons.py": "a session that moves here counts as used now",
+    "daemon/calls/monitoring.py": "usage is shown from an hour of a date",
+    "daemon/jobs/store.py": "the name of a damaged file",
     "cli/operations/backup_commands.py": "sessions do not age while they are in a backup",
+    "cli/operations/job_commands.py": "lists show when a job was submitted",
     "cli/operations/session_commands.py": "shows when a state was saved",
     "cli/models/tune_command.py": "the date of a measurement",
     "cli/monitoring/status_commands.py": "lists show how long ago sessions were deleted",
@@ -284,6 +287,7 @@ DATES = {
     "sessions/journal/journal_file.py": "the name of a damaged file",
     "gateways/fleet/ray_cluster/router.py": "Ray dates its requests",
     "sessions/named_states.py": "lists show when a state was saved",
+    "sessions/usage/usage.py": "usage counts by hours and months of the date",
 }
 """Modules that read the date, and their purpose. All others use clocks that cannot be set."""
 TIME_ATTRIBUTES = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}
