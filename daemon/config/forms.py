@@ -27,6 +27,7 @@ LOGGERS = {
     "daemon": "the daemon itself: start and end, configuration, models, memory, components",
     "ipc": "connections and calls",
     "sessions": "conversations, and the journal of those with an id",
+    "jobs": "requests that outlive their client, and the process that answers them",
     "scheduler": "tasks in the engines: queued, admitted, parked, finished, failed",
     "backends": "the engine that runs a model: failed steps",
     "llama": "llama.cpp's output, and the last output of a worker process that crashes",

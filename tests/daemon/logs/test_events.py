@@ -186,7 +186,7 @@ def test_levels_of_loggers_come_from_flags_the_environment_or_a_table(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
-        ("lama=debug", "'lama' is not a logger: there are daemon, ipc, sessions, scheduler"),
+        ("lama=debug", "'lama' is not a logger: there are daemon, ipc, sessions, jobs, scheduler"),
         ("llama=loud", "llama: 'loud' is not one of debug, info, warning, error"),
         ("debug", "'debug' is not a logger"),
         ("llama", "'llama': '' is not one"),
