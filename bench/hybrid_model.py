@@ -57,10 +57,13 @@ def copy_tokenizer(writer: gguf.GGUFWriter) -> None:
     """Add the tokenizer of the bench's other model."""
     for field in gguf.GGUFReader(MODEL).fields.values():
         if field.name.startswith("tokenizer."):
-            kind, *of_items = field.types
-            writer.add_key_value(
-                field.name, field.contents(), kind, of_items[0] if of_items else None
-            )
+            copy_field(writer, field)
+
+
+def copy_field(writer: gguf.GGUFWriter, field: gguf.ReaderField) -> None:
+    """Add a field of another file."""
+    kind, *of_items = field.types
+    writer.add_key_value(field.name, field.contents(), kind, of_items[0] if of_items else None)
 
 
 def _add_weights(writer: gguf.GGUFWriter, vocab_size: int) -> None:
