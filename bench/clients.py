@@ -40,6 +40,8 @@ class Request:
     """A PNG file, whose place in the text is the `MEDIA_MARKER`."""
     speculation: str = "auto"
     """inferd's drafter for the answer."""
+    suffix: str | None = None
+    """The text behind the answer, where it is text between two others."""
 
 
 class Client(Protocol):
@@ -160,7 +162,7 @@ class LlamaServerClient(HttpClient):
         arrivals: list[float] = []
         pieces: list[str] = []
         tokens: list[int] = []
-        while not (event := await _event(reader)).get("stop") and "error" not in event:
+        while not (event := await completion_event(reader)).get("stop") and "error" not in event:
             arrivals.append(time.perf_counter())
             pieces.append(event["content"])
             tokens += event["tokens"]
@@ -169,7 +171,7 @@ class LlamaServerClient(HttpClient):
         # A token that only begins a character has no event of its own.
         whole = len(tokens) == event.get("tokens_predicted")
         self._history += tokens if whole else [self.last_answer]
-        return _stream(request, requested_s, arrivals, event)
+        return completion_stream(request, requested_s, arrivals, event)
 
     def _body(self, request: Request) -> dict[str, Any]:
         prompt: Any = self._history if len(self._history) > 1 else request.text
@@ -191,7 +193,8 @@ class LlamaServerClient(HttpClient):
         return body | {"id_slot": self._slot}
 
 
-async def _event(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def completion_event(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Return the next event of a stream in the form of llama-server's completions."""
     while line := await reader.readline():
         if line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
             return {"error": line.decode().strip()}
@@ -200,9 +203,10 @@ async def _event(reader: asyncio.StreamReader) -> dict[str, Any]:
     return {"error": "the server closed the connection"}
 
 
-def _stream(
+def completion_stream(
     request: Request, requested_s: float, arrivals: list[float], end: dict[str, Any]
 ) -> Stream:
+    """Return the record of an answer with the last event *end* of its stream."""
     if "error" in end or not arrivals:
         error = str(end.get("error", "no answer"))
         return Stream(

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from inferd import AsyncClient, AsyncSession, InferdError
+from inferd import AsyncClient, AsyncSession, InferdError, Infill
 from inferd.backends.errors import EndOfSequence
 from inferd.daemon.state_files import TUNING_FILE
 from tools.build_engine import ROOT
@@ -94,11 +94,13 @@ class StreamClient:
         try:
             session = await self.open_session()
             turn_options = options(request.tokens, request.schema, request.speculation)
-            text: str | None = request.text
+            prompt: str | Infill | None = request.text
+            if request.suffix is not None:
+                prompt = Infill(prefix=request.text, suffix=request.suffix)
             if request.image is not None:
                 await self.client.set_input(session.context, 0, image_prompt(request))
-                text = None
-            stream = session.stream(text, options=turn_options, priority=request.priority)
+                prompt = None
+            stream = session.stream(prompt, options=turn_options, priority=request.priority)
             async for piece in stream:
                 arrivals.append(time.perf_counter())
                 pieces.append(piece)

@@ -14,6 +14,7 @@ from . import (
     gateway_many,
     guests,
     hybrid,
+    infill,
     long_prompt,
     media,
     media_sessions,
@@ -34,7 +35,7 @@ from .base import Scenario
 __all__ = ("SCENARIOS", "Scenario")
 
 _ALL = (
-    *(decode, prefix, urgent, long_prompt, sessions),
+    *(decode, prefix, urgent, infill, long_prompt, sessions),
     *(returning, hybrid, swap, pipeline, chain, two_models, external_load, scrape, sampling),
     *(schema, forced_keys, first_schema, guests),
     *(speculation, draft_model, media, media_sessions),

@@ -29,10 +29,10 @@ MOMENTS_S = (1.0, 2.3, 3.6, 4.9, 6.2, 7.5, 8.8, 10.1)
 URGENT_TOKENS = 16
 
 
-def low_requests(work: Work) -> list[Request]:
+def low_requests(work: Work, count: int = LOW, tokens: int = LOW_TOKENS) -> list[Request]:
     """Return the queue of requests of low priority."""
     rng = work.rng()
-    count, tokens = (6, 24) if work.small else (LOW, LOW_TOKENS)
+    count, tokens = (6, 24) if work.small else (count, tokens)
     return [
         Request(
             f"{work.mark} {texts.mark(i, 2)} {texts.paragraph(rng)}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from bench.scenarios import (
     first_schema,
     gateway_first,
     gateway_many,
+    infill,
     long_prompt,
     media,
     media_sessions,
@@ -53,6 +56,31 @@ def test_requests_of_a_queue_differ_and_have_their_priority() -> None:
     assert {request.priority for request in low} == {"low"} and {a.priority for a in high} == {
         "urgent"
     }
+
+
+def test_an_edit_adds_text_at_a_place_of_a_file_that_is_new_in_each_run() -> None:
+    one, other = (infill.edits(Work(infill.IDLE, 1, serial)) for serial in (7, 8))
+    assert len(one) == infill.EDITS == 20
+    for before, after in itertools.pairwise(one):
+        assert after.text.startswith(before.text) and after.text != before.text
+        assert after.suffix and after.suffix.count("\n") <= infill.SUFFIX_LINES
+    assert len({request.suffix for request in one}) == len(infill.PLACES)
+    starts = [request.text.partition("_")[2][:5] for request in (one[0], other[0])]
+    assert starts == ["7000_", "8000_"]
+    assert one[0].text.replace("7000", "8000") == other[0].text
+    assert all(infill.TOKENS_LEAST <= r.tokens <= infill.TOKENS_MOST for r in one)
+
+
+def test_the_times_of_edits_are_counted_without_the_queue() -> None:
+    edited = [a_turn(f"{infill.EDIT} {number}", number, number + 0.5 * number) for number in (1, 2)]
+    low = [a_turn("low 1", 0.0, 9.0), a_turn("low 2", 0.0, 12.0)]
+    figures = infill.measure([*low, *edited])
+    assert figures["ttft_median_s"] == pytest.approx(0.75) and figures["ttft_worst_s"] == 1
+    assert figures["low_s"] == 12 and figures["low_lost"] == 0
+    assert infill.measure(edited)["low_s"] == 0
+    known = dataclasses.replace(edited[0], input_tokens=900, cached_tokens=500)
+    with pytest.raises(AssertionError, match="500 tokens of a new file"):
+        infill.measure([known, edited[1]])
 
 
 def test_conversations_of_a_round_differ() -> None:
