@@ -1182,7 +1182,8 @@ enum {
     KEEP = 1 << 10,
     TURN = 1 << 11,
     TURN_TIMEOUT = 1 << 12, /* the parts of TURN without queue_timeout_s */
-    DOCUMENTS = 1 << 13
+    DOCUMENTS = 1 << 13,
+    PLACE = 1 << 14 /* of INFERD_STREAM it may be missing */
 };
 
 static const struct {
@@ -1201,13 +1202,14 @@ static const struct {
     [INFERD_GET_OUTPUT_SINGLE] = {"get_output_single", CONTEXT | INDEX | SIZE_MAX_FIELD},
     [INFERD_FINI_SINGLE] = {"fini_single", CONTEXT},
     [INFERD_RUN_INFERENCE] = {"run_inference", CONTEXT | TENSOR | CONFIG | SIZE_MAX_FIELD | TURN_TIMEOUT},
-    [INFERD_STREAM] = {"stream", CONTEXT | PROMPT | TURN},
+    [INFERD_STREAM] = {"stream", CONTEXT | PROMPT | PLACE | TURN},
     [INFERD_CANCEL] = {"cancel", CONTEXT},
     [INFERD_CLOSE] = {"finalize_execution_context", CONTEXT | KEEP},
     [INFERD_INIT_BACKEND] = {"init_backend", CONFIG},
     [INFERD_MODELS] = {"models", 0},
     [INFERD_END_REASONING] = {"end_reasoning", CONTEXT},
     [INFERD_RERANK] = {"rerank", GRAPH | DOCUMENTS | TURN},
+    [INFERD_INFILL] = {"chat", CONTEXT | PLACE | TURN},
 };
 
 static void put_seconds(fields *f, const char *key, double seconds) {
@@ -1289,6 +1291,24 @@ static void put_documents(fields *f, const inferd_call *call) {
     put_bool(put_key(f, "truncate"), call->truncate);
 }
 
+static void put_place(buffer *out, const inferd_place *place) {
+    fields f = begin_fields(out);
+    put_text_of(put_key(&f, "prefix"), place->prefix, place->prefix_length);
+    put_text_of(put_key(&f, "suffix"), place->suffix, place->suffix_length);
+    put_text_field(&f, "typed", place->typed);
+    if (place->suffix_first)
+        put_bool(put_key(&f, "suffix_first"), true);
+    if (place->extra_count)
+        put_array(put_key(&f, "extra"), (unsigned)place->extra_count);
+    for (size_t i = 0; i < place->extra_count; i++) {
+        fields extra = begin_fields(out);
+        put_text_field(&extra, "name", place->extra[i].name);
+        put_text(put_key(&extra, "text"), place->extra[i].text);
+        end_fields(&extra);
+    }
+    end_fields(&f);
+}
+
 static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
     unsigned wanted = CALLS[call->kind].fields;
     if (wanted & (GRAPH | CONTEXT))
@@ -1305,12 +1325,16 @@ static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
         put_tensor(f, call, in_descriptor);
     if (wanted & SIZE_MAX_FIELD && call->size_max)
         put_uint(put_key(f, "size_max"), call->size_max);
-    if (wanted & PROMPT && call->media_count)
+    if (wanted & PLACE && call->place)
+        put_place(put_key(f, "infill"), call->place);
+    else if (wanted & PROMPT && call->media_count)
         put_message(f, call);
     else if (wanted & PROMPT && call->data)
         put_text_of(put_key(f, "prompt"), call->data, call->length);
     if (wanted & PROMPT && call->raw)
         put_bool(put_key(f, "raw"), true);
+    if (wanted & PLACE)
+        put_text_field(f, "supersede", call->supersede);
     if (wanted & DOCUMENTS)
         put_documents(f, call);
     if (wanted & KEEP && call->keep)
@@ -1385,8 +1409,25 @@ static int pass_descriptors(connection *client, const inferd_call *call, inferd_
     return INFERD_OK;
 }
 
+static int check_place(const inferd_call *call, inferd_error *error) {
+    const inferd_place *place = call->place;
+    if (!place)
+        return fail(error, INFERD_INVALID_ARGUMENT, "the place is NULL", "set the field place");
+    if ((place->prefix_length && !place->prefix) || (place->suffix_length && !place->suffix) ||
+        (place->extra_count && !place->extra))
+        return fail(error, INFERD_INVALID_ARGUMENT, "a part of the place is NULL, its length is not 0", "set both");
+    if (place->extra_count > INFERD_EXTRA_MAX)
+        return fail(error, INFERD_INVALID_ARGUMENT, "a call has at most 256 parts of other files", "send fewer");
+    for (size_t i = 0; i < place->extra_count; i++)
+        if (!place->extra[i].text)
+            return fail(error, INFERD_INVALID_ARGUMENT, "the text of another file is NULL", "send an empty text");
+    if (CALLS[call->kind].fields & PROMPT && call->media_count)
+        return fail(error, INFERD_INVALID_ARGUMENT, "the call has a place and media", "send one of them");
+    return INFERD_OK;
+}
+
 static int check_call(connection *client, const inferd_call *call, inferd_error *error) {
-    if (call->kind > INFERD_RERANK)
+    if (call->kind > INFERD_INFILL)
         return fail(error, INFERD_INVALID_ARGUMENT, "no such kind of call", "use a constant of inferd_kind");
     if (CALLS[call->kind].fields & (NAME | SESSION) && !call->name)
         return fail(error, INFERD_INVALID_ARGUMENT, "the call needs a name", "set the field name");
@@ -1400,6 +1441,11 @@ static int check_call(connection *client, const inferd_call *call, inferd_error 
         for (size_t i = 0; i < call->document_count; i++)
             if (!call->documents[i])
                 return fail(error, INFERD_INVALID_ARGUMENT, "a document is NULL", "send an empty text");
+    }
+    if (call->kind == INFERD_INFILL || (CALLS[call->kind].fields & PLACE && call->place)) {
+        int number = check_place(call, error);
+        if (number)
+            return number;
     }
     if (CALLS[call->kind].fields & PROMPT && call->media_count) {
         if (!call->media || call->raw)
@@ -1805,6 +1851,13 @@ int inferd_run_inference(inferd_client *client, inferd_handle context, const voi
     inferd_call call = {.kind = INFERD_RUN_INFERENCE, .handle = context, .data = data, .length = length,
                         .config = config, .size_max = size, .turn = turn_of(turn)};
     return call_for_text(client, &call, buffer_, size, written, error);
+}
+
+int inferd_infill(inferd_client *client, inferd_handle context, const inferd_place *place, const char *supersede,
+                  const inferd_turn *turn, void *buffer_, size_t size, size_t *length, inferd_error *error) {
+    inferd_call call = {.kind = INFERD_INFILL, .handle = context, .place = place, .supersede = supersede,
+                        .turn = turn_of(turn)};
+    return call_for_text(client, &call, buffer_, size, length, error);
 }
 
 int inferd_cancel(inferd_client *client, inferd_handle context, int *cancelled, inferd_error *error) {

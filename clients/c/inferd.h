@@ -136,6 +136,34 @@ int inferd_rerank(inferd_client *client, inferd_handle graph, const char *query,
                   size_t count, int truncate, const inferd_turn *turn, inferd_ranked *ranked, size_t size,
                   size_t *found, inferd_error *error);
 
+/* A part of another file. */
+typedef struct inferd_extra {
+    const char *name; /* the file's name, or NULL */
+    const char *text;
+} inferd_extra;
+
+#define INFERD_EXTRA_MAX 256 /* parts of other files in a call */
+
+/* A place in a file, whose texts are UTF-8. Prefix and suffix need no zero byte, so that they can be the two parts of
+ * an editor's buffer. */
+typedef struct inferd_place {
+    const void *prefix; /* the text before the place */
+    size_t prefix_length;
+    const void *suffix; /* the text behind it */
+    size_t suffix_length;
+    const char *typed; /* text at the place that is not in the file, which the answer continues; or NULL */
+    const inferd_extra *extra;
+    size_t extra_count;
+    int suffix_first; /* the suffix precedes the prefix in the prompt, for models that were trained so */
+} inferd_place;
+
+/* Compute the text between prefix and suffix in a new history of the context, by a model that has the tokens for it
+ * (else UnsupportedOperation). `supersede` is NULL, or a key such as the buffer's name: the previous call with this
+ * key, of the same user and label, ends before its next step with Cancelled. If `size` is too small: TooLarge as in
+ * `inferd_get_output`, which then returns the text. `inferd_start` streams it with INFERD_STREAM. */
+int inferd_infill(inferd_client *client, inferd_handle context, const inferd_place *place, const char *supersede,
+                  const inferd_turn *turn, void *buffer, size_t size, size_t *length, inferd_error *error);
+
 /* Give the graphs that this connection loads later wasi_nn_backend's defaults, which docs/protocol.md lists, with the
  * memory policy of its configuration, JSON or NULL: full contexts are shifted unless it says otherwise. */
 int inferd_init_backend(inferd_client *client, const char *config, inferd_error *error);
@@ -209,13 +237,14 @@ typedef enum inferd_kind {
     INFERD_GET_OUTPUT_SINGLE, /* handle, index, size_max */
     INFERD_FINI_SINGLE,       /* handle */
     INFERD_RUN_INFERENCE,     /* handle, data, config, size_max, turn */
-    INFERD_STREAM,            /* handle, turn; data: the message, or NULL for the prompt of SET_INPUT; media */
+    INFERD_STREAM,            /* handle, turn, supersede; place, or data (NULL: the prompt of SET_INPUT) and media */
     INFERD_CANCEL,            /* handle */
     INFERD_CLOSE,             /* handle, keep */
     INFERD_INIT_BACKEND,      /* config */
     INFERD_MODELS,            /* only for inferd_models */
     INFERD_END_REASONING,     /* handle */
-    INFERD_RERANK             /* only for inferd_rerank */
+    INFERD_RERANK,            /* only for inferd_rerank */
+    INFERD_INFILL             /* handle, place, supersede, turn */
 } inferd_kind;
 
 /* An image (PNG, JPEG, WebP, GIF, BMP) or a sound (WAV, MP3, FLAC) beside the message of INFERD_STREAM. */
@@ -250,6 +279,8 @@ typedef struct inferd_call {
     size_t document_count;
     size_t top_n;
     int truncate;
+    const inferd_place *place; /* INFERD_INFILL; INFERD_STREAM: instead of `data`, without media */
+    const char *supersede;     /* INFERD_INFILL, INFERD_STREAM: the key, as in inferd_infill */
 } inferd_call;
 
 typedef enum inferd_event_kind {

@@ -94,6 +94,84 @@ SCENARIO(ranks_documents) {
                 INFERD_UNSUPPORTED_OPERATION);
 }
 
+/* The number of tokens of the last prompt. */
+static int input_tokens(inferd_handle context) {
+    const char *tokens = strstr(output(context, 1), "\"input_tokens\":");
+    CHECK(tokens);
+    return atoi(strchr(tokens, ':') + 1);
+}
+
+SCENARIO(a_place_in_a_file_is_filled_in) {
+    const char *file = "abyz";
+    inferd_extra extra[INFERD_EXTRA_MAX + 1] = {{"a.c", "int x;"}, {NULL, "int y;"}};
+    inferd_place place = {.prefix = file, .prefix_length = 2, .suffix = file + 2, .suffix_length = 2};
+    inferd_handle context = open_context("slow", NULL);
+    inferd_turn turn = {.priority = "high", .timeout_s = 30};
+    char text[16];
+    size_t length = 0;
+    CHECK_EQUAL(inferd_infill(client, context, &place, NULL, NULL, text, 4, &length, &error), INFERD_TOO_LARGE);
+    CHECK_EQUAL(length, 5);
+    CHECK_TEXT(output(context, 0), "ab|yz");
+    int tokens = input_tokens(context);
+    place.typed = "c";
+    place.extra = extra;
+    place.extra_count = 2;
+    CHECK_EQUAL(inferd_infill(client, context, &place, "buffer", &turn, text, sizeof text, &length, &error), 0);
+    CHECK(length == 6 && !memcmp(text, "abc|yz", 6));
+    CHECK(input_tokens(context) > tokens + 13); /* both texts and what is typed */
+    place.suffix_first = 1;
+    CHECK_EQUAL(inferd_infill(client, context, &place, "", &turn, text, sizeof text, &length, &error), 0);
+    CHECK(length == 3 && !memcmp(text, "abc", 3));
+    for (size_t i = 0; i <= INFERD_EXTRA_MAX; i++)
+        extra[i].text = "";
+    place.extra_count = INFERD_EXTRA_MAX;
+    CHECK_EQUAL(inferd_infill(client, context, &place, NULL, NULL, text, sizeof text, &length, &error), 0);
+    place.extra_count++;
+    CHECK_EQUAL(inferd_infill(client, context, &place, NULL, NULL, text, sizeof text, &length, &error),
+                INFERD_INVALID_ARGUMENT);
+    place.extra_count = 1;
+    extra[0].text = NULL;
+    CHECK_EQUAL(inferd_infill(client, context, &place, NULL, NULL, text, sizeof text, &length, &error),
+                INFERD_INVALID_ARGUMENT);
+    place = (inferd_place){.prefix_length = 1};
+    CHECK_EQUAL(inferd_infill(client, context, &place, NULL, NULL, text, sizeof text, &length, &error),
+                INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_infill(client, context, NULL, NULL, NULL, text, sizeof text, &length, &error),
+                INFERD_INVALID_ARGUMENT);
+    place.prefix_length = 0;
+    CHECK_EQUAL(inferd_infill(client, open_context("echo", NULL), &place, NULL, NULL, text, sizeof text, &length,
+                              &error), INFERD_UNSUPPORTED_OPERATION);
+    inferd_media media = {.type = "image", .data = "x", .length = 1};
+    inferd_call call = {.kind = INFERD_STREAM, .handle = context, .place = &place, .media = &media, .media_count = 1};
+    uint64_t request = 0;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), INFERD_INVALID_ARGUMENT);
+}
+
+SCENARIO(a_newer_request_with_the_same_key_supersedes_the_older_one) {
+    inferd_place place = {.prefix = LONG, .prefix_length = sizeof LONG - 1};
+    inferd_call call = {.kind = INFERD_STREAM, .handle = open_context("slow", NULL), .place = &place,
+                        .supersede = "buffer"};
+    inferd_handle newer = open_context("slow", NULL);
+    inferd_event event;
+    uint64_t request = 0;
+    char text[16];
+    size_t length = 0;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_TEXT);
+    CHECK(event.text[0] == '0');
+    place = (inferd_place){.prefix = "a", .prefix_length = 1, .suffix = "b", .suffix_length = 1};
+    CHECK_EQUAL(inferd_infill(client, newer, &place, "buffer", NULL, text, sizeof text, &length, &error), 0);
+    CHECK(length == 3 && !memcmp(text, "a|b", 3));
+    do {
+        inferd_event_clear(&event);
+        CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    } while (event.kind == INFERD_EVENT_TEXT);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_FAILED);
+    CHECK_EQUAL(event.error.number, INFERD_CANCELLED);
+    CHECK(strstr(event.error.message, "a newer request"));
+}
+
 SCENARIO(an_error_has_its_name_numbers_and_hint) {
     inferd_handle graph = 7;
     CHECK_EQUAL(inferd_load(client, "nothing", NULL, &graph, &error), INFERD_MODEL_NOT_FOUND);
@@ -553,6 +631,7 @@ SCENARIO(a_split_model_is_loaded_by_the_path_of_a_part) {
 /* Check that each function refuses a client that does not exist. */
 static void check_refused(inferd_client *wrong) {
     inferd_call call = {.kind = INFERD_MODELS};
+    inferd_place place = {0};
     inferd_event event;
     inferd_handle handle = 7;
     inferd_model model;
@@ -564,6 +643,7 @@ static void check_refused(inferd_client *wrong) {
         inferd_close(wrong),
         inferd_models(wrong, &model, 1, &length, &error),
         inferd_rerank(wrong, 1, "a", (const char *[]){"b"}, 1, 0, NULL, NULL, 0, &length, &error),
+        inferd_infill(wrong, 1, &place, NULL, NULL, text, sizeof text, &length, &error),
         inferd_init_backend(wrong, NULL, &error),
         inferd_load(wrong, "echo", NULL, &handle, &error),
         inferd_load_file(wrong, "/dev/null", NULL, &handle, &error),
@@ -726,6 +806,8 @@ static const scenario SCENARIOS[] = {
     ENTRY(computes_a_turn_and_closes_everything),
     ENTRY(lists_the_models_up_to_the_size_of_the_array),
     ENTRY(ranks_documents),
+    ENTRY(a_place_in_a_file_is_filled_in),
+    ENTRY(a_newer_request_with_the_same_key_supersedes_the_older_one),
     ENTRY(an_error_has_its_name_numbers_and_hint),
     ENTRY(pulls_tokens_until_the_end_and_ends_a_turn_early),
     ENTRY(a_buffer_is_filled_to_its_last_byte_and_never_beyond),

@@ -10,7 +10,7 @@ from tests.echo import echo_model
 from tests.tiny_gguf import write_tiny
 
 MODELS = (
-    echo_model("slow", step_ms=100)
+    echo_model("slow", step_ms=100, fim=True)
     + echo_model("echo")
     + echo_model("rank", ranks=True)
     + echo_model("eyes", media=True, ctx_size=65_536)

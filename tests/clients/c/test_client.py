@@ -71,7 +71,7 @@ def test_each_function_of_the_header_is_called_with_a_wrong_client() -> None:
     header, source = (CLIENT / "inferd.h").read_text(), (HERE / f"{PROGRAM}.c").read_text()
     declared = set(re.findall(r"^\w+ (inferd_\w+)\((?:const )?inferd_client \*", header, re.M))
     assert declared == set(re.findall(r"(inferd_\w+)\(wrong", source))
-    assert len(declared) == 24
+    assert len(declared) == 25
 
 
 def test_a_program_finds_the_socket_of_the_user(daemon: RunningDaemon, tmp_path: Path) -> None:
