@@ -193,12 +193,12 @@ def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None)
     if not tokens:
         raise InvalidArgument("the text has no tokens", hint="leave out empty texts")
     pooling = check_pooling(info, pooling)
-    tokens_max = min(info.tokens_max, ctx_size or info.tokens_max)
+    tokens_max = text_tokens_max(ctx_size, info)
     if tokens > tokens_max:
         which = "batch-size" if info.whole else "ctx-size"
         raise PromptTooLong(
             f"the text has {tokens} tokens; an embedding takes {tokens_max} at most",
-            hint=f"split the text, or raise the model's {which} in the configuration",
+            hint=f"truncate or split the text, or raise the model's {which} in the configuration",
             data={"prompt_tokens": tokens, "ctx_size": tokens_max},
         )
     size = 4 * info.size * tokens
@@ -209,6 +209,20 @@ def check_text(tokens: int, pooling: str, ctx_size: int, info: EmbedInfo | None)
             hint=f"send {EMBEDDING_BYTES_MAX // (4 * info.size)} tokens at most, or use a pooling",
             data={"bytes": size, "embedding_bytes_max": EMBEDDING_BYTES_MAX},
         )
+
+
+def text_tokens_max(ctx_size: int, info: EmbedInfo) -> int:
+    """Return the maximum number of tokens of a text. A *ctx_size* of 0 is the model's own."""
+    return min(info.tokens_max, ctx_size or info.tokens_max)
+
+
+def truncated_tokens(tokens: list[int], around: list[int], tokens_max: int) -> list[int]:
+    """Return *tokens_max* of a text's *tokens*: the first ones, and those that the model adds at
+    the end. The tokens *around* an empty text are all that the model adds.
+    """
+    size, most = len(tokens), len(around)
+    added = next(n for n in range(most, -1, -1) if tokens[size - n :] == around[most - n :])
+    return [*tokens[: max(0, tokens_max - added)], *tokens[size - added :]]
 
 
 class EmbeddingQueue:

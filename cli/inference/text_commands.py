@@ -5,6 +5,7 @@ documents by their scores for a query, and the prompt of a model's chat template
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -51,6 +52,12 @@ def embed(
             metavar="N", help="-1: none, 0: maximum 32760, 1: taxicab, 2: euclidean, P: p-norm."
         ),
     ] = 2,
+    truncate: Annotated[
+        bool,
+        typer.Option(
+            "--truncate", help="Leave out the end of texts that are too long to be read at once."
+        ),
+    ] = False,
     priority: PriorityOption = "normal",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout for all texts.")
@@ -73,25 +80,34 @@ def embed(
                 texts,
                 pooling=pooling or "",
                 normalize=normalize,
+                truncate=truncate,
                 priority=priority,
                 timeout=timeout,
                 on_progress=report,
             )
         )
     if as_json:
-        keys = ("model", "pooling", "size", "tokens")
+        keys = ("model", "pooling", "size", "tokens", "truncated")
         document = {key: getattr(embeddings, key) for key in keys}
         vectors = embeddings.by_text if embeddings.pooling == "none" else list(embeddings)
         write_json(document | {"embeddings": vectors})
     else:
         for vector in embeddings:
             write(" ".join(f"{x:.9g}" for x in vector))
+        _note_truncated("texts", embeddings.truncated)
 
 
 def _lines(argument: str) -> list[str]:
     if not sys.stdin.isatty() and (lines := read_input().splitlines()):
         return lines
     raise typer.BadParameter(f"{argument} is missing")
+
+
+def _note_truncated(kind: str, indexes: Sequence[int]) -> None:
+    """Print the places, from 1, of the texts or documents that were truncated, if any."""
+    if indexes:
+        places = ", ".join(str(index + 1) for index in indexes)
+        note(f"left out the end of these {kind}: {places}")
 
 
 def rerank(
@@ -151,9 +167,7 @@ def rerank(
     for one in ranking:
         text = " ".join(one.document.split())
         write(f"{one.score:.4f}  {text}")
-    if ranking.truncated:
-        places = ", ".join(str(index + 1) for index in ranking.truncated)
-        note(f"left out the end of these documents: {places}")
+    _note_truncated("documents", ranking.truncated)
 
 
 FILE_BYTES_MAX = 4 << 20

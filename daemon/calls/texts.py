@@ -27,7 +27,7 @@ from ...backends.errors import (
 from ...backends.params import read_options
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
-from ...scheduler.embeddings import check_text
+from ...scheduler.embeddings import check_text, text_tokens_max, truncated_tokens
 from ...scheduler.messages import Embedded
 from ...scheduler.owner import Priority, Requester
 from ...scheduler.rank_text import RankTokens
@@ -189,6 +189,9 @@ class _TextTurns:
         self._daemon, self._graph, self._texts = daemon, daemon.graph(request), texts
         self._parameters = self._graph.options | read_options(own, strict=True).values
         self._turn_options = turn_options(params, TurnOptions(embeds=True, quota_checked=True))
+        self._truncate = params.truncate
+        self._truncated = set[int]()
+        """The indexes of truncated texts."""
         self._owner, self._charge = request.owner, request.charge
         self._key = request.connection.key
         self._requester = _requester(daemon, request)
@@ -283,6 +286,22 @@ class _TextTurns:
     async def _set_input(self, index: int, session: Session) -> int:
         """Set a text as the input of its session; return the number of its tokens."""
         return await session.set_input(self._texts[index].encode())
+
+    async def _fitting_text(self, index: int) -> tuple[bytes, int]:
+        """Return a text, and the number of tokens to which it is truncated; 0 if it is not. If it
+        is, the end that no context holds is left out already.
+        """
+        text = self._texts[index].encode()
+        if not self._truncate:
+            return text, 0
+        model = (await self._graph.lease.ready()).info
+        if model.embedding is None:
+            return text, 0
+        bytes_max = model.ctx_size * model.token_bytes_max
+        if len(text) > bytes_max:
+            text = text[:bytes_max].decode(errors="ignore").encode()  # whole characters
+            self._truncated.add(index)
+        return text, text_tokens_max(int(self._parameters.get("ctx-size", 0)), model.embedding)
 
     async def _count_tokens(self, index: int) -> int:
         """Return the number of a text's tokens; of a text too long for any context, the least."""
@@ -381,6 +400,36 @@ class _Embeddings(_TextTurns):
         own = {"embedding": True, "pooling": p.pooling, "embd-normalize": p.normalize}
         super().__init__(daemon, request, p, p.texts, own)
 
+    async def _set_input(self, index: int, session: Session) -> int:
+        if not self._truncate:
+            return await super()._set_input(index, session)
+        tokens = await self._fitting_tokens(index)
+        if tokens:  # else the text is refused by its size
+            await session.add_tokens(tokens)
+        return len(tokens)
+
+    async def _count_tokens(self, index: int) -> int:
+        if not self._truncate:
+            return await super()._count_tokens(index)
+        return len(await self._fitting_tokens(index))
+
+    async def _fitting_tokens(self, index: int) -> list[int]:
+        """Return the tokens of a text, without those at its end that do not fit. The tokens that
+        the model adds behind the text stay.
+        """
+        text, tokens_max = await self._fitting_text(index)
+
+        async def tokenize(client: WorkerClient) -> list[int]:
+            texts = client.texts_of(self._requester)
+            tokens = await texts.tokenize(text, special=True, bos=True)
+            if not 0 < tokens_max < len(tokens):
+                return tokens
+            self._truncated.add(index)
+            around = await texts.tokenize(b"", special=True, bos=True)
+            return truncated_tokens(tokens, around, tokens_max)
+
+        return await self._graph.lease.query(tokenize)
+
     def result(self) -> w.EmbedResult:
         """Return the result, in the order of the texts."""
         found = self._in_order()
@@ -390,6 +439,7 @@ class _Embeddings(_TextTurns):
             size=first.size,
             pooling=first.pooling,
             tokens=[one.tokens for one in found],
+            truncated=sorted(self._truncated),
             model=self._graph.lease.name,
             fingerprint=found[0].fingerprint,
         )
@@ -402,18 +452,12 @@ class _Ranks(_TextTurns):
         p: w.RerankParams = request.params
         own = {"embedding": True, "pooling": "rank"}
         super().__init__(daemon, request, p, p.documents, own)
-        self._query, self._top_n, self._truncate = p.query.encode(), p.top_n, p.truncate
-        self._truncated = set[int]()
-        """The indexes of truncated documents."""
+        self._query, self._top_n = p.query.encode(), p.top_n
         self._shared: dict[int, int] = {}
         """The tokens that depend on the query alone, by the index of a document with input."""
 
     async def _rank_tokens(self, index: int) -> RankTokens:
-        document, tokens_max = self._texts[index].encode(), 0
-        if self._truncate:
-            info = (await self._graph.lease.ready()).info.embedding
-            ctx_size = int(self._parameters.get("ctx-size", 0))
-            tokens_max = 0 if info is None else min(info.tokens_max, ctx_size or info.tokens_max)
+        document, tokens_max = await self._fitting_text(index)
         found = await self._graph.lease.query(
             lambda c: c.texts_of(self._requester).rank_prompt(self._query, document, tokens_max)
         )

@@ -39,12 +39,18 @@ class Embeddings(list[list[float]]):
     """
 
     def __init__(
-        self, by_text: Iterable[list[list[float]]], tokens: Sequence[int], result: w.EmbedResult
+        self,
+        by_text: Iterable[list[list[float]]],
+        tokens: Sequence[int],
+        truncated: Sequence[int],
+        result: w.EmbedResult,
     ):
         self.by_text = list(by_text)
         super().__init__(vector for vectors in self.by_text for vector in vectors)
         self.tokens = list(tokens)
         """The number of tokens of each text."""
+        self.truncated = list(truncated)
+        """The indexes of the texts whose end was left out."""
         self.size = result.size
         """The number of dimensions of a vector."""
         self.pooling = result.pooling
@@ -63,6 +69,7 @@ class AsyncEmbedding(AsyncOperations):
         *,
         pooling: str = "",
         normalize: int = 2,
+        truncate: bool = False,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
         **keywords: Unpack[SchedulingKeywords],
@@ -71,7 +78,8 @@ class AsyncEmbedding(AsyncOperations):
 
         *pooling* is none, mean, cls, last or rank; the default is the model's own, else mean.
         *normalize* is -1 for none, 0 to scale the largest number to 32760, 1 taxicab, 2 euclidean,
-        p for the p-norm. *config* and *on_progress* are as in `session`; *timeout* is for all
+        p for the p-norm. With *truncate* the end of texts that are too long is left out; otherwise
+        they are refused. *config* and *on_progress* are as in `session`; *timeout* is for all
         texts.
         """
         every = [texts] if isinstance(texts, str) else list(texts)
@@ -79,7 +87,9 @@ class AsyncEmbedding(AsyncOperations):
             raise InvalidArgument("embed takes a text or several", hint='pass ["one", "another"]')
         settings = read_settings(self._seconds(None), keywords, taken=SchedulingKeywords)
         params = settings.add_scheduling(
-            w.EmbedParams(graph=0, texts=[], pooling=pooling, normalize=normalize)
+            w.EmbedParams(
+                graph=0, texts=[], pooling=pooling, normalize=normalize, truncate=truncate
+            )
         )
         embed = partial(self._embed, params, every, time.monotonic() + settings.timeout_s)
         return await self._on_graph(model, config, on_progress, settings, embed)
@@ -111,17 +121,19 @@ class AsyncEmbedding(AsyncOperations):
         params.graph = graph
         by_text: list[list[list[float]]] = []
         tokens: list[int] = []
+        truncated: list[int] = []
         texts_max = 1 if params.pooling == "none" else TEXTS_PER_CALL
         for params.texts in in_batches(texts, texts_max, TEXTS_BYTES_MAX):
             remaining_s = deadline - time.monotonic()
             params.timeout_s = wire_seconds(max(remaining_s, 0.001))
             with index_from(len(by_text), "text"):
                 result = await self._call("embed", params, w.EmbedResult, remaining_s)
+            truncated += [len(by_text) + index for index in result.truncated]
             by_text += [_vectors(data, result.size) for data in result.embeddings]
             tokens += result.tokens
         if len(by_text) != len(texts):
             raise ProtocolError(f"{len(by_text)} embeddings for {len(texts)} texts")
-        return Embeddings(by_text, tokens, result)
+        return Embeddings(by_text, tokens, truncated, result)
 
 
 @contextmanager

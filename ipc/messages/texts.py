@@ -34,6 +34,8 @@ class EmbedParams(ScheduledParams):
     """-1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors
     of `none` and `rank` are not normalized.
     """
+    truncate: bool = False
+    """Leave out the end of a text that is too long, instead of refusing it."""
 
 
 class EmbedResult(Map):
@@ -52,6 +54,8 @@ class EmbedResult(Map):
     """The pooling that was used."""
     tokens: list[int] = []
     """Number of tokens of each text."""
+    truncated: list[int] = []
+    """The indexes of the texts whose end was left out."""
     model: str = ""
     """The model's name."""
     fingerprint: str = ""

@@ -458,23 +458,20 @@ class TokenizeQueue:
         """Return the tokens of a query with a document, the number of those that depend on the
         query alone, and whether the document was truncated.
         """
-        info, most = self._model.info.embedding, self._bytes_max
+        info = self._model.info.embedding
         if info is None or not info.rank_parts:
             raise UnsupportedOperation(
                 "the model ranks no documents",
                 hint="use a reranking model: one whose file has the pooling rank",
             )
-        query, document = self._fit_text(request.query, -1, NO_MARKS), request.document
-        cuts = request.tokens_max > 0 and len(document) > most
-        if cuts:
-            document = document[: _before_character(document, most)]
-        document = self._fit_text(document, -1, NO_MARKS)
+        query = self._fit_text(request.query, -1, NO_MARKS)
+        document = self._fit_text(request.document, -1, NO_MARKS)
         tokenize = partial(self._model.tokenize, special=False, bos=False)
         parts, tokens_max = info.rank_parts, request.tokens_max
         make = partial(rank_tokens, parts, query, document, tokenize, tokens_max)
         long = _is_long(query + document) and self._seconds() >= self._alone_until
         found: RankTokens = (yield LaneCall(self._tokenizing, make)) if long else make()
-        return m.pack_tokens(found.tokens), found.shared, cuts or found.truncated
+        return m.pack_tokens(found.tokens), found.shared, found.truncated
 
     def _computation(
         self, request: m.ComputeTensors, arrived_at: float

@@ -19,6 +19,8 @@ export interface EmbedOptions extends CallOptions {
   pooling?: string | undefined;
   /** −1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean (the default), p for the p-norm. */
   normalize?: number | undefined;
+  /** Leave out the end of texts that are too long, instead of refusing them. */
+  truncate?: boolean | undefined;
   priority?: Priority | undefined;
   /** Parameters of the model's graph. */
   config?: ModelParameters | undefined;
@@ -32,6 +34,8 @@ export interface Embeddings {
   size: number;
   /** The number of tokens of each text. */
   tokens: number[];
+  /** The indexes of the texts whose end was left out. */
+  truncated: number[];
   pooling: string;
   model: string;
   fingerprint: string;
@@ -69,23 +73,27 @@ async function embedBatches(
   client: Client,
   graph: Graph,
   texts: string[],
-  { pooling, normalize, priority, ...options }: EmbedOptions,
+  { pooling, normalize, truncate, priority, ...options }: EmbedOptions,
 ): Promise<Embeddings> {
   const vectors: Float32Array[] = [];
   const tokens: number[] = [];
+  const truncated: number[] = [];
   let last: EmbedResult | undefined;
   for (const batch of batches(texts, pooling === "none" ? 1 : TEXTS_PER_CALL, TEXTS_BYTES_MAX)) {
-    const params = { graph, texts: batch, pooling, normalize, priority };
+    const params = { graph, texts: batch, pooling, normalize, truncate, priority };
+    const first = vectors.length;
     last = await client.call("embed", params, options).catch((error: unknown) => {
-      throw withIndexFrom(error, vectors.length, "text");
+      throw withIndexFrom(error, first, "text");
     });
     vectors.push(...last.embeddings.map(toFloats));
     tokens.push(...last.tokens);
+    truncated.push(...last.truncated.map((index) => first + index));
   }
   if (!last) throw new InvalidArgument("there are no texts to embed", { hint: 'pass ["one", "another"]' });
   return {
     vectors,
     tokens,
+    truncated,
     size: last.size,
     pooling: last.pooling,
     model: last.model,

@@ -112,10 +112,13 @@ test("embeddings of many texts come in their order", async () => {
   assert.deepEqual(all.vectors[99], one);
   assert.equal(one?.length, 16);
   await client.call("unload", { graph, keep: true });
+  const long = [...texts, "x".repeat(5000)];
   await assert.rejects(
-    client.embed("echo", [...texts, "x".repeat(5000)]),
+    client.embed("echo", long),
     (error) => error instanceof InferdError && error.data.index === 130,
   );
+  const cut = await client.embed("echo", long, { truncate: true });
+  assert.deepEqual([all.truncated, cut.truncated, cut.vectors.length], [[], [130], 131]);
   await assert.rejects(client.embed("echo", []), { name: "InvalidArgument" });
 });
 

@@ -224,6 +224,20 @@ def embeddings_are_vectors_of_float32(server: Server) -> None:
     check(len(result.get("tokens", [])) == 3, f"tokens is {result.get('tokens')!r}")
 
 
+@case("`embed`")
+def texts_that_are_too_long_are_refused_or_truncated(server: Server) -> None:
+    """`embed` leaves out the end of a text that is too long with `truncate`, else refuses it."""
+    connection = server.connect()
+    graph = server.graph(connection, '{"ctx-size": 64}')
+    texts = ["a", "x" * 100]
+    refused = connection.refusal("embed", graph=graph, texts=texts)
+    expect(refused, "PromptTooLong")
+    check(refused.data.get("index") == 1, f"data is {refused.data!r}")
+    result = connection.call("embed", graph=graph, texts=texts, truncate=True)
+    check(result.get("truncated") == [1], f"truncated is {result.get('truncated')!r}")
+    check(result["tokens"][1] == 64, f"tokens is {result['tokens']!r}")
+
+
 @case("`usage`")
 def usage_counts_the_turns_that_have_ended(server: Server) -> None:
     """`usage` counts a turn before its reply; a column that it does not know is refused."""

@@ -61,6 +61,7 @@ class EmbedFields(Struct, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     input: str | Annotated[list[str], Meta(max_length=TEXTS_MAX)] = ""
+    truncate: bool = True
     dimensions: Annotated[int, Meta(ge=1)] | None = None
 
 
@@ -179,7 +180,6 @@ OPTIONS = FieldTable(
 )
 _EMBED: tuple[Field, ...] = (
     honoured("model", "a tag `:latest` is left out"),
-    ignored("truncate", "a text that is longer than the model's context is an error"),
     ignored("options", "embeddings have none"),
     ignored("keep_alive", "the daemon's `keep-alive` decides"),
 )
@@ -188,11 +188,24 @@ EMBED = FieldTable(
     [
         *_EMBED,
         honoured("input", f"a text, or up to {TEXTS_MAX}"),
+        honoured(
+            "truncate",
+            "whether the end of a text that is too long is left out, instead of refusing it; the"
+            " default is true, and the answer's `truncated` has the places of such texts, from 0",
+        ),
         honoured("dimensions", "the first numbers of each vector, scaled to length 1"),
     ],
     kind=EmbedFields,
 )
-EMBEDDINGS = FieldTable("/api/embeddings", [*_EMBED, honoured("prompt")], kind=EmbeddingsFields)
+EMBEDDINGS = FieldTable(
+    "/api/embeddings",
+    [
+        *_EMBED,
+        honoured("prompt"),
+        ignored("truncate", "a text that is longer than the model's context is an error"),
+    ],
+    kind=EmbeddingsFields,
+)
 SHOW = FieldTable(
     "/api/show",
     [

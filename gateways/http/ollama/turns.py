@@ -226,28 +226,32 @@ async def answer_embed(exchange: Exchange) -> None:
     found: dict[str, Any] = {"model": embed.model, "embeddings": []}
     if texts:
         began = time.monotonic()
-        vectors, load_s = await _embed(exchange, EMBED, embed.model, texts)
+        vectors, load_s = await _embed(exchange, EMBED, embed.model, texts, truncate=embed.truncate)
         found["embeddings"] = _shortened(vectors, embed.dimensions)
         found["total_duration"] = int(1e9 * (time.monotonic() - began))
         found["load_duration"] = int(1e9 * load_s)
         found["prompt_eval_count"] = sum(vectors.tokens)
+        if vectors.truncated:
+            found["truncated"] = vectors.truncated
     await exchange.send_json(found)
 
 
 async def answer_embeddings(exchange: Exchange) -> None:
     """Answer with the vector of one text."""
     embed, _ = exchange.read_fields(EMBEDDINGS)
-    found = await _embed(exchange, EMBEDDINGS, embed.model, [embed.prompt])
+    found = await _embed(exchange, EMBEDDINGS, embed.model, [embed.prompt], truncate=False)
     [vector] = found.vectors
     await exchange.send_json({"embedding": vector})
 
 
 async def _embed(
-    exchange: Exchange, table: FieldTable[Any], model: str, texts: list[str]
+    exchange: Exchange, table: FieldTable[Any], model: str, texts: list[str], *, truncate: bool
 ) -> Embedded:
     caller = exchange.caller
     try:
-        return await exchange.turns.embed(caller, model, texts, caller.class_of(None))
+        return await exchange.turns.embed(
+            caller, model, texts, caller.class_of(None), truncate=truncate
+        )
     except InferdError as exc:
         raise table.name_field(exc) from None
 

@@ -271,7 +271,13 @@ class TurnRunner:
         self.quotas.charge_tokens(caller, tokens, time.monotonic())
 
     async def embed(
-        self, caller: Caller, model: str, texts: Sequence[str], priority: Priority
+        self,
+        caller: Caller,
+        model: str,
+        texts: Sequence[str],
+        priority: Priority,
+        *,
+        truncate: bool = False,
     ) -> Embedded:
         """Return the embeddings of texts.
 
@@ -284,6 +290,7 @@ class TurnRunner:
             found = await client.embed(
                 graph,
                 texts,
+                truncate=truncate,
                 priority=priority,
                 queue_timeout=self._limits.queue_s_max,
                 timeout=max(self._limits.turn_s_max - load_s, 0.1),

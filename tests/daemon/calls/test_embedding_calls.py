@@ -273,10 +273,57 @@ def test_a_refused_text_is_named_by_its_index(encoders: Client, pooling: str) ->
     with pytest.raises(PromptTooLong, match="text 2: the text has") as caught:
         encoders.embed("tiny-bert", ["one", "two", "x" * 600], pooling=pooling)
     assert caught.value.data["index"] == 2
+    assert "truncate" in caught.value.hint
 
 
 def embedded_tokens(client: Client, model: str) -> int:
     return int(client.stats()["models"].get(model, {}).get("embedded", 0))
+
+
+# Truncated texts.
+
+
+def test_a_truncated_text_loses_its_end_and_keeps_the_tokens_of_the_model(
+    encoders: Client,
+) -> None:
+    most = 513 - encoders.embed("tiny-bert", "x").tokens[0]
+    texts = ["one", "x" * 600, "two", "y" * 100_000]
+    found = encoders.embed("tiny-bert", texts, truncate=True)
+    whole = encoders.embed("tiny-bert", ["one", "x" * most, "two", "y" * most])
+    assert (found.truncated, whole.truncated) == ([1, 3], [])
+    assert found.tokens == whole.tokens and found.tokens[1] == found.tokens[3] == 512
+    for vector, same in zip(found, whole, strict=True):
+        assert vector == pytest.approx(same, abs=1e-5)
+
+
+def test_only_texts_that_are_too_long_are_truncated(client: Client) -> None:
+    texts = ["x" * 4094, "x" * 4095, "é" * 3000, "short"]
+    found = client.embed("echo", texts, truncate=True)
+    assert found.truncated == [1, 2]
+    assert found.tokens == [4096, 4096, 4096, 7]
+    assert found[1] == pytest.approx(expected("x" * 4094), rel=1e-5)
+    assert found[2] == pytest.approx(expected("é" * 2047), rel=1e-5)
+    assert found[3] == pytest.approx(expected("short"), rel=1e-5)
+
+
+def test_truncated_texts_of_later_calls_have_their_own_indexes(client: Client) -> None:
+    long = "z" * 100
+    found = client.embed("echo", [*["a"] * 100, long, long], config={"ctx-size": 32}, truncate=True)
+    assert found.truncated == [100, 101]
+    assert found[100] == found[101] == pytest.approx(expected("z" * 30), rel=1e-5)
+    unpooled = client.embed("echo", ["a", LONG * 2], pooling="none", truncate=True)
+    assert unpooled.truncated == [1] and [len(rows) for rows in unpooled.by_text] == [3, 4096]
+
+
+def test_a_call_truncates_texts_beyond_the_first_ones(raw: RawClient) -> None:
+    graph = raw.call("load_by_name", name="echo")["graph"]
+    texts = ["a"] * 20 + ["b" * 5000]
+    with pytest.raises(PromptTooLong):
+        raw.call("embed", graph=graph, texts=texts)
+    found = raw.call("embed", graph=graph, texts=texts, truncate=True)
+    assert (found["truncated"], found["tokens"][20]) == ([20], 4096)
+    with pytest.raises(UnsupportedOperation):
+        raw.call("embed", graph=graph, texts=texts, pooling="rank", truncate=True)
 
 
 def test_a_reranker_scores(encoders: Client) -> None:
@@ -302,7 +349,17 @@ def test_the_command_reads_lines_and_writes_json(daemon: RunningDaemon) -> None:
     found = document(inferd(*arguments, socket=daemon.socket, text="one\nanother\n"))
     assert (found["model"], found["pooling"], found["size"]) == ("echo", "mean", EMBEDDING_SIZE)
     assert found["tokens"] == [5, 9]
+    assert found["truncated"] == []
     assert found["embeddings"][1] == pytest.approx(expected("another", 1), rel=1e-5)
+
+
+def test_the_command_truncates_texts_and_says_so(daemon: RunningDaemon) -> None:
+    arguments = ("embed", "echo", "short", "x" * 5000)
+    refused = inferd(*arguments, socket=daemon.socket)
+    assert refused.exit_code != 0 and "text 1: the text has" in refused.output
+    shown = inferd(*arguments, "--truncate", socket=daemon.socket)
+    assert len(shown.stdout.splitlines()) == 2
+    assert "left out the end of these texts: 2" in shown.stderr
 
 
 # Faults.

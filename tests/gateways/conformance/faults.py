@@ -401,6 +401,7 @@ WRONG_SERVERS: tuple[tuple[Fault, str], ...] = (
         limits.characters_of_a_traceparent limits.graphs_of_a_connection limits.messages_of_a_chat
         limits.parameters_of_a_request limits.seconds_of_a_timeout limits.texts_of_an_embed
         limits.documents_of_a_rerank turns.only_reranking_models_rank_documents
+        turns.texts_that_are_too_long_are_refused_or_truncated
         limits.the_name_in_a_builder limits.tokens_of_a_detokenize
         limits.tool_calls_of_a_message limits.values_of_a_request
         exchanges.images_that_are_refused exchanges.documents_that_are_not_ranked

@@ -154,6 +154,24 @@ def test_embeddings_are_the_daemons(api: ollama.Client, daemon: RunningDaemon) -
     assert api.embed("echo", []).embeddings == []
 
 
+def test_a_long_text_to_embed_is_truncated_or_refused(
+    api: ollama.Client, web: httpx.Client
+) -> None:
+    texts = ["one", "x" * 5000]
+    whole = api.embed("echo", ["one", "x" * 4094])
+    for keywords in ({}, {"truncate": True}):
+        cut = web.post("/api/embed", json={"model": "echo", "input": texts, **keywords}).json()
+        assert cut["truncated"] == [1] and cut["prompt_eval_count"] == whole.prompt_eval_count
+        assert cut["embeddings"] == [list(vector) for vector in whole.embeddings]
+    with pytest.raises(ollama.ResponseError, match="text 1: the text has") as refused:
+        api.embed("echo", texts, truncate=False)
+    assert refused.value.status_code == 400
+    assert web.post("/v1/embeddings", json={"model": "echo", "input": texts}).status_code == 400
+    older = {"model": "echo", "prompt": texts[1], "truncate": True}
+    assert web.post("/api/embeddings", json=older).status_code == 400
+    assert "truncated" not in web.post("/api/embed", json={"model": "echo", "input": "one"}).json()
+
+
 def test_shortened_embeddings_have_length_one(api: ollama.Client, web: httpx.Client) -> None:
     [vector] = api.embed("echo", "one", dimensions=4).embeddings
     assert len(vector) == 4 and sum(number * number for number in vector) == pytest.approx(1)

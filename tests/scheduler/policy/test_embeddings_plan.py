@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inferd.backends import EmbedInfo, SamplingParams
 from inferd.backends.embedder import EmbedSpec
-from inferd.scheduler.embeddings import embeds_next, plan_text_tokens, plan_texts
+from inferd.scheduler.embeddings import (
+    embeds_next,
+    plan_text_tokens,
+    plan_texts,
+    truncated_tokens,
+)
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.owner import Owner, OwnerClock, Priority
 from inferd.scheduler.policy.cost import StepCost, StepLoad
@@ -151,3 +158,27 @@ def test_texts_share_a_step_and_the_first_in_order_is_served_first() -> None:
 def test_a_whole_text_is_never_split() -> None:
     texts = [running(task(1, 20), 0), running(task(2, 20), 1), running(task(3, 12), 2)]
     assert rows_of(texts, WHOLE, 0.001) == {1: 20, 3: 12}
+
+
+# Truncated texts.
+
+BEGIN, END = 101, 102
+
+
+@pytest.mark.parametrize(
+    ("around", "tokens", "truncated"),
+    [
+        ([], [1, 2, 3, 4, 5], [1, 2, 3, 4]),
+        ([BEGIN], [BEGIN, 1, 2, 3, 4], [BEGIN, 1, 2, 3]),
+        ([END], [1, 2, 3, 4, END], [1, 2, 3, END]),
+        ([BEGIN, END], [BEGIN, 1, 2, 3, 4, END], [BEGIN, 1, 2, END]),
+        ([BEGIN, END], [BEGIN, END, END, 1, 2, 3, 4, END], [BEGIN, END, END, END]),
+        ([BEGIN, END], [BEGIN, 1, 2, 3, BEGIN, END], [BEGIN, 1, BEGIN, END]),
+    ],
+)
+def test_a_truncated_text_keeps_the_tokens_that_the_model_adds_behind_it(
+    around: list[int], tokens: list[int], truncated: list[int]
+) -> None:
+    assert truncated_tokens(tokens, around, 4) == truncated
+    assert truncated_tokens(tokens, around, len(tokens)) == tokens
+    assert set(truncated_tokens(tokens, around, 1)) <= {*around, tokens[0]}

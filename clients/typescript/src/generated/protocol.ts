@@ -1013,6 +1013,8 @@ export interface EmbedParams {
   pooling?: string | undefined;
   /** -1 none, 0 the largest number is 32760, 1 taxicab, 2 euclidean, 3 to 32 that norm; vectors of `none` and `rank` are not normalized. */
   normalize?: number | undefined;
+  /** Leave out the end of a text that is too long, instead of refusing it. */
+  truncate?: boolean | undefined;
   /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
@@ -1032,6 +1034,8 @@ export interface EmbedResult {
   pooling: string;
   /** Number of tokens of each text. */
   tokens: number[];
+  /** The indexes of the texts whose end was left out. */
+  truncated: number[];
   /** The model's name. */
   model: string;
   /** The model's fingerprint. */
@@ -1039,7 +1043,7 @@ export interface EmbedResult {
 }
 
 export function readEmbedResult(fields: Fields): EmbedResult {
-  return { tokens: [], model: "", fingerprint: "", ...fields } as unknown as EmbedResult;
+  return { tokens: [], truncated: [], model: "", fingerprint: "", ...fields } as unknown as EmbedResult;
 }
 
 export interface RerankParams {
