@@ -104,7 +104,11 @@ def _usage(results: Results) -> Result:
             for field, value in row.items():
                 group[field] = value if field in USAGE_KEYS else group.get(field, 0) + value
     rows = sorted(groups.values(), key=lambda row: row["start"] or 0.0)
-    limits = [{**one, "node": node} for node, result in results.items() for one in result["limits"]]
+    limits = [
+        {**one, "node": node}
+        for node, result in results.items()
+        for one in result.get("limits", ())
+    ]
     since = min(result["since"] for result in results.values())
     return {"usage": rows, "since": since, "limits": limits}
 

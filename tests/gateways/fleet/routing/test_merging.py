@@ -53,6 +53,23 @@ def test_sessions_and_tasks_have_their_node_and_the_clients_handles() -> None:
     ]  # fmt: skip
 
 
+def test_groups_of_usage_are_sums_and_limits_have_their_node() -> None:
+    """A daemon omits `limits` if there are none."""
+    keys = {"start": None, "uid": None, "user": None, "label": None, "key": None}
+    limit = {"bound": "requests-day-max", "used": 3, "limit": 9, "ends_at": 86_400.0}
+    merged = merge(
+        "usage",
+        a={"usage": [{**keys, "model": "m", "requests": 1}], "since": 7_200.0},
+        b={
+            "usage": [{**keys, "model": model, "requests": 2} for model in ("m", "n")],
+            "since": 3_600.0,
+            "limits": [limit],
+        },
+    )
+    assert [(row["model"], row["requests"]) for row in merged["usage"]] == [("m", 3), ("n", 2)]
+    assert merged["since"] == 3_600 and merged["limits"] == [{**limit, "node": "b"}]
+
+
 def test_bounds_of_dormant_sessions_are_sums_and_notes_have_their_node_and_order() -> None:
     bounds = {"dormant_sessions": 1, "dormant_sessions_max": 10}
     found = merge(
