@@ -15,8 +15,9 @@ JSON = "[daemon]\nlog-format = 'json'\n"
 
 
 def events(daemon: RunningDaemon) -> list[Event]:
-    """Return the events in a daemon's standard error; each line is one."""
-    return [msgspec.json.decode(line) for line in daemon.log.splitlines()]
+    """Return the events in a daemon's standard error; each line is one, if it is complete."""
+    lines, _, _ = daemon.log.rpartition("\n")  # the last one may be under way
+    return [msgspec.json.decode(line) for line in lines.splitlines()]
 
 
 def named(daemon: RunningDaemon, *names: str) -> list[Event]:
