@@ -50,6 +50,8 @@ def plan_slots(
     Otherwise it preempts one whose quantum has ended, if its effective class is higher, or equal
     and its owner was not served more. *find_leader* returns the running task that computes a prefix
     of the given task, which then takes no slot until the prefix is computed.
+
+    No task is parked by a plan that starts one which it would preempt at once.
     """
     staying = [s.task for s in slots if s.task is not None]
     # A user has nothing from a slot whose task waits for embeddings.
@@ -78,7 +80,23 @@ def plan_slots(
                 claims.count_slot(victim, -1)
         start.append(task)
         claims.count_slot(task, 1)
+    _keep_preempting(park, start, order, settings, now)
     return SlotPlan(tuple(park), tuple(start), tuple(follow))
+
+
+def _keep_preempting(
+    park: list[Task], start: list[Task], order: Order, settings: EngineSettings, now: float
+) -> None:
+    """Remove each task from *park* that would preempt one in *start* at once, and that one from
+    *start*. A user's task could lose its slot to an urgent one while a task of a lower class of
+    that user gets a slot of another user, who has too many.
+    """
+    able = [t for t in park if not (t.awaits_media or reader_lags(t, settings, now))]
+    for parked in sorted(able, key=order.key):
+        lower = [t for t in start if order.preempts(parked, t)]
+        if lower:
+            park.remove(parked)
+            start.remove(max(lower, key=order.key))
 
 
 class _Claims:

@@ -450,6 +450,33 @@ class EngineMachine(RuleBasedStateMachine):
         assert errors <= {"Cancelled", "Timeout", "KvFull"}, errors
 
 
+def test_an_urgent_task_parks_none_that_would_preempt_one_which_starts_with_it() -> None:
+    """The urgent task of user 2 took the slot of its normal one, and its low one that of a task of
+    user 1, who had three slots. The machine has found this.
+    """
+    machine = EngineMachine()
+    machine.start(slots=4, quantum=1, kv_ram=KV_RAM[-1], kv_cells=-1, disk=False, strict=False)
+    arrivals = [
+        (1, Priority.NORMAL, "aaa"),
+        (1, Priority.LOW, "a"),
+        (1, Priority.URGENT, HEADS[1] + "a"),
+        (2, Priority.LOW, "a"),
+        (1, Priority.LOW, "a"),
+        (2, Priority.NORMAL, "a"),
+        (2, Priority.URGENT, "a"),
+    ]
+    try:
+        for number, (owner, priority, text) in enumerate(arrivals, 1):
+            # Only one task has an adapter, so the others compute nothing beside its first steps.
+            adapters, answer = (("upper",), raised(text)) if len(text) > 9 else ((), text)
+            spec = machine.bench.spec(
+                number, text, owner=owner, priority=priority, adapters=adapters, watch=True
+            )
+            machine.submit(spec, answer)
+    finally:
+        machine.teardown()
+
+
 class WindowMachine(EngineMachine):
     memory = "window"
 

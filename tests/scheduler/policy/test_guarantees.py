@@ -340,6 +340,21 @@ def test_users_divide_the_slots_at_once() -> None:
     assert (plan.park, plan.start) == ((crowd[3], crowd[2]), (waiting[0], waiting[1]))
 
 
+def test_a_user_with_too_few_slots_gets_one_for_the_highest_of_its_tasks() -> None:
+    """The urgent task has the slot of the other user; the normal one keeps its own."""
+    slots = slots_of(4)
+    first = [task(number, owner=BOB) for number in (1, 2)]
+    urgent_of_bob = task(3, owner=BOB, priority=URGENT)
+    normal = task(4, owner=ADA)
+    for slot, it in zip(slots, [*first, urgent_of_bob, normal], strict=True):
+        running(slot, it)
+    low, urgent = task(5, owner=ADA, priority=Priority.LOW), task(6, owner=ADA, priority=URGENT)
+    urgent_users = frozenset({ADA.user, BOB.user})
+    shares = with_lags({ADA: 0.0, BOB: 0.0}, urgent_users)
+    plan = plan_slots([low, urgent], slots, order(shares), SETTINGS, 0.0)
+    assert (plan.park, plan.start) == ((first[1],), (urgent,))
+
+
 def test_free_slots_go_to_users_with_fewer_slots() -> None:
     tasks = [task(number, owner=BOB) for number in range(6)] + [task(9, owner=ADA)]
     plan = plan_slots(tasks, slots_of(4), order(with_lags({ADA: 0.0, BOB: 0.0})), SETTINGS, 0.0)
