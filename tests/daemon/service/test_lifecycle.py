@@ -238,7 +238,9 @@ def test_an_idle_daemon_with_an_idle_worker_uses_no_cpu() -> None:
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([0, 0], abs=0.021)
 
 
-def test_the_daemon_without_workers_stays_small() -> None:
+def test_the_daemon_without_workers_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an interpreter of its own: a forked one would also have the modules of workers."""
+    monkeypatch.setattr(RunningDaemon, "_start_process", subprocess.Popen)
     with running_daemon() as daemon:
         assert psutil.Process(daemon.pid).memory_info().rss < 60e6
 
