@@ -398,6 +398,7 @@ def test_a_long_chat_goes_on_on_smollm2(tmp_path: Path) -> None:
         Client(daemon.socket) as client,
         client.session("smollm2", system="Be brief.") as session,
     ):
-        found = facts(session, 20, **{"n-predict": 4})
+        # Sampled at random, some answers are such that this small model goes on repeating them.
+        found = facts(session, 20, **{"n-predict": 4, "temp": 0})
         assert sum(each["dropped_turns"] > 0 for each in found) > 3
         assert "Paris" in session.chat("What is the capital of France?", options={"temp": 0})
