@@ -28,7 +28,7 @@ from tests.tiny_gguf import write_tiny
 ROOT = Path(__file__).resolve().parents[3]
 MANY = 1 << 40
 CONFIG = "[daemon]\nmemory-bytes = 1_000_000_000\n" + echo_model("huge", weight_bytes=MANY)
-CONFIG += echo_model("echo")
+CONFIG += echo_model("echo") + echo_model("rank", ranks=True)
 CTX_SIZE = 16
 BYTES = b"x" * 100_000
 """More than any context of the echo model holds: its tokens are never counted, and the error of a
@@ -113,6 +113,15 @@ def test_a_text_that_is_too_long_to_embed(client: RawClient) -> None:
     check(caught.value)
 
 
+def test_a_query_that_leaves_no_place_for_a_document(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="rank")["graph"]
+    query = "q" * ECHO_CTX_SIZE
+    for truncate in (False, True):
+        with pytest.raises(PromptTooLong) as caught:
+            client.call("rerank", graph=graph, query=query, documents=["x"], truncate=truncate)
+        check(caught.value, ECHO_CTX_SIZE)
+
+
 def test_a_model_that_does_not_fit(client: RawClient) -> None:
     with pytest.raises(OutOfMemory) as caught:
         client.call("load_by_name_with_config", name="huge", config='{"ctx-size":512.0}')
@@ -186,6 +195,7 @@ def test_the_tests_above_cover_every_error_with_a_size() -> None:
         "scheduler/embeddings.py": 1,
         "scheduler/engine/commands.py": 2,
         "scheduler/engine/tokenizing.py": 1,
+        "scheduler/rank_text.py": 1,
         "sessions/conversation/state.py": 1,
         "sessions/turn/turn.py": 1,
     }
