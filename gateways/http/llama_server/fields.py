@@ -83,5 +83,5 @@ async def chosen_model(exchange: Exchange, name: str) -> str:
     raise field_error(
         "model",
         f"model: it is absent, and {len(names)} models are offered",
-        hint="name the model, or restrict the key to one with `models`",
+        hint="name the model, or restrict the key to one by `models` in the file of keys",
     )
