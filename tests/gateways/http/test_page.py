@@ -22,6 +22,7 @@ from tests.gateways.http.driver import RunningGateway, gateway
 from tests.pictures import png
 
 CONFIG = echo_model("smollm2") + echo_model("gemma3", media=True)
+CONFIG += echo_model("bge-reranker", ranks=True)
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text()
 ADDRESS = "127.0.0.1:8080"
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -80,11 +81,12 @@ def test_the_programs_of_the_page_print_the_answer(
     (reader.folder / "cat.png").write_bytes(png(4, 4))
     monkeypatch.chdir(reader.folder)
     reader.run_line(COMMANDS[0])
-    for program in PROGRAMS:
-        names: dict[str, Any] = {}
-        exec(reader.at_gateway(program), names)
-        names["client"].close()
-    assert capsys.readouterr().out == "Say hello.\n" * 3 + "What is this?\n"
+    with ExitStack() as clients:
+        for program in PROGRAMS:
+            names: dict[str, Any] = {}
+            exec(reader.at_gateway(program), names)
+            clients.push(names["client"])
+    assert capsys.readouterr().out == "Say hello.\n" * 3 + "1\n" + "What is this?\n"
 
 
 def test_the_commands_of_the_page_run_in_their_order(reader: Reader) -> None:
