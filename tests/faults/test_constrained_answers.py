@@ -62,6 +62,7 @@ slots = 1
 """
 CONFIG += "".join(f'[models.{name}]\nfile = "tiny-llama.gguf"\n' for name in ("tiny", "one", "two"))
 EVENTS = 3
+ATTEMPTS = 5
 Interrupt = Callable[[RunningDaemon, Client, str], None]
 
 
@@ -150,13 +151,23 @@ def test_an_answer_is_the_same_if_its_turn_is_interrupted(
 def test_an_answer_with_drafts_is_the_same_if_its_turn_is_interrupted(
     daemon: RunningDaemon, client: Client, interrupt: str
 ) -> None:
-    """The tiny model soon repeats itself, so the n-gram drafter is right."""
+    """The tiny model soon repeats itself, so the n-gram drafter is right. Whether its drafts pay is
+    decided by measured times, and those of a busy moment stay known to a worker. So each attempt
+    has a new worker.
+    """
     options = {"temp": 0, "regex": "[a-z]{250}"}
-    expected = client.chat("tiny", "x", raw=True, options=options | {"speculation": "off"})
-    assert not expected.metadata["drafted_tokens"]
-    drafts = options | {"speculation": "ngram"}
-    text, metadata = interrupted(daemon, client, "regex", INTERRUPTS[interrupt], drafts)
-    assert text.decode() == str(expected)
-    assert metadata["output_tokens"] == expected.metadata["output_tokens"] == 251
-    assert 0 < metadata["accepted_tokens"] <= metadata["drafted_tokens"]
-    assert (metadata["parks"] > 0) == (interrupt == "parked")
+    accepted = 0
+    for _ in range(ATTEMPTS):
+        client.unload_model("tiny", force=True)
+        expected = client.chat("tiny", "x", raw=True, options=options | {"speculation": "off"})
+        assert not expected.metadata["drafted_tokens"]
+        drafts = options | {"speculation": "ngram"}
+        text, metadata = interrupted(daemon, client, "regex", INTERRUPTS[interrupt], drafts)
+        assert text.decode() == str(expected)
+        assert metadata["output_tokens"] == expected.metadata["output_tokens"] == 251
+        assert (metadata["parks"] > 0) == (interrupt == "parked")
+        accepted = metadata["accepted_tokens"]
+        assert accepted <= metadata["drafted_tokens"]
+        if accepted:
+            break
+    assert accepted > 0
