@@ -81,6 +81,9 @@ def plan_slots(
         start.append(task)
         claims.count_slot(task, 1)
     _keep_preempting(park, start, order, settings, now)
+    if start:
+        placed = {id(task) for task in (*start, *(task for task, _ in follow))}
+        _start_preempting([t for t in queue if id(t) not in placed], start, order)
     return SlotPlan(tuple(park), tuple(start), tuple(follow))
 
 
@@ -97,6 +100,19 @@ def _keep_preempting(
         if lower:
             park.remove(parked)
             start.remove(max(lower, key=order.key))
+
+
+def _start_preempting(waiting: list[Task], start: list[Task], order: Order) -> None:
+    """Replace each task in *start* that one of the *waiting* tasks would preempt at once by that
+    one. A task of a user without slots comes first by its age, which an urgent task of another user
+    disregards.
+    """
+    able = [t for t in waiting if t.has_work or t.wants_token]
+    for index, task in enumerate(start):
+        above = [t for t in able if order.preempts(t, task)]
+        if above:
+            start[index] = min(above, key=order.key)
+            able.remove(start[index])
 
 
 class _Claims:
