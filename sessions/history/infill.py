@@ -73,7 +73,7 @@ def check_infill(info: ModelInfo, model: str) -> Mapping[str, SpecialToken]:
         tokens = "token" if len(missing) == 1 else "tokens"
         raise UnsupportedOperation(
             f"the model {model!r} does not fill in text between two others: its vocabulary has no"
-            f" {tokens} for {' and '.join(missing)}",
+            f" {tokens} for {', '.join(missing)}",
             hint="use a model for code that was trained to fill in the middle (FIM)",
             data={"missing": missing},
         )

@@ -119,5 +119,5 @@ def test_an_infill_replaces_the_history_of_its_session(client: Client) -> None:
 
 
 def test_a_model_without_the_tokens_is_refused(client: Client) -> None:
-    with pytest.raises(UnsupportedOperation, match="no tokens for prefix and suffix and middle"):
+    with pytest.raises(UnsupportedOperation, match="no tokens for prefix, suffix, middle"):
         client.infill("tiny-llama", "a", "b")

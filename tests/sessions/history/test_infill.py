@@ -147,7 +147,7 @@ def test_only_characters_that_may_be_used_are_tokenized() -> None:
 
 def test_a_vocabulary_without_the_tokens_is_refused_by_their_names() -> None:
     assert check_infill(info(REQUIRED), "m")
-    with pytest.raises(UnsupportedOperation, match="no tokens for suffix and middle") as caught:
+    with pytest.raises(UnsupportedOperation, match="no tokens for suffix, middle") as caught:
         check_infill(info({"fim-pre": PRE}), "m")
     assert caught.value.data == {"missing": ["suffix", "middle"]}
     with pytest.raises(UnsupportedOperation, match="no token for prefix"):
