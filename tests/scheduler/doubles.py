@@ -52,7 +52,7 @@ class Bench:
     def spec(self, number: int, text: str | bytes = "hello", **fields: object) -> m.TaskSpec:
         data = text.encode() if isinstance(text, str) else text
         tokens = self.model.tokenize(data, special=False, bos=True)
-        values = {"owner": 1, "sampling": SamplingParams(), **fields}
+        values = {"owner": 1, "sampling": SamplingParams(), "speculation": "off", **fields}
         if isinstance(values["owner"], int):
             values["owner"] = Owner(values["owner"])
         return m.TaskSpec(id=number, tokens=m.pack_tokens(tokens), **values)  # type: ignore[arg-type]
