@@ -14,12 +14,15 @@ REPLY_BYTES_MAX = 64 << 20
 
 class Compute(msgspec.Struct, tag="compute", frozen=True, kw_only=True):
     """Compute the HTTP request of a path and a body under the identity of *user*, as the process
-    names it in its hello. With a *response_id*, the response is streamed and has this id.
+    names it in its hello, with the *key* of a gateway and its limits, if one submitted the job.
+    With a *response_id*, the response is streamed and has this id.
     """
 
     number: int
     user: str
     label: str
+    key: str
+    key_limits: dict[str, int]
     priority: Priority
     models: list[str] | None
     url: str

@@ -7,7 +7,7 @@ from typing import Any
 from ...backends.errors import InvalidArgument, NotFound
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
-from ..core import Daemon
+from ..core import Daemon, key_of
 from ..jobs.jobs import DAY_S, FileFacts, Job, no_job
 from ..jobs.store import ENDPOINTS, StoredJob, errors_of, output_of
 from .arguments import seconds_of
@@ -83,11 +83,14 @@ async def submit_job(daemon: Daemon, request: Request) -> w.JobResult:
     if p.events and p.endpoint != "/v1/responses":
         raise InvalidArgument("only a response of /v1/responses has events")
     now, expires_s = daemon.jobs.now(), seconds_of(p.expires_s)
+    _, key, limits = key_of(request)
     row = StoredJob(
         id=p.job or daemon.jobs.new_id(),
         owner=request.owner,
         gateway=request.connection.peer.uid,
         on_behalf_of=request.connection.on_behalf_of,
+        key=key,
+        key_limits={name: limit for name, limit in limits._asdict().items() if limit is not None},
         file=p.file,
         endpoint=p.endpoint,
         priority=p.priority or "low",

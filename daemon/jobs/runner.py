@@ -384,6 +384,8 @@ class JobRunner:
             number=next(self._numbers),
             user=f"{row.owner.user}.{row.gateway}",
             label=row.owner.label,
+            key=row.key,
+            key_limits=row.key_limits,
             priority=cast("Priority", row.priority),
             models=row.models,
             url=request.url,

@@ -51,7 +51,8 @@ class StoredFile(msgspec.Struct, kw_only=True, tag="file"):
 class StoredJob(msgspec.Struct, kw_only=True, tag="job"):
     """The row of a job. *gateway* is the user whose connection submitted it, which differs from
     the owner's if a gateway did, and *on_behalf_of* is the gateway's name for the owner; both
-    users' rights bound the job's requests.
+    users' rights bound the job's requests. Their usage counts for the gateway's *key*, with the
+    limits that it had then.
     """
 
     id: str
@@ -73,6 +74,8 @@ class StoredJob(msgspec.Struct, kw_only=True, tag="job"):
     completed: int = 0
     failed: int = 0
     error: str = ""
+    key: str = ""
+    key_limits: dict[str, int] = {}
 
 
 Row = StoredFile | StoredJob

@@ -23,7 +23,7 @@ from ...ipc.client import AsyncClient
 from ...ipc.names import Priority
 from ...wire.frames import ANY_LENGTH, FrameReader, pack_frame
 from .app import Gateway
-from .callers import Caller, DaemonUser
+from .callers import Caller, DaemonUser, UsageLimits
 from .exchange import Exchange
 from .exchange.exchange import LINK, Message
 from .heads import Origins
@@ -123,6 +123,8 @@ class JobProcess:
             software="inferd jobs",
             label=user.label,
             on_behalf_of=user.on_behalf_of,
+            key=user.key,
+            key_limits=user.key_limits.given(),
         )
 
     async def run(self) -> None:
@@ -187,9 +189,10 @@ class JobProcess:
 
     def _scope(self, command: j.Compute, size: int) -> Message:
         models = None if command.models is None else frozenset(command.models)
+        limits = UsageLimits(**command.key_limits)
         caller = JobCaller(
             name=command.user,
-            user=DaemonUser(command.user, command.label),
+            user=DaemonUser(command.user, command.label, command.key, limits),
             priority_max=command.priority,
             models=models,
         )

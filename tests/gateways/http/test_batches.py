@@ -382,6 +382,40 @@ def test_keys_have_their_own_files_and_batches_and_models(daemon: RunningDaemon)
             assert operator.jobs.delete(batch.id)
 
 
+def usage_of(daemon: RunningDaemon) -> dict[str, Any]:
+    """Return the sum of each key's usage."""
+    with Client(daemon.socket) as operator:
+        return {str(row["key"]): row for row in operator.usage(["key"], all_users=True)}
+
+
+def test_requests_of_a_batch_count_for_the_key_that_submitted_it_and_keep_its_limits(
+    daemon: RunningDaemon,
+) -> None:
+    entries = [new_key(name) for name in ("phone", "tablet")]
+    file = daemon.directory / "limited.toml"
+    file.write_text("".join(f'{entry}user = "@shared"\n' for _, entry in entries))
+    with file.open("a") as tablets:
+        tablets.write("tokens-per-month = 1\n")
+    with (
+        gateway(daemon, "--keys", str(file)) as http,
+        client_of(http, entries[0][0]) as phone,
+        client_of(http, entries[1][0]) as tablet,
+    ):
+        assert ended(phone, batch_of(phone, chat("r"), chat("s")).id).request_counts.completed == 2
+        response = phone.responses.create(model="echo", input="x", background=True)
+        assert finished(phone, response.id).status == "completed"
+        assert ended(tablet, batch_of(tablet, chat("r")).id).request_counts.completed == 1
+        found = usage_of(daemon)
+        assert (found["phone"]["requests"], found["tablet"]["requests"]) == (3, 1)
+        assert found["phone"]["generated_tokens"] > found["tablet"]["generated_tokens"] > 0
+        waiting = batch_of(tablet, chat("r"))  # the month's token is used
+        wait_until(lambda: usage_of(daemon)["tablet"]["refused"])
+        now = tablet.batches.retrieve(waiting.id)
+        assert (now.status, now.request_counts.completed) == ("in_progress", 0)
+        tablet.batches.cancel(waiting.id)
+        assert ended(phone, batch_of(phone, chat("r")).id).request_counts.completed == 1
+
+
 def _is_refused(api: Any) -> bool:
     try:
         api.batches.list()
