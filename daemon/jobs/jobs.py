@@ -60,7 +60,9 @@ CLEAN_S = 60.0
 READ_BYTES = 512 << 10
 _READERS = 4
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ENDED = frozenset(("completed", "cancelled", "expired", "failed"))
+_ENDED = ("completed", "cancelled", "expired", "failed")
+JOB_STATES = ("waiting", "running", *_ENDED)
+REQUEST_OUTCOMES = ("completed", "failed", "given_up")
 DAY_S = 86_400.0
 T = TypeVar("T")
 
@@ -111,6 +113,11 @@ class Job:
     def ended(self) -> bool:
         """Whether its requests are no longer computed."""
         return self.row.state in _ENDED
+
+    @property
+    def left(self) -> int:
+        """The number of its requests without a result."""
+        return max(0, self.row.requests - self.row.completed - self.row.failed)
 
     @property
     def bytes(self) -> int:
@@ -181,6 +188,8 @@ class Jobs:
         self.limits = JobLimits()
         self.wake = anyio.Event()
         """Set when a request may have become ready to be computed."""
+        self.requests_ended: Counter[str] = Counter()
+        """Requests that have ended since the start, by `REQUEST_OUTCOMES`."""
         self._note_state, self.now = note_state, now
         self._files: dict[str, StoredFile] = {}
         self._jobs: dict[str, Job] = {}
@@ -518,9 +527,10 @@ class Jobs:
         ]
         return files + jobs
 
-    def bytes_of(self, user: int) -> int:
-        """Return the size of the files of a user."""
-        return self._used[user]
+    @property
+    def bytes_used(self) -> int:
+        """The size of the files of all users."""
+        return self._used.total()
 
     def _entries_of(self, user: int) -> int:
         return sum(row.owner.user == user for row in self._rows())
@@ -646,6 +656,7 @@ class Jobs:
         if job.ended:
             return
         job.row.state, job.row.error, job.row.ended_at = state, error, self.now()
+        self.requests_ended["given_up"] += job.left
         job.done = set()
         job.report_change()
         self.wake.set()
@@ -693,6 +704,7 @@ class Jobs:
         job.done.add(line.number)
         job.row.completed += not failed
         job.row.failed += failed
+        self.requests_ended["failed" if failed else "completed"] += 1
         job.report_change()
         if len(job.done) >= job.row.requests:
             await self.end(job, "completed")
@@ -714,6 +726,7 @@ class Jobs:
         """
         if not job.ended:
             job.row.completed = 1
+            self.requests_ended["completed"] += 1
             await self.end(job, "completed")
 
     async def _append(self, job: Job, data: bytes, *, failed: bool) -> None:

@@ -25,6 +25,7 @@ from ...scheduler.record import (
     histograms_of,
 )
 from ...sessions.table import ACTIVE, SessionState
+from ..jobs.jobs import JOB_STATES, REQUEST_OUTCOMES
 from ..models.model import ManagedModel, ModelState
 from ..models.registry import Lease
 from ..models.swap import HIDDEN_UID
@@ -314,6 +315,22 @@ def _sessions(daemon: Daemon) -> Read:
     yield "journal_lag_seconds", _one(daemon.journal.lag_s)
 
 
+def _jobs(daemon: Daemon) -> Read:
+    states: Counter[Labels] = Counter({(state,): 0 for state in JOB_STATES})
+    requests: Counter[Labels] = Counter({("waiting",): 0, ("running",): 0})
+    for job in daemon.jobs.jobs(None):
+        states[(job.row.state,)] += 1
+        if not job.ended:
+            requests[("running",)] += job.running
+            requests[("waiting",)] += max(0, job.left - job.running)
+    yield "jobs", states
+    yield "job_requests", requests
+    ended = daemon.jobs.requests_ended
+    yield "job_requests_ended", {(outcome,): ended[outcome] for outcome in REQUEST_OUTCOMES}
+    yield "job_bytes", _one(daemon.jobs.bytes_used)
+    yield "job_bytes_max", _one(daemon.jobs.limits.bytes_max)
+
+
 def _daemon(daemon: Daemon) -> Read:
     config, memory = daemon.config, daemon.memory.status
     yield "build_info", {(__version__, str(LLAMA_BUILD_NUMBER), LLAMA_COMMIT): 1}
@@ -335,5 +352,5 @@ def _daemon(daemon: Daemon) -> Read:
 
 
 _READERS: tuple[Callable[[Daemon], Read], ...] = (
-    *(_turns, _counters, _engines, _loaded, _models, _sessions, _daemon),
+    *(_turns, _counters, _engines, _loaded, _models, _sessions, _jobs, _daemon),
 )

@@ -234,6 +234,28 @@ _SESSIONS = (
     gauge("usage_unwritten_rows", "Rows of usage that wait to be written to the journal."),
     gauge("journal_lag_seconds", "Age of the oldest change not yet in the journal; 0 if none."),
 )
+_JOBS = (
+    gauge(
+        "jobs",
+        "Jobs by state: `waiting` or `running`; `completed`, `cancelled`, `expired` or `failed`"
+        " until they are deleted.",
+        ("state",),
+    ),
+    gauge(
+        "job_requests",
+        "Requests of jobs that have not ended: `waiting` in their files, or `running`, which"
+        " includes the wait for a slot.",
+        ("state",),
+    ),
+    counter(
+        "job_requests_ended",
+        "Requests of jobs that have ended, by outcome: `completed`; `failed`, with an error as"
+        " result; `given_up` without a result, because their job was cancelled, expired or failed.",
+        ("outcome",),
+    ),
+    gauge("job_bytes", "Size of the files with requests and results of jobs, on disk."),
+    gauge("job_bytes_max", "Maximum size of these files."),
+)
 _DAEMON = (
     gauge(
         "build_info",
@@ -269,6 +291,7 @@ SECTIONS = {
     "Models and workers": _MODELS,
     "Images and sounds": _MEDIA,
     "Sessions": _SESSIONS,
+    "Jobs": _JOBS,
     "The daemon": _DAEMON,
 }
 FAMILIES = {family.name: family for section in SECTIONS.values() for family in section}

@@ -23,9 +23,11 @@ from inferd.backends.errors import (
     Timeout,
     TooLarge,
 )
-from inferd.daemon.jobs.jobs import UPLOADS_USER_MAX
+from inferd.daemon.jobs.jobs import JOB_STATES, REQUEST_OUTCOMES, UPLOADS_USER_MAX
+from inferd.daemon.jobs.runner import JOB_REQUESTS_MAX
 from inferd.ipc import messages as w
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.metrics.scraping import scrape_metrics
 from tests.daemon.other_users import ADA, BOB, as_user, daemon_for_all
 from tests.echo import echo_model
 from tests.waiting import wait_until
@@ -492,6 +494,49 @@ def test_ended_jobs_are_deleted_by_age() -> None:
         client.jobs.submit([chat("stuck", "stuck")])  # wakes the search
         wait_until(lambda: job["id"] not in [each["id"] for each in client.jobs.list()])
         assert len(client.jobs.list()) == 1
+
+
+def test_a_swap_computes_the_rest_of_a_job_with_the_new_model() -> None:
+    config = echo_model("m", slots=1, step_ms=10, variant="old")
+    config += echo_model("new", slots=4, variant="new")
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        job = client.jobs.submit(chats(200, "m"))
+        wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 3)
+        # Holds the only slot, so that the swap finds a job that has requests left.
+        blocker = client.jobs.submit([chat("b", "m", LONG)], priority="urgent")
+        wait_until(lambda: any(task["priority"] == "urgent" for task in client.queue()))
+        client.swap("m", "new")
+        client.jobs.delete(blocker["id"])
+        ended = client.jobs.wait(job["id"])
+        assert (ended["state"], ended["completed"], ended["failed"]) == ("completed", 200, 0)
+        results = [*client.jobs.results(job["id"])]
+        assert {r["custom_id"]: text_of(r) for r in results} == {
+            f"r{number}": f"hello r{number}" for number in range(200)
+        }
+        prints = [r["response"]["body"]["system_fingerprint"] for r in results]
+        assert len({*prints}) == 2, "requests under way have ended with the old model"
+
+
+def test_metrics_count_jobs_and_requests_by_state_and_outcome() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon, Client(daemon.socket) as client:
+        done = client.jobs.submit([*chats(3), chat("none", "missing")])
+        client.jobs.wait(done["id"])
+        stuck = client.jobs.submit(chats(20, "stuck"))
+        wait_until(lambda: client.jobs.get(stuck["id"])["running"] == JOB_REQUESTS_MAX)
+        found = scrape_metrics(daemon)
+        assert [found("jobs", state=state) for state in JOB_STATES] == [0, 1, 1, 0, 0, 0]
+        requests = [found("job_requests", state=state) for state in ("waiting", "running")]
+        assert requests == [20 - JOB_REQUESTS_MAX, JOB_REQUESTS_MAX]
+        ended = [found("job_requests_ended_total", outcome=each) for each in REQUEST_OUTCOMES]
+        assert ended == [3, 1, 0]
+        sizes = [path.stat().st_size for path in (daemon.directory / "state/jobs").glob("*.jsonl")]
+        assert found("job_bytes") == sum(sizes) > 0
+        client.jobs.cancel(stuck["id"])
+        client.jobs.delete(done["id"])
+        found = scrape_metrics(daemon)
+        assert found("job_requests_ended_total", outcome="given_up") == 20
+        assert [found("jobs", state=state) for state in JOB_STATES] == [0, 0, 0, 1, 0, 0]
+        assert found("job_requests", state="running") == 0
 
 
 def test_a_removed_model_fails_the_rest_of_a_job_and_a_drained_daemon_takes_none() -> None:
