@@ -102,7 +102,7 @@ class Config:
     jobs_file_bytes_max: int = setting(200 << 20, "maximum size of such a file, in bytes", 1, BYTES_MAX, AT_ONCE)
     jobs_user_max: int = setting(1000, "maximum number of jobs and files of one user; beyond it the oldest ended ones are deleted", 1, 1_000_000, AT_ONCE)
     jobs_user_bytes_max: int = setting(2 << 30, "maximum size of the files of jobs of one user, in bytes; beyond it the oldest ended jobs are deleted", 1, BYTES_MAX, AT_ONCE)
-    jobs_bytes_max: int = setting(16 << 30, "maximum size of the files of jobs of all users, in bytes; beyond it new ones are refused", 1, BYTES_MAX, AT_ONCE)
+    jobs_bytes_max: int = setting(16 << 30, "maximum size of the files of jobs of all users, in bytes; beyond it new ones are refused, unless the user has ended jobs that can be deleted", 1, BYTES_MAX, AT_ONCE)
     jobs_days_max: float = setting(30.0, "days after which an ended job is deleted with its results, and a file that no job needs", 0, 3650, AT_ONCE)
     shifts_max: int = setting(8, "maximum number of context shifts in one turn", 0, 1_000_000, NEXT_LOAD)
     step_ms_target: int = setting(150, "target duration of a decoding step, which bounds the prompt tokens added to it", 1, 10_000, NEXT_LOAD)

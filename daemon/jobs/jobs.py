@@ -539,23 +539,29 @@ class Jobs:
         """Delete the oldest results of a user, if there is no space for *size* more bytes, or for
         as many *entries*.
 
-        :raises QuotaExceeded: there is no space even so.
+        :raises QuotaExceeded: there is no space even so; nothing is then deleted.
         """
-        limits, used, total = self.limits, self._used[user], len(self._files) + len(self._jobs)
-        count = self._entries_of(user) if entries else 0
-        excess = used + size - limits.user_bytes_max
-        more = count + entries - limits.user_max if entries else 0
+        limits, used = self.limits, self._used[user]
+        excesses = {
+            "jobs-user-bytes-max": used + size - limits.user_bytes_max,
+            "jobs-bytes-max": self._used.total() + size - limits.bytes_max,
+        }
+        more = self._entries_of(user) + entries - limits.user_max if entries else 0
+        excess = max(excesses.values())
         spaces = self._spaces(user) if excess > 0 or more > 0 else []
         chosen = to_delete(spaces, excess, more)
-        full = self._used.total() + size > limits.bytes_max
-        if chosen is None or full or total + entries > limits.entries_max:
+        total = len(self._files) + len(self._jobs)
+        if chosen is None or total + entries > limits.entries_max:
             count = self._entries_of(user)
+            bound = (
+                "jobs-user-max" if excess <= 0 else max(excesses, key=lambda name: excesses[name])
+            )
             raise QuotaExceeded(
                 f"the user has {count} jobs and files, of {used} bytes; a user may have"
                 f" {limits.user_max}, of {limits.user_bytes_max} bytes, and all users together"
                 f" {limits.entries_max}, of {limits.bytes_max} bytes",
                 hint="delete jobs and files, or raise jobs-user-bytes-max and jobs-bytes-max",
-                data={"bound": "jobs-user-bytes-max", "bytes": used, "retry_after_s": 60.0},
+                data={"bound": bound, "bytes": used, "retry_after_s": 60.0},
             )
         await self._delete_all(chosen)
 

@@ -486,6 +486,36 @@ def test_a_user_whose_jobs_all_run_gets_no_space() -> None:
         assert len(client.jobs.list()) == 1
 
 
+def test_a_full_disk_of_all_users_deletes_nobody_elses_files() -> None:
+    config = "jobs-bytes-max = 40000\n" + CONFIG
+    with daemon_for_all(config) as daemon:
+        with as_user(ADA):
+            ada = Client(daemon.socket).open()
+        with as_user(BOB):
+            bob = Client(daemon.socket).open()
+        with ada, bob:
+            ada.jobs.upload(chats(40))
+            done = ada.jobs.submit(chats(1))
+            ada.jobs.wait(done["id"])
+            small = bob.jobs.upload(chats(10))
+            taken = sum(f["bytes"] for c in (ada, bob) for f in c.jobs.files())
+            assert len(files_in(daemon)) == 4 and taken < 40000
+            before = files_in(daemon)
+            lines = [chat("x", text="y" * (40001 - taken))]
+            with pytest.raises(QuotaExceeded, match="all users together") as refused:
+                bob.jobs.upload([*chats(10), *lines])  # even without the user's own older file
+            assert refused.value.data["bound"] == "jobs-bytes-max"
+            assert files_in(daemon) == before
+            newer = bob.jobs.upload(lines)  # in place of the user's own older file
+            assert [file["id"] for file in bob.jobs.files()] == [newer["id"]]
+            assert small["id"] != newer["id"] and len(files_in(daemon)) == 4
+            sizes = [
+                path.stat().st_size for path in (daemon.directory / "state/jobs").glob("*.jsonl")
+            ]
+            assert sum(sizes) <= 40000
+            assert ada.jobs.get(done["id"])["state"] == "completed"
+
+
 def test_ended_jobs_are_deleted_by_age() -> None:
     config = HEAD + "jobs-days-max = 0\n" + CONFIG
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
