@@ -1,7 +1,8 @@
 """Backups of the state directory, also while a daemon uses it, and their restoration, of which a
 kill leaves the old or the new state.
 
-A backup is a tar archive of the journals, the settings of models, images and sounds, and KV files.
+A backup is a tar archive of the journals, the settings of models, images and sounds, jobs with
+their files, and KV files.
 Its last member, the manifest, lists the others, so that an archive that was cut off is recognised.
 A restoration has three steps:
 
@@ -38,7 +39,8 @@ from .. import __version__
 from ..backends.errors import BackendError, InvalidArgument, NotFound, UnsupportedOperation
 from ..sessions.journal.journal_file import NewerJournal, Unreadable
 from ..sessions.journal.snapshot import add_to_dates, check_copy, copy_journal
-from .state_files import JOURNAL_FILE, JOURNALS, KV_DIR, MEDIA_DIR, SETTINGS_FILE
+from .jobs.store import ROWS_FILE, NewerRows, add_to_rows, check_rows
+from .state_files import JOBS_DIR, JOURNAL_FILE, JOURNALS, KV_DIR, MEDIA_DIR, SETTINGS_FILE
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -47,12 +49,16 @@ KV_MEMBER = re.compile(rf"{KV_DIR}(/[A-Za-z0-9_-][A-Za-z0-9._-]{{0,127}}){{3}}")
 """The name of a KV file: fingerprint, owner and name. None of them begins with a dot."""
 MEDIA_MEMBER = re.compile(rf"{MEDIA_DIR}/[0-9]{{1,10}}/([0-9a-f]{{64}})")
 """The name of an image or sound: user and hash."""
+JOB_ROWS = f"{JOBS_DIR}/{ROWS_FILE}"
+JOB_MEMBER = re.compile(rf"{JOBS_DIR}/file-[A-Za-z0-9_-]{{1,100}}\.jsonl")
+"""The name of a file with requests or results of a job."""
 _CHUNK_BYTES = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The list of the archive's members: SHA-256 by name, and the numbers of KV files, which have
-    checksums of their own, and of images and sounds, whose names are their hashes.
+    checksums of their own, of images and sounds, whose names are their hashes, and of the files of
+    jobs, which have one hash in common.
     *software* is the version of inferd that wrote it, *saved_at* the date.
     """
 
@@ -62,6 +68,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]
     kv_files: int = 0
     media_files: int = 0
+    job_files: int = 0
+    jobs_sha256: str = ""
+
+
+class _HashOfFiles:
+    """The common hash of files, by their names and hashes in the archive's order."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self.count = 0
+
+    def add(self, name: str, sha256: str) -> None:
+        self._sha256.update(f"{name} {sha256}\n".encode())
+        self.count += 1
+
+    def __str__(self) -> str:
+        return self._sha256.hexdigest() if self.count else ""
 
 
 class _Hashed:
@@ -86,21 +109,24 @@ def write_archive(
     now: float,
 ) -> Manifest:
     """Write *files* and *others*, by their names in the archive. Of the latter, those that are
-    deleted meanwhile are left out: KV files, images and sounds. *now* is the date.
+    deleted meanwhile are left out: KV files, images and sounds, and files of jobs. *now* is the
+    date.
 
     :raises OSError: one of them cannot be read, or *target* cannot be written.
     """
     hashes: dict[str, str] = {}
-    counts = Counter[str]()
+    counts, jobs = Counter[str](), _HashOfFiles()
     with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in files:
             hashes[name] = _add_file(archive, name, path)
         for name, path in others:
             try:
-                _add_file(archive, name, path)
+                sha256 = _add_file(archive, name, path)
             except FileNotFoundError:
                 continue
             counts[name.partition("/")[0]] += 1
+            if JOB_MEMBER.fullmatch(name):
+                jobs.add(name, sha256)
         manifest = Manifest(
             format=FORMAT,
             software=software,
@@ -108,6 +134,8 @@ def write_archive(
             files=hashes,
             kv_files=counts[KV_DIR],
             media_files=counts[MEDIA_DIR],
+            job_files=jobs.count,
+            jobs_sha256=str(jobs),
         )
         content = msgspec.json.encode(manifest)
         info = tarfile.TarInfo(MANIFEST)
@@ -134,7 +162,7 @@ def extract_archive(source: BinaryIO, folder: Path) -> Manifest:
     :raises OSError: it cannot be read, or the files cannot be written.
     """
     hashes: dict[str, str] = {}
-    kv_files, media_files, manifest = 0, 0, None
+    kv_files, media_files, jobs, manifest = 0, 0, _HashOfFiles(), None
     try:
         with tarfile.open(fileobj=source, mode="r:") as archive:
             for member in archive:
@@ -147,7 +175,8 @@ def extract_archive(source: BinaryIO, folder: Path) -> Manifest:
                     if member.size > MANIFEST_BYTES_MAX:
                         raise _not_a_backup("its manifest is too large")
                     manifest = msgspec.json.decode(data.read(), type=Manifest)
-                elif member.name in (*JOURNALS, SETTINGS_FILE):
+                elif member.name in (*JOURNALS, SETTINGS_FILE, JOB_ROWS):
+                    _make_parents(folder, member.name)
                     hashes[member.name] = _write_member(data, folder / member.name, member)
                 elif KV_MEMBER.fullmatch(member.name):
                     kv_files += 1
@@ -158,6 +187,9 @@ def extract_archive(source: BinaryIO, folder: Path) -> Manifest:
                     _make_parents(folder, member.name)
                     if _write_member(data, folder / member.name, member) != found[1]:
                         raise _not_a_backup(f"the member {member.name!r} is damaged")
+                elif JOB_MEMBER.fullmatch(member.name):
+                    _make_parents(folder, member.name)
+                    jobs.add(member.name, _write_member(data, folder / member.name, member))
                 else:
                     raise _not_a_backup(f"the member {member.name!r}")
     except FileExistsError as exc:
@@ -172,7 +204,8 @@ def extract_archive(source: BinaryIO, folder: Path) -> Manifest:
             hint=f"restore it with inferd {manifest.software}",
         )
     listed = manifest.files, manifest.kv_files, manifest.media_files
-    if listed != (hashes, kv_files, media_files):
+    listed_jobs = manifest.job_files, manifest.jobs_sha256
+    if (*listed, *listed_jobs) != (hashes, kv_files, media_files, jobs.count, str(jobs)):
         raise _not_a_backup("its files do not match its manifest")
     return manifest
 
@@ -207,7 +240,7 @@ def _not_a_backup(why: str) -> InvalidArgument:
 NEW, READY, MOVED, ASIDE = "restore.new", "restore.ready", "restore.moved", "before-restore"
 MANAGED = (
     *(f"{name}{suffix}" for name in JOURNALS for suffix in ("", "-wal", "-shm", "-journal")),
-    *(SETTINGS_FILE, KV_DIR, MEDIA_DIR),
+    *(SETTINGS_FILE, KV_DIR, MEDIA_DIR, JOBS_DIR),
 )
 """All that belongs to the state, also where the backup lacks it."""
 
@@ -282,15 +315,15 @@ def write_failed(state: Path, error: Exception) -> BackendError:
 
 def restore_backup(source: BinaryIO, state: Path, now: float) -> Path | None:
     """Replace the state in the directory *state*, whose lock the caller has, by a backup. Return
-    the folder of the old state, if there was one. Sessions are as old as they were when they were
-    saved; *now* is the date.
+    the folder of the old state, if there was one. Sessions and jobs are as old as they were when
+    they were saved; *now* is the date.
 
     :raises InvalidArgument: the backup is damaged, or another version wrote it.
     :raises UnsupportedOperation: a folder of the state cannot be moved.
     :raises BackendError: the state directory cannot be written.
     """
     finish_restoration(state)
-    for name in (KV_DIR, MEDIA_DIR):
+    for name in (KV_DIR, MEDIA_DIR, JOBS_DIR):
         if os.path.ismount(state / name):
             raise UnsupportedOperation(
                 f"{state / name} is a mount point, which cannot be moved",
@@ -326,6 +359,15 @@ def _extract(source: BinaryIO, target: Path, now: float) -> None:
     if (new / JOURNAL_FILE).exists():
         # Otherwise a daemon would delete all sessions of a backup older than `dormant-days-max`.
         add_to_dates(new / JOURNAL_FILE, max(0.0, now - manifest.saved_at))
+    if (new / JOB_ROWS).exists():
+        try:
+            check_rows(new / JOB_ROWS)
+        except (NewerRows, sqlite3.DatabaseError) as exc:
+            raise InvalidArgument(
+                f"the jobs of the backup cannot be used: {exc}",
+                hint="restore it with the version of inferd that wrote it",
+            ) from exc
+        add_to_rows(new / JOB_ROWS, max(0.0, now - manifest.saved_at))
     for place, _, _ in os.walk(target):
         sync_folder(Path(place))
 
@@ -348,6 +390,9 @@ def write_backup(state: Path, target: BinaryIO, now: float, *, kv: bool = False)
             folder = Path(name)
             files = [n for n in JOURNALS if copy_journal(state / n, folder / n)]
             members = [(n, folder / n) for n in files]
+            has_jobs = copy_journal(state / JOB_ROWS, folder / ROWS_FILE, check=check_rows)
+            if has_jobs:
+                members.append((JOB_ROWS, folder / ROWS_FILE))
             if (state / SETTINGS_FILE).exists():
                 members.append((SETTINGS_FILE, state / SETTINGS_FILE))
             if not members:
@@ -356,9 +401,13 @@ def write_backup(state: Path, target: BinaryIO, now: float, *, kv: bool = False)
                     hint="name its directory: --state-dir /var/lib/inferd for the service's",
                 )
             # After the journals: a content that they name is there, unless it was deleted since.
-            others = chain(_media_files(state), _kv_files(state) if kv else ())
+            others = chain(
+                _media_files(state),
+                _job_files(state) if has_jobs else (),
+                _kv_files(state) if kv else (),
+            )
             return write_archive(target, members, others, software=__version__, now=now)
-    except (NewerJournal, Unreadable) as exc:
+    except (NewerJournal, Unreadable, NewerRows, sqlite3.DatabaseError) as exc:
         raise BackendError(
             f"a journal in {state} cannot be saved: {exc}",
             hint="use the version of inferd that wrote it; a daemon sets a damaged file aside",
@@ -376,6 +425,14 @@ def _media_files(state: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted((state / MEDIA_DIR).glob("*/*")):
         name = path.relative_to(state).as_posix()
         if MEDIA_MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink():
+            yield name, path
+
+
+def _job_files(state: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of jobs, by their names in the archive."""
+    for path in sorted((state / JOBS_DIR).glob("*.jsonl")):
+        name = path.relative_to(state).as_posix()
+        if JOB_MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink():
             yield name, path
 
 

@@ -16,7 +16,7 @@ TUNING_FILE = "tuning.json"
 MEDIA_DIR = "media"
 """The folder of the images and sounds of sessions."""
 JOBS_DIR = "jobs"
-"""The folder of jobs and their files. A backup lacks it."""
+"""The folder of jobs and their files."""
 KV_DIR = "kv"
 """The folder of KV files."""
 JOURNALS = (JOURNAL_FILE, STATES_FILE)

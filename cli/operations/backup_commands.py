@@ -26,7 +26,7 @@ def backup(
     config: ConfigFile = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Save sessions, named states and the settings of models in a new file.
+    """Save sessions, named states, jobs and the settings of models in a new file.
 
     The daemon may run meanwhile. The file has texts of users; only you can read it.
     """

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -336,6 +336,43 @@ class Store:
                 numbers.append(number)
                 size, last = size + len(data), data
         return Results(size, numbers, is_final=_type_of(last) in FINAL_EVENTS)
+
+
+def check_rows(path: Path) -> None:
+    """Check a copy of the rows, and move the changes of its log into the file.
+
+    :raises NewerRows: a newer version wrote them.
+    :raises sqlite3.DatabaseError: they are damaged.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        [[version]] = db.execute("PRAGMA user_version")
+        if version > SCHEMA:
+            raise NewerRows(f"a newer version of inferd wrote them (tables {version})")
+        db.execute("PRAGMA journal_mode = DELETE")
+        [[verdict]] = db.execute("PRAGMA integrity_check(1)")
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        try:
+            for (data,) in db.execute("SELECT data FROM row"):
+                _decode(data)
+        except msgspec.MsgspecError as exc:
+            raise sqlite3.DatabaseError(str(exc)) from exc
+
+
+def add_to_rows(path: Path, seconds: float) -> None:
+    """Add *seconds* to each date in a copy of the rows.
+
+    :raises sqlite3.Error: it cannot be written.
+    """
+    with closing(sqlite3.connect(path)) as db, db:
+        rows = [_decode(data) for (data,) in db.execute("SELECT data FROM row")]
+        for row in rows:
+            row.created_at += seconds
+            if isinstance(row, StoredJob):
+                for name in ("started_at", "ended_at", "expires_at"):
+                    if (date := getattr(row, name)) is not None:
+                        setattr(row, name, date + seconds)
+        db.executemany("UPDATE row SET data = ? WHERE id = ?", ((_encode(r), r.id) for r in rows))
 
 
 def line_too_long(number: int) -> TooLarge:

@@ -38,10 +38,14 @@ class _Generation(NamedTuple):
 
 
 def copy_journal(
-    source: Path, target: Path, copy: Callable[[Path, Path], object] = shutil.copyfile
+    source: Path,
+    target: Path,
+    copy: Callable[[Path, Path], object] = shutil.copyfile,
+    check: Callable[[Path], object] | None = None,
 ) -> bool:
     """Copy the journal *source* to the new file *target*, which then needs no log. Return whether
-    there is a journal. *copy* copies one of its files.
+    there is a journal. *copy* copies one of its files. *check* replaces `check_copy` for files with
+    other tables.
 
     :raises Busy: it changed too fast.
     :raises NewerJournal: a newer version of inferd wrote it.
@@ -52,7 +56,7 @@ def copy_journal(
         if not source.exists() or not source.stat().st_size:  # empty: a daemon has just created it
             return False
         if _copy_once(source, target, copy):
-            check_copy(target)
+            (check or check_copy)(target)
             return True
     raise Busy(
         f"{source} changed during each of {ATTEMPTS} copies of it",

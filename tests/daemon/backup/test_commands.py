@@ -14,6 +14,8 @@ from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
 from tests.daemon.other_users import ADA
+from tests.echo import echo_model
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_a_running_daemon_is_saved_and_a_killed_one_is_restored(
         session.save_state("tale")
     saved = run(daemon, "backup", file, "--kv")
     assert saved.exit_code == 0, saved.output
-    assert document(saved)["files"] == ["sessions.db", "states.db"]
+    assert document(saved)["files"] == ["jobs/jobs.db", "sessions.db", "states.db"]
     assert file.stat().st_mode & 0o777 == 0o600
     chat(daemon, "after the backup")
     chat(daemon, "after the backup", "other")
@@ -144,3 +146,26 @@ def test_files_that_root_restores_belong_to_the_daemon_s_user(
     assert {(p.stat().st_uid, p.stat().st_gid) for p in state.glob("*.db")} == {(ADA, ADA)}
     assert (state / "lock").stat().st_uid == ADA
     assert (state / "before-restore-1" / "models.json").is_symlink()
+
+
+def test_a_restored_job_goes_on_where_it_was_when_it_was_saved(tmp_path: Path) -> None:
+    file, count = tmp_path / "backup.tar", 60
+    with running_daemon(echo_model("slow", slots=1, step_ms=10)) as daemon:
+        with Client(daemon.socket) as client:
+            job = client.jobs.submit(
+                {"url": "/v1/completions", "body": {"model": "slow", "prompt": f"text {number}"}}
+                for number in range(count)
+            )
+            wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 3)
+            assert run(daemon, "backup", file).exit_code == 0
+            client.jobs.delete(job["id"])
+        daemon.stop()
+        assert run(daemon, "restore", file).exit_code == 0
+        daemon.start_again()
+        with Client(daemon.socket) as client:
+            ended = client.jobs.wait(job["id"])
+            assert (ended["state"], ended["completed"], ended["failed"]) == ("completed", count, 0)
+            results = [*client.jobs.results(job["id"])]
+        texts = {r["custom_id"]: r["response"]["body"]["choices"][0]["text"] for r in results}
+        assert len(results) == count
+        assert texts == {f"request-{number + 1}": f"text {number}" for number in range(count)}

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import inferd.daemon.backup
+import inferd.daemon.jobs.store
 from inferd.backends.errors import BackendError, InvalidArgument, NotFound
 from inferd.daemon.backup import (
     MANAGED,
@@ -25,6 +26,7 @@ from inferd.daemon.backup import (
     restore_backup,
     write_backup,
 )
+from inferd.daemon.jobs.store import Store, StoredFile, StoredJob
 from inferd.scheduler import Owner
 from inferd.sessions.entries import HistoryEntry, SessionFacts, encode
 from inferd.sessions.journal.journal_file import JournalFile, SavePast
@@ -244,6 +246,9 @@ def with_members(backup: bytes, *added: tuple[tarfile.TarInfo, bytes], first: bo
         member("sessions.db", b"x"),
         member("states.db", b"x"),
         member("kv/a/b/c", b"x"),
+        member("jobs/jobs.db", b"x"),
+        member("jobs/file-1.jsonl", b"x"),
+        member("jobs/../x.jsonl", b"x"),
     ],
     ids=lambda m: f"{m[0].name}-{m[0].type.decode()}",
 )
@@ -316,3 +321,73 @@ def test_a_backup_has_the_images_of_sessions_and_checks_their_hashes(
     ]
     assert aside is not None
     assert (aside / "media" / "1000" / ("0" * 64)).read_bytes() == b"old"
+
+
+def job_rows(folder: Path, *names: str) -> Store:
+    """Save ended jobs, and return the open rows."""
+    store = Store(folder)
+    store.open()
+    for name in names:
+        store.create(f"file-{name}")
+        store.append(f"file-{name}", 0, f"{name}\n".encode())
+        common: dict[str, Any] = {"owner": Owner(1000), "created_at": 5.0}
+        store.save(StoredFile(id=f"file-{name}", name=name, bytes=len(name) + 1, lines=1, **common))
+        others: dict[str, Any] = {"file": f"file-{name}", "expires_at": 2000.0, "requests": 1}
+        others |= {"gateway": 1000, "on_behalf_of": "", "endpoint": "", "priority": "low"}
+        others |= {"events": False, "models": None, "metadata": {}}
+        store.save(StoredJob(id=name, **common, **others))
+    return store
+
+
+def rows_of(folder: Path) -> dict[str, StoredFile | StoredJob]:
+    store = Store(folder)
+    rows = {row.id: row for row in store.open()}
+    store.close()
+    return rows
+
+
+def test_a_backup_has_jobs_of_a_running_daemon_and_they_do_not_age_in_it(
+    state: Path, tmp_path: Path
+) -> None:
+    saved, target = tmp_path / "saved", io.BytesIO()
+    store = job_rows(saved / "jobs", "new")  # an open one, whose rows are in its log
+    store.create("file-unfinished-upload")
+    job_rows(state / "jobs", "old").close()
+    manifest = write_backup(saved, target, SAVED_AT)
+    store.close()
+    assert (sorted(manifest.files), manifest.job_files) == (["jobs/jobs.db"], 2)
+    before = content(state)
+    damaged = target.getvalue().replace(b"\0new\n\0", b"\0now\n\0")
+    assert damaged != target.getvalue()
+    with pytest.raises(InvalidArgument, match="do not match its manifest"):
+        restore_backup(io.BytesIO(damaged), state, NOW)
+    assert content(state) == before
+
+    aside = restore_backup(io.BytesIO(target.getvalue()), state, NOW)
+    assert aside is not None and set(rows_of(aside / "jobs")) == {"file-old", "old"}
+    assert (aside / "jobs" / "file-old.jsonl").read_text() == "old\n"
+    for path in (state / "jobs").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    rows = rows_of(state / "jobs")
+    assert set(rows) == {"file-new", "new"}
+    assert {path.name for path in (state / "jobs").glob("*.jsonl")} == {"file-new.jsonl"}
+    assert (state / "jobs" / "file-new.jsonl").read_text() == "new\n"
+    job = rows["new"]
+    assert isinstance(job, StoredJob)
+    assert (job.created_at, job.ended_at) == (5.0 + NOW - SAVED_AT, None)
+    assert job.expires_at == 2000.0 + NOW - SAVED_AT
+
+
+def test_jobs_of_a_newer_version_are_neither_saved_nor_restored(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, target = tmp_path / "saved", io.BytesIO()
+    job_rows(saved / "jobs", "new").close()
+    write_backup(saved, target, SAVED_AT)
+    before = content(state)
+    monkeypatch.setattr(inferd.daemon.jobs.store, "SCHEMA", 0)
+    with pytest.raises(InvalidArgument, match="the jobs of the backup cannot be used"):
+        restore_backup(io.BytesIO(target.getvalue()), state, NOW)
+    assert content(state) == before
+    with pytest.raises(BackendError, match="a newer version of inferd"):
+        write_backup(saved, io.BytesIO(), SAVED_AT)
