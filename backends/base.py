@@ -41,7 +41,9 @@ PLAIN_RENDERING = Rendering()
 
 
 class TemplateInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the chat template of another name of a model; see `ModelInfo`."""
+    """Facts about the chat template and the form of answers of another name of a model; see
+    `ModelInfo`.
+    """
 
     answer_form: AnswerForm
     tool_format: str
@@ -115,7 +117,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     name has the note on all chats; others are roles or keys of the messages that a note concerns.
     """
     templates: dict[str, TemplateInfo] = {}
-    """The chat templates of other names of the model."""
+    """The other names of the model that have a chat template or a form of answers of their own."""
     kv_kind: KvKind = "plain"
     rollback: int = 0
     """Of a memory that is *recurrent* or *hybrid*, the tokens that `trim` can drop nevertheless:

@@ -27,11 +27,19 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The chat template of another name of the model: its source, or else its file."""
+    """The chat template of another name of the model: its source, or else its file, or without both
+    the model's; and its form of answers, which is the model's if *tool_format* is None.
+    """
 
     name: str
     source: str = ""
     path: str = ""
+    tool_format: str | dict[str, Any] | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the template differs from the model's."""
+        return bool(self.source or self.path)
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):

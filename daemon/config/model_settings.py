@@ -136,6 +136,17 @@ ADAPTERS: Schema = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class NameTemplate:
+    """The chat template of another name of a model, by its source or else its file, and its form of
+    answers. Without either it is the model's, as is the form if *tool_format* is None.
+    """
+
+    source: str = ""
+    file: str = ""
+    tool_format: str | dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """One model. `options` holds the checked values of parameters of all levels, by their names."""
 
@@ -150,8 +161,8 @@ class ModelConfig:
         "LoRA files by name, each a file or a file and a scale",
         form=Form(parse_adapters, ADAPTERS),
     )
-    templates: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The chat templates of other names of the model: the source, or else the file."""
+    templates: dict[str, NameTemplate] = field(default_factory=dict)
+    """The chat templates of other names of the model."""
 
 
 MODEL_KEYS = settings_of(ModelConfig)

@@ -31,6 +31,7 @@ from .model_settings import (
     AdapterConfig,
     Folders,
     ModelConfig,
+    NameTemplate,
     find_adapters,
     named_tables,
     parse_adapters,
@@ -42,10 +43,11 @@ SCALE_DEFAULT = 1.0
 TEMPLATES = ("chat-template", "chat-template-file")
 NAME_PARAMETERS = frozenset(p.name for p in PARAMETERS if p.level != "model") | {
     "ctx-size",
+    "tool-format",
     *TEMPLATES,
 }
 """The parameters that need no process of their own. A context may be smaller than the model's, and
-a process has a template for each name.
+a process has a template and a form of answers for each name.
 """
 AT_ONCE = Applies.AT_ONCE
 
@@ -92,10 +94,13 @@ class DerivedName:
         return ({"lora": scales} if scales else {}) | self.options
 
     @property
-    def template(self) -> tuple[str, str] | None:
-        """The source of its chat template, or else the file; None if it is the model's."""
+    def template(self) -> NameTemplate | None:
+        """Its chat template and form of answers; None if both are the model's."""
         source, file = (self.options.get(key, "") for key in TEMPLATES)
-        return (source, file) if source or file else None
+        form = self.options.get("tool-format")
+        if not source and not file and form is None:
+            return None
+        return NameTemplate(source=source, file=file, tool_format=form)
 
 
 NAME_KEYS = settings_of(DerivedName)
@@ -162,8 +167,12 @@ def check_names(
                 " write the name of a model"
             )
         is_echo = of == ECHO or (of in models and models[of].backend == ECHO)
-        if derived.template is not None and is_echo:
+        if is_echo and any(derived.options.get(key) for key in TEMPLATES):
             yield f"{place} chat-template: {of!r} is an echo model, which has no templates"
+        if is_echo and "tool-format" in derived.options:
+            yield (
+                f"{place} tool-format: {of!r} is an echo model, whose option tool_format decides it"
+            )
         size = derived.options.get("ctx-size", 0)
         size_max = models[of].options.get("ctx-size", 0) if of in models else 0
         if size_max and size > size_max:

@@ -156,8 +156,8 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         threads=options.get("threads", 0) or config.cores,
         **_template(model, config),
         templates=tuple(
-            TemplateSpec(name=name, source=source, path=path)
-            for name, (source, path) in model.config.templates.items()
+            TemplateSpec(name=name, source=t.source, path=t.file, tool_format=t.tool_format)
+            for name, t in model.config.templates.items()
         ),
         tool_format=options.get("tool-format", ""),
         mmproj=model.projector.file,

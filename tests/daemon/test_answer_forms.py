@@ -37,6 +37,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     config += ["[models.derived]", file, f'chat-template-file = "{folder}/own.jinja"']
     config += ["[models.set]", file, "[models.set.tool-format]"]
     config += ['calls = [{ begin = "<do>", end = "</do>", arguments_key = "with" }]']
+    config += ["[models.name]", 'of = "derived"', "[models.name.tool-format]"]
+    config += ['calls = [{ begin = "<do>", end = "</do>", arguments_key = "with" }]']
+    config += ["[models.known]", 'of = "set"', 'tool-format = "hermes"']
+    config += ["[models.shared]", 'of = "set"']
     with running_daemon("\n".join(config)) as running:
         yield running
 
@@ -77,3 +81,19 @@ def test_a_form_of_the_configuration_is_read(client: inferd.Client) -> None:
     with client.session("set") as session:
         reply = session.chat("Go.", options=forced('Ok.<do>{"name": "add", "with": {}}</do>'))
     assert (str(reply), [call.name for call in reply.tool_calls]) == ("Ok.", ["add"])
+
+
+def test_names_of_one_model_have_forms_of_their_own(client: inferd.Client) -> None:
+    marked = 'Ok.<do>{"name": "add", "with": {}}</do>'
+    hermes = 'Ok.<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    turns = [("name", marked), ("shared", marked), ("set", marked), ("known", hermes)]
+    for model, answer in (*turns, ("derived", ANSWER)):
+        with client.session(model) as session:
+            reply = session.chat("Go.", options=forced(answer))
+        assert [call.name for call in reply.tool_calls] == ["add"], model
+        assert reply.metadata["tool_format"] == ("hermes" if model == "known" else "derived")
+    for model, answer in (("known", marked), ("set", hermes)):
+        with client.session(model) as session:
+            assert [*session.chat("Go.", options=forced(answer)).tool_calls] == [], model
+    pids = {model["name"]: model["pid"] for model in client.models() if model["pid"]}
+    assert pids["name"] == pids["derived"] != pids["set"] == pids["known"] == pids["shared"]

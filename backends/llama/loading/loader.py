@@ -20,7 +20,7 @@ from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
 from ...errors import InvalidArgument, LoadFailed, UnsupportedOperation, load_cancelled
 from ...library import LLAMA_COMMIT
-from ...model_spec import LoadProgress, ModelSpec
+from ...model_spec import LoadProgress, ModelSpec, TemplateSpec
 from ...params import read_options
 from ...tool_formats import configured_form
 from ...tuning_choice import ModelTuning
@@ -139,8 +139,10 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
             if isinstance(each, ChatTemplate):
                 undo.callback(each.close)
         infos = {
-            name: _template_info(opened, context, each, prepare=renders)
-            for name, each in named.items()
+            each.name: _template_info(opened, context, named[each.name], each, prepare=renders)
+            if each.is_own
+            else _form_info(opened, context, template, each, notes)
+            for each in (spec.templates if generates else ())
         }
         if not generates or context.kv_kind in ("recurrent", "hybrid"):
             tuning = None  # its steps have little or no attention, or llama.cpp allows one setting
@@ -345,7 +347,7 @@ def _model_info(
     notes: dict[str, str],
 ) -> ModelInfo:
     spec, model, vocab, file = opened.spec, opened.pointer, opened.vocab, opened.file
-    form = _answer_form(spec, vocab, template)
+    form = _answer_form(spec.tool_format, vocab, template)
     media = context.media or MediaFormat(0, False, 0)
     return ModelInfo(
         description=_description(model),
@@ -381,12 +383,14 @@ def _model_info(
     )
 
 
-def _answer_form(spec: ModelSpec, vocab: Vocab, template: ChatTemplate | None) -> AnswerForm:
+def _answer_form(
+    configured: str | dict[str, Any], vocab: Vocab, template: ChatTemplate | None
+) -> AnswerForm:
     """Return the form of answers: as configured, or as the template shows it. Marks at the end of
     answers that are tokens which end a generation are left out.
     """
     form = PLAIN_ANSWERS if template is None else template.answer_form
-    form = configured_form(spec.tool_format, form)
+    form = configured_form(configured, form)
     stops = tuple(stop for stop in form.stops if not _ends_generation(vocab, stop))
     return msgspec.structs.replace(form, stops=stops)
 
@@ -469,6 +473,8 @@ def _named_templates(spec: ModelSpec, vocab: Vocab) -> dict[str, ChatTemplate | 
     """
     found: dict[str, ChatTemplate | LoadFailed] = {}
     for each in spec.templates:
+        if not each.is_own:
+            continue
         own = msgspec.structs.replace(spec, chat_template=each.source, chat_template_file=each.path)
         try:
             renderer = configured_renderer(own)
@@ -485,9 +491,11 @@ def _template_info(
     opened: _OpenedModel,
     context: LlamaContext,
     template: ChatTemplate | LoadFailed,
+    name: TemplateSpec,
     *,
     prepare: bool,
 ) -> TemplateInfo:
+    """Return the facts about the own chat *template* of another *name* of the model."""
     notes: dict[str, str] = {}
     usable = template if isinstance(template, ChatTemplate) else None
     if isinstance(template, LoadFailed):
@@ -497,13 +505,25 @@ def _template_info(
             notes |= template.prepare()
         except TemplateRefusal as exc:
             notes["chat-template"] = f"the model's chat template cannot be used: {exc}"
-    form = _answer_form(opened.spec, opened.vocab, usable)
+    return _form_info(opened, context, usable, name, notes)
+
+
+def _form_info(
+    opened: _OpenedModel,
+    context: LlamaContext,
+    template: ChatTemplate | None,
+    name: TemplateSpec,
+    notes: dict[str, str],
+) -> TemplateInfo:
+    """Return the facts about a *template* whose form of answers another *name* may set."""
+    configured = opened.spec.tool_format if name.tool_format is None else name.tool_format
+    form = _answer_form(configured, opened.vocab, template)
     return TemplateInfo(
         answer_form=form,
         tool_format=form.shown_name,
-        unused=_unused(opened, usable, context),
+        unused=_unused(opened, template, context),
         chat_notes=notes,
-        has_chat_template=usable is not None and "chat-template" not in notes,
+        has_chat_template=template is not None and "chat-template" not in notes,
     )
 
 

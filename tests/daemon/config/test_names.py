@@ -8,8 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from inferd.daemon.config.model_settings import AdapterConfig
-from inferd.daemon.config.names import DerivedName
+from inferd.daemon.config.model_settings import AdapterConfig, NameTemplate
+from inferd.daemon.config.names import DerivedName, with_name
 from inferd.daemon.config.show import config_schema, in_force, toml_of
 from inferd.daemon.config.sources import ConfigError, load_config, read_sources
 from inferd.daemon.models.model_files import missing_files
@@ -109,6 +109,20 @@ def test_shown_names_give_the_same_configuration(tmp_path: Path) -> None:
             "[models.a] chat-template: 'base' is an echo model, which has no templates",
         ),
         (
+            '[models.a]\nof = "base"\ntool-format = "hermes"',
+            (
+                "[models.a] tool-format: 'base' is an echo model, whose option tool_format decides"
+                " it"
+            ),
+        ),
+        (
+            '[models.a]\nof = "base"\nkeep-alive = -1\nsimilarity-model = "e"',
+            (
+                "[models.a] keep-alive, similarity-model: 'a' shares the process of 'base', which"
+                " decides them; set them under [models.base], or give 'a' a `file` in place of `of`"
+            ),
+        ),
+        (
             '[models.echo]\nof = "base"',
             "[models.echo] of: 'echo' is the name of the built-in model; choose another one",
         ),
@@ -156,3 +170,19 @@ def test_a_missing_model_is_a_warning_of_the_check(tmp_path: Path) -> None:
     assert line == "[models.a] of: there is no model 'ech'; did you mean 'echo'?"
     checked = document(inferd("config", "check", str(path), "--json"))
     assert line in checked["warnings"] and checked["models"] == ["a"]
+
+
+def test_a_name_has_a_form_of_answers_with_or_without_a_template(tmp_path: Path) -> None:
+    text = '[models.base]\nfile = "m.gguf"\ntool-format = "llama"\n'
+    text += '[models.a]\nof = "base"\ntool-format = "hermes"\n'
+    text += '[models.b]\nof = "base"\nchat-template = "{{ messages }}"\n[models.b.tool-format]\n'
+    text += 'calls = [{ begin = "<do>", end = "</do>" }]\n[models.c]\nof = "base"\n'
+    config = load_config({"config": read(tmp_path, text)}, {})
+    templates = config.models["base"]
+    for name in config.names:
+        templates = with_name(templates, name, config.names[name])
+    assert list(templates.templates) == ["a", "b"]
+    assert templates.templates["a"] == NameTemplate(tool_format="hermes")
+    own = templates.templates["b"]
+    assert own.source == "{{ messages }}" and isinstance(own.tool_format, dict)
+    assert SCHEMA.is_valid(tomllib.loads(text))
