@@ -432,7 +432,7 @@ OTHER_SERVERS: tuple[Field, ...] = (
     refused("return_tokens", _FORM, False),
     refused("return_token_ids", _FORM, False),
     refused("return_tokens_as_token_ids", _FORM, False),
-    refused("response_fields", _FORM, []),
+    refused("response_fields", _FORM, [], [""]),
     refused("verbose", _FORM, False),
     refused("timings_per_token", _FORM, False),
     refused("return_progress", _FORM, False),

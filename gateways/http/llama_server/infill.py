@@ -22,6 +22,7 @@ from ..turns import Answer, TurnProgress, TurnRequest
 from .fields import MODEL, chosen_model
 
 _FIELDS_MAX = 64
+_ANSWERS_MAX = 16
 SupersedeKey = Annotated[str, Meta(max_length=SUPERSEDE_CHARACTERS_MAX)]
 
 
@@ -44,6 +45,7 @@ class InfillRequest(Struct, kw_only=True):
     supersede: SupersedeKey = ""
     stream: bool = False
     response_fields: Annotated[list[str], Meta(max_length=_FIELDS_MAX)] = []
+    n_cmpl: Annotated[int, Meta(ge=1, le=_ANSWERS_MAX)] = 1
     timings_per_token: bool = False
     return_progress: bool = False
     priority: Priority | None = None
@@ -74,6 +76,15 @@ INFILL = FieldTable(
         *PROGRESS,
         PRIORITY_FIELD,
         ignored("return_tokens", "the answer has no token ids"),
+        ignored(
+            "t_max_prompt_ms",
+            "llama-server does not follow it, and editors send 1 with a request that has other"
+            " files computed in advance",
+        ),
+        honoured(
+            "n_cmpl",
+            f"up to {_ANSWERS_MAX} answers, each with the next seed; several are a list",
+        ),
     ],
     kind=InfillRequest,
     parameters=True,
@@ -99,6 +110,7 @@ async def answer_infill(exchange: Exchange) -> None:
         ),
         raw=True,
         options=options,
+        answers=fields.n_cmpl,
         supersede=fields.supersede,
         priority=caller.class_of(fields.priority),
         progress=fields.stream and (fields.return_progress or fields.timings_per_token),
@@ -108,8 +120,9 @@ async def answer_infill(exchange: Exchange) -> None:
         if fields.stream:
             await stream_turn(exchange, request, _Stream(frame))
         else:
-            [answer] = await collect_answers(exchange, request)
-            await exchange.send_json(frame.whole(answer))
+            answers = await collect_answers(exchange, request)
+            found = [frame.whole(number, answer) for number, answer in enumerate(answers)]
+            await exchange.send_json(found[0] if len(found) == 1 else found)
     except InferdError as exc:
         raise INFILL.name_field(exc) from None
 
@@ -122,11 +135,13 @@ class _Frame:
         self.timings = Timings(per_token=fields.timings_per_token, progress=fields.return_progress)
         self._all_timings = Timings(per_token=True, progress=False)
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """Return the object of an answer that has ended. That of a stream has no text."""
+    def whole(self, number: int, answer: Answer) -> dict[str, Any]:
+        """Return the object of an answer that has ended, by its number among those of the request.
+        That of a stream has no text.
+        """
         metadata, reason = answer.metadata, str(answer.metadata.get("stop_reason"))
         found = {
-            "index": 0,
+            "index": number,
             "content": answer.text,
             "tokens": [],
             "stop": True,
@@ -170,7 +185,7 @@ class _Stream:
 
     def __init__(self, frame: _Frame):
         self._frame = frame
-        self._has_new_line = False
+        self._with_new_line = set[int]()
 
     def begin(self) -> bytes:
         """Return nothing: the stream begins with its first piece."""
@@ -183,24 +198,25 @@ class _Stream:
     def progress(self, answer: int, progress: TurnProgress) -> bytes:
         """Return the event of a prompt's progress, if it is wanted."""
         more = self._frame.timings.of_prompt(answer, progress)
-        return self._part("", more) if more else b""
+        return self._part(answer, "", more) if more else b""
 
     def piece(self, answer: int, piece: Piece, probabilities: list[dict[str, Any]]) -> bytes:
         """Return the event of a piece."""
         more = self._frame.timings.of_piece(answer)
         if probabilities:
             more["completion_probabilities"] = probabilities
-        self._has_new_line |= "\n" in piece
-        return self._part(str(piece), more)
+        if "\n" in piece:
+            self._with_new_line.add(answer)
+        return self._part(answer, str(piece), more)
 
-    def _part(self, text: str, more: dict[str, Any]) -> bytes:
-        return _event({"index": 0, "content": text, "tokens": [], "stop": False, **more})
+    def _part(self, answer: int, text: str, more: dict[str, Any]) -> bytes:
+        return _event({"index": answer, "content": text, "tokens": [], "stop": False, **more})
 
     def end(self, answer: int, end: Answer) -> bytes:
         """Return the event of the end."""
-        found = self._frame.whole(end)
+        found = self._frame.whole(answer, end)
         if "has_new_line" in found:
-            found["has_new_line"] = self._has_new_line
+            found["has_new_line"] = answer in self._with_new_line
         return _event(found)
 
     def error(self, error: InferdError, status: int) -> bytes:

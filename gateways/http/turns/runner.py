@@ -570,7 +570,8 @@ class TurnRunner:
             "priority": request.priority,
             "queue_timeout": min(self._limits.queue_s_max, remaining_s),
             "timeout": remaining_s,
-            "supersede": request.supersede,
+            # The answers of one request must not supersede each other; `_open` cancels them all.
+            "supersede": request.supersede if request.answers == 1 else "",
         }
 
     def remaining_s(self, deadline: float) -> float:

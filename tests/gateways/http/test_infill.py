@@ -14,6 +14,7 @@ import pytest
 from tests.echo import echo_model
 
 CONFIG = echo_model("code", fim=True) + echo_model("chat")
+CONFIG += echo_model("slow", fim=True, slots=2, step_ms=20, **{"ctx-size": 8192})
 VIM_FIELDS = [
     "content",
     "timings/prompt_n",
@@ -28,6 +29,7 @@ VIM_FIELDS = [
     "tokens_cached",
 ]
 VIM: dict[str, Any] = {
+    "id_slot": 0,
     "input_prefix": "def f():\n",
     "input_suffix": "\n\nprint(f())\n",
     "input_extra": [{"text": "x = 1\n", "time": [1, 2], "filename": "a.py"}],
@@ -100,8 +102,32 @@ def test_a_request_of_llama_vim_gets_the_fields_that_it_reads(web: httpx.Client)
     assert found["content"] == "def f():\n    ret|\n\nprint(f())\n"
 
 
+VSCODE_WARM_UP = {
+    **{name: VIM_WARM_UP[name] for name in ("input_prefix", "input_suffix", "prompt", "stream")},
+    **{"n_predict": 1, "top_k": 40, "top_p": 0.99, "samplers": ["temperature"]},
+    **{"cache_prompt": True, "t_max_prompt_ms": 1, "t_max_predict_ms": 1},
+}
+"""The request with which llama-vscode has other files computed."""
+
+
 def test_llama_vim_has_other_files_computed_in_advance(web: httpx.Client) -> None:
     assert post(web, **VIM_WARM_UP) == {}
+
+
+@pytest.mark.parametrize("warm_up", [VIM_WARM_UP, VSCODE_WARM_UP], ids=["vim", "vscode"])
+def test_other_files_are_computed_whole_whatever_time_their_request_allows(
+    web: httpx.Client, warm_up: dict[str, Any]
+) -> None:
+    """They take longer than the one millisecond that editors send, which llama-server ignores."""
+    kind = "vim" if warm_up is VIM_WARM_UP else "vscode"
+    extra = [{"text": f"{kind} {number}\n" * 40, "filename": "a.py"} for number in range(8)]
+    files = {"model": "slow", "input_extra": extra}
+    size = sum(len(each["text"]) for each in extra)
+    assert web.post("/infill", json={**warm_up, **files}).status_code == 200
+    vim = {name: value for name, value in VIM.items() if name != "input_extra"}
+    found = post(web, **{**vim, **files, "t_max_prompt_ms": 1, "t_max_predict_ms": -1})
+    assert found["content"] == "def f():\n    ret|\n\nprint(f())\n"
+    assert found["timings/prompt_n"] < size / 10
 
 
 def test_a_request_of_llama_vscode_is_answered_without_the_name_of_a_model(
@@ -113,6 +139,37 @@ def test_a_request_of_llama_vscode_is_answered_without_the_name_of_a_model(
     assert {"content", "generation_settings", "tokens_cached", "truncated", "timings"} <= set(
         response.json()
     )
+
+
+def test_llama_vims_instructions_are_chats(web: httpx.Client) -> None:
+    """Also the request with which it has the selected text computed in advance."""
+    fields = {"model": "chat", "id_slot": 7, "messages": [{"role": "user", "content": "hello"}]}
+    more = {"samplers": [], "n_predict": 0, "stream": False, "response_fields": [""]}
+    assert web.post("/v1/chat/completions", json={**fields, **more}).status_code == 200
+    more = {"samplers": ["min_p", "temperature"], "min_p": 0.1, "temperature": 0.1, "stream": True}
+    with web.stream("POST", "/v1/chat/completions", json={**fields, **more}) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+    deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "hello"
+
+
+def test_a_request_of_llama_vim_for_several_answers_gets_a_list(web: httpx.Client) -> None:
+    content = "def f():\n    ret|\n\nprint(f())\n"
+    for supersede in ("", "buffer"):
+        found = post(web, **VIM, n_cmpl=3, supersede=supersede)
+        assert [each["content"] for each in found] == [content] * 3
+        assert {frozenset(each) for each in found} == {frozenset(VIM_FIELDS)}
+    assert post(web, **VIM, n_cmpl=1)["content"] == content
+    assert [each["index"] for each in post(web, **TEXTS, n_cmpl=2)] == [0, 1]
+    fields = {"model": "code", **TEXTS, "prompt": "\n", "n_cmpl": 2, "stream": True}
+    with web.stream("POST", "/infill", json=fields) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    for number in (0, 1):
+        own = [event for event in events if event["index"] == number]
+        assert "".join(event["content"] for event in own) == "ab\n|yz"
+        assert own[-1]["stop"] and own[-1]["has_new_line"]
+    assert web.post("/infill", json={"model": "code", **TEXTS, "n_cmpl": 17}).status_code == 400
 
 
 @pytest.mark.parametrize(
