@@ -96,13 +96,19 @@ USAGE_KEYS = ("start", "uid", "user", "label", "key", "model")
 
 
 def _usage(results: Results) -> Result:
-    """Return the usage of all nodes, in the order of the first node's groups."""
+    """Return the usage of all nodes, in the order of the first node's groups. A user with a name
+    has another number on each node, of which the first one is returned.
+    """
     groups: dict[tuple[Any, ...], Result] = {}
     for result in results.values():
         for row in result["usage"]:
-            group = groups.setdefault(tuple(row[key] for key in USAGE_KEYS), {})
+            found = {key: row[key] for key in USAGE_KEYS}
+            if row["user"]:
+                found["uid"] = None
+            group = groups.setdefault(tuple(found.values()), {key: row[key] for key in USAGE_KEYS})
             for field, value in row.items():
-                group[field] = value if field in USAGE_KEYS else group.get(field, 0) + value
+                if field not in USAGE_KEYS:
+                    group[field] = group.get(field, 0) + value
     rows = sorted(groups.values(), key=lambda row: row["start"] or 0.0)
     limits = [
         {**one, "node": node}

@@ -87,6 +87,24 @@ def test_users_have_no_rights_of_operators(fleet: RunningFleet) -> None:
         ada.wait_result(1)
 
 
+def test_usage_of_a_key_is_the_sum_of_all_nodes(fleet: RunningFleet) -> None:
+    with RawClient(fleet.daemons["b"].socket, on_behalf_of="@first-on-b"):
+        pass  # so that the same user has another number on each node
+    for node in ("a", "b"):
+        with RawClient(fleet.daemons[node].socket, on_behalf_of=f"@{BOB}", key="phone") as client:
+            graph = client.call("load_by_name", name="echo")["graph"]
+            context = client.call("init_execution_context", graph=graph)["context"]
+            client.call("chat", context=context, prompt="hello", raw=True)
+    with client_of(fleet, BOB, key="phone") as bob:
+        graph = bob.call("load_by_name", name="echo")["graph"]
+        context = bob.call("init_execution_context", graph=graph)["context"]
+        bob.call("chat", context=context, prompt="hello", raw=True)
+        [row] = bob.call("usage", by=["user", "key"])["usage"]
+        assert (row["user"], row["key"], row["requests"]) == (f"@{BOB}", "phone", 3)
+    with client_of(fleet, BOB, key="tablet") as other:
+        assert other.call("usage", by=["key"])["usage"] == []
+
+
 def test_the_http_gateway_serves_from_all_nodes(fleet: RunningFleet) -> None:
     fleet.load("slow")
     long = 20 * TEXT  # no stream has ended when the last one begins, however slow the machine is

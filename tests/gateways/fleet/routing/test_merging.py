@@ -70,6 +70,22 @@ def test_groups_of_usage_are_sums_and_limits_have_their_node() -> None:
     assert merged["since"] == 3_600 and merged["limits"] == [{**limit, "node": "b"}]
 
 
+def test_usage_of_a_users_keys_is_merged_by_name_whatever_number_a_node_gave_the_user() -> None:
+    keys = {"start": 3_600.0, "label": "", "model": None}
+
+    def row(uid: int, user: str, key: str, requests: int) -> dict[str, Any]:
+        return {**keys, "uid": uid, "user": user, "key": key, "requests": requests}
+
+    merged = merge(
+        "usage",
+        a={"usage": [row(7, "@ada", "phone", 1), row(1000, "", "", 5)], "since": 0.0},
+        b={"usage": [row(9, "@ada", "phone", 2), row(7, "@bob", "phone", 4)], "since": 0.0},
+    )
+    assert [(row["uid"], row["user"], row["requests"]) for row in merged["usage"]] == [
+        *((7, "@ada", 3), (1000, "", 5), (7, "@bob", 4))
+    ]
+
+
 def test_bounds_of_dormant_sessions_are_sums_and_notes_have_their_node_and_order() -> None:
     bounds = {"dormant_sessions": 1, "dormant_sessions_max": 10}
     found = merge(
