@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from .exchange import Api, Endpoint, Exchange, offered_to, served_ctx_size, usable_models
+from .exchange import (
+    Api,
+    Endpoint,
+    Exchange,
+    chosen_model,
+    offered_to,
+    served_ctx_size,
+    usable_models,
+)
 from .streaming import StreamForm, collect_answers, collect_turns, render_prompt, stream_turn
 from .waiting import WaitingStreams
 
@@ -12,6 +20,7 @@ __all__ = (
     "Exchange",
     "StreamForm",
     "WaitingStreams",
+    "chosen_model",
     "collect_answers",
     "collect_turns",
     "offered_to",

@@ -32,7 +32,7 @@ from ....ipc.client import ModelInfo
 from ....ipc.model_names import offered_models
 from ..bodies import BodyMemory
 from ..callers import LOCAL, Caller, RequestKind
-from ..fields import FieldTable
+from ..fields import FieldTable, field_error
 from ..limits import BODY_BYTES_MAX, VALUES_MAX, Limits, UnknownFields
 from ..long_strings import LongBody
 from .waiting import WaitingStreams
@@ -515,6 +515,29 @@ def offered_to(caller: Caller, models: list[ModelInfo], *, test_models: bool) ->
     """Return the models that are offered to a caller, whose key may name test models."""
     usable = [info for info in models if caller.may_use(info["name"])]
     return offered_models(usable, named=caller.models or (), test_models=test_models)
+
+
+async def chosen_model(exchange: Exchange, name: str) -> str:
+    """Return *name*, or the only model that a request without a name can mean.
+
+    :raises InvalidArgument: there are none, or several.
+    """
+    if name:
+        return name
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        models = offered_to(
+            exchange.caller, await client.models(), test_models=exchange.test_models
+        )
+    names = [info["name"] for info in models]
+    loaded = [info["name"] for info in models if info["info"]]
+    for found in (names, loaded):
+        if len(found) == 1:
+            return found[0]
+    raise field_error(
+        "model",
+        f"model: it is absent, and {len(names)} models are offered",
+        hint="name the model, or restrict the key to one by `models` in the file of keys",
+    )
 
 
 def served_ctx_size(info: Mapping[str, Any]) -> int | None:

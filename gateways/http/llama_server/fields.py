@@ -6,8 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..exchange import Exchange, offered_to
-from ..fields import FieldTable, field_error, honoured
+from ..fields import FieldTable, honoured
 from ..openai.chat_fields import CHAT, ChatRequest
 
 _PARTS_MAX = 1000
@@ -62,26 +61,3 @@ APPLY_TEMPLATE = FieldTable(
     others=CHAT.others,
     media=CHAT.media,
 )
-
-
-async def chosen_model(exchange: Exchange, name: str) -> str:
-    """Return *name*, or the only model that a request without a name can mean.
-
-    :raises InvalidArgument: there are none, or several.
-    """
-    if name:
-        return name
-    async with exchange.turns.pool.lease(exchange.caller) as client:
-        models = offered_to(
-            exchange.caller, await client.models(), test_models=exchange.test_models
-        )
-    names = [info["name"] for info in models]
-    loaded = [info["name"] for info in models if info["info"]]
-    for found in (names, loaded):
-        if len(found) == 1:
-            return found[0]
-    raise field_error(
-        "model",
-        f"model: it is absent, and {len(names)} models are offered",
-        hint="name the model, or restrict the key to one by `models` in the file of keys",
-    )

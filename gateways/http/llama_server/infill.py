@@ -12,14 +12,14 @@ from ....backends.errors import InferdError
 from ....ipc.client import Infill, Piece, QueueEvent
 from ....ipc.messages import INFILL_EXTRA_MAX, SUPERSEDE_CHARACTERS_MAX
 from ....ipc.names import Priority
-from ..exchange import Exchange, collect_answers, stream_turn
+from ..exchange import Exchange, chosen_model, collect_answers, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields import OTHER_SERVERS, PRIORITY_FIELD, FieldTable, honoured, ignored
 from ..openai.chat import waiting_comment
 from ..openai.chat_fields import PROGRESS, STRUCTURED_OUTPUTS
 from ..openai.forms import Timings, error_body
 from ..turns import Answer, TurnProgress, TurnRequest
-from .fields import MODEL, chosen_model
+from .fields import MODEL
 
 _FIELDS_MAX = 64
 _ANSWERS_MAX = 16

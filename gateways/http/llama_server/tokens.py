@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from ....backends.errors import InferdError
-from ..exchange import Exchange, render_prompt
+from ..exchange import Exchange, chosen_model, render_prompt
 from ..openai.chat import turn_of
-from .fields import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE, chosen_model
+from .fields import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 
 
 async def answer_tokenize(exchange: Exchange) -> None:

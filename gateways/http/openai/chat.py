@@ -14,7 +14,7 @@ from ....backends.errors import InferdError, NotFound, UnsupportedOperation
 from ....ipc.client import Piece, QueueEvent, ToolCall
 from ....ipc.names import Priority
 from ..callers import Caller
-from ..exchange import Exchange, collect_answers, render_prompt, stream_turn
+from ..exchange import Exchange, chosen_model, collect_answers, render_prompt, stream_turn
 from ..exchange.streaming import EVENT_STREAM
 from ..fields import field_error
 from ..media import RequestMedia
@@ -48,6 +48,7 @@ DONE = b"data: [DONE]\n\n"
 async def answer_chat(exchange: Exchange) -> None:
     """Answer a chat completion, whole or streamed."""
     chat, options = exchange.read_fields(CHAT)
+    chat.model = await chosen_model(exchange, chat.model)
     request = turn_of(chat, options, exchange.caller)
     frame = ChatFrame(chat, request)
     request = replace(request, answer_id=frame.common["id"])
@@ -67,6 +68,7 @@ async def answer_chat(exchange: Exchange) -> None:
 async def count_chat_tokens(exchange: Exchange) -> None:
     """Answer with the number of a chat's tokens, as llama-server does."""
     chat, options = exchange.read_fields(INPUT_TOKENS)
+    chat.model = await chosen_model(exchange, chat.model)
     try:
         rendered = await render_prompt(exchange, turn_of(chat, options, exchange.caller))
     except InferdError as exc:

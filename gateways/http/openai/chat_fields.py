@@ -203,7 +203,7 @@ def media_places(*parts: str) -> tuple[str, ...]:
 CHAT = FieldTable(
     "/v1/chat/completions",
     [
-        honoured("model"),
+        honoured("model", "if empty, the only model that is offered, or the only loaded one"),
         honoured(
             "messages",
             "parts of a content are text, `image_url` with a data URI, and `input_audio`; the role"

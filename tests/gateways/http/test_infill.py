@@ -11,7 +11,9 @@ import httpx
 import openai
 import pytest
 
+from inferd.testing import running_daemon
 from tests.echo import echo_model
+from tests.gateways.http.driver import CALL_S_MAX, gateway
 
 CONFIG = echo_model("code", fim=True) + echo_model("chat")
 CONFIG += echo_model("slow", fim=True, slots=2, step_ms=20, **{"ctx-size": 8192})
@@ -151,6 +153,24 @@ def test_llama_vims_instructions_are_chats(web: httpx.Client) -> None:
         lines = [line for line in response.iter_lines() if line.startswith("data: {")]
     deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
     assert "".join(delta.get("content") or "" for delta in deltas) == "hello"
+
+
+def test_the_empty_model_of_llama_vims_instructions_is_the_only_loaded_one() -> None:
+    """It sends this, unless its user names a model."""
+    fields = {"model": "", "messages": [{"role": "user", "content": "hello"}]}
+    path = "/v1/chat/completions"
+    with running_daemon(echo_model("only")) as daemon, gateway(daemon) as http:
+        httpx.post(http.url + path, json={**fields, "model": "only"}, timeout=CALL_S_MAX)
+        found = httpx.post(http.url + path, json=fields, timeout=CALL_S_MAX).json()
+        assert found["model"] == "only"
+        assert found["choices"][0]["message"]["content"] == "hello"
+        counted = httpx.post(f"{http.url}{path}/input_tokens", json=fields, timeout=CALL_S_MAX)
+        assert counted.json()["input_tokens"] > 0
+    config = echo_model("one") + echo_model("two")
+    with running_daemon(config) as daemon, gateway(daemon) as http:
+        refused = httpx.post(http.url + path, json=fields, timeout=CALL_S_MAX)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "model"
 
 
 def test_a_request_of_llama_vim_for_several_answers_gets_a_list(web: httpx.Client) -> None:
