@@ -24,7 +24,7 @@ from inferd.backends.errors import (
     TooLarge,
 )
 from inferd.daemon.jobs.jobs import JOB_STATES, REQUEST_OUTCOMES, UPLOADS_USER_MAX
-from inferd.daemon.jobs.runner import JOB_REQUESTS_MAX
+from inferd.daemon.jobs.runner import JOB_REQUESTS_MAX, LOSSES_MAX
 from inferd.ipc import messages as w
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.metrics.scraping import scrape_metrics
@@ -432,6 +432,24 @@ def test_requests_are_sent_again_when_their_process_is_killed(
     ended = client.jobs.wait(job["id"])
     assert (ended["completed"], ended["failed"]) == (20, 0)
     assert len(lines_of(daemon, ended)) == 20
+
+
+def test_a_request_that_ends_three_processes_fails_and_the_others_do_not() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon, Client(daemon.socket) as client:
+        job = client.jobs.submit([chat("stuck", "stuck")])
+        for _ in range(LOSSES_MAX):
+            wait_until(lambda: client.queue())
+            process = process_of_jobs(daemon)
+            assert process is not None
+            process.kill()
+            wait_until(lambda: not client.queue())
+        ended = client.jobs.wait(job["id"])
+        assert (ended["state"], ended["completed"], ended["failed"]) == ("completed", 0, 1)
+        [result] = client.jobs.results(job["id"])
+        assert (result["custom_id"], result["response"]["status_code"]) == ("stuck", 500)
+        assert "3 processes ended" in result["response"]["body"]["error"]["message"]
+        other = client.jobs.submit(chats(2))
+        assert client.jobs.wait(other["id"])["completed"] == 2
 
 
 def test_a_full_disk_delays_results_and_refuses_uploads() -> None:
