@@ -38,8 +38,8 @@ class Request:
     """The JSON schema of the answer."""
     image: bytes | None = None
     """A PNG file, whose place in the text is the `MEDIA_MARKER`."""
-    speculation: str = "auto"
-    """inferd's drafter for the answer."""
+    speculation: str | None = None
+    """inferd's drafter for the answer, or None for the model's."""
     suffix: str | None = None
     """The text behind the answer, where it is text between two others."""
 

@@ -163,12 +163,14 @@ def stream_of(
 
 
 def options(
-    n_predict: int, schema: Mapping[str, Any] | None = None, speculation: str = "auto"
+    n_predict: int, schema: Mapping[str, Any] | None = None, speculation: str | None = None
 ) -> dict[str, Any]:
     """Return the options of a turn of the bench. With a *schema* the answer ends where it is
     complete, so the end of generation is not ignored.
     """
-    common = {"temp": 0, "n-predict": n_predict, "speculation": speculation}
+    common: dict[str, Any] = {"temp": 0, "n-predict": n_predict}
+    if speculation is not None:
+        common["speculation"] = speculation
     return common | ({"ignore-eos": True} if schema is None else {"json-schema": schema})
 
 
