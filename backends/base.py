@@ -62,6 +62,10 @@ the recurrent part was saved as a checkpoint.
 
 
 NO_DRAFT_MODEL = "the model has no draft model (`draft-model`): it drafts as with auto"
+NO_NEXTN = (
+    'the model was loaded without NextN layers (its own `speculation` = "mtp" loads them):'
+    " it drafts as with auto"
+)
 
 
 def no_drafts(kind: KvKind, *, encodes: bool, rollback: int = 0) -> str:
@@ -129,6 +133,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The drafter of turns with the parameter `speculation` auto, or "off"."""
     draft_model: str = ""
     """The name of its draft model's file; "" if it has none."""
+    nextn: bool = False
+    """Whether its NextN layers are loaded, and can draft."""
     n_gpu_layers: int = 0
     """Layers that run on devices."""
     sampling: dict[str, Any] = {}
@@ -177,17 +183,27 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftModel(Protocol):
-    """A second, smaller model with the same vocabulary, which predicts the tokens of a model's
-    slots. It has as many slots, with KV states of its own. The engine's thread owns it.
+    """A second, smaller model with the same vocabulary, or the NextN layers of the model itself,
+    which predict the tokens of the model's slots. It has as many slots, with KV states of its own.
+    The engine's thread owns it.
     """
 
+    name: str
+    """The drafter that it is: a value of the parameter `speculation`."""
+    computes_again: bool
+    """Whether it computes tokens that it has drafted once more when they were accepted."""
     vocab_size: int
     """It does not know greater tokens of the model."""
     ctx_size: int
     batch_size: int
 
     def length(self, slot: int) -> int:
-        """Return how many tokens a slot holds."""
+        """Return how many tokens a slot holds; of drafts, only those not computed again."""
+
+    def skip(self, slot: int, size: int) -> int:
+        """Skip the next tokens of a slot that can no longer be computed, at most until it holds
+        *size*, as many as the model has computed; return how many it holds, those included.
+        """
 
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens of a slot; return how many remain, as in

@@ -62,7 +62,9 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     computes, the vocabulary, and the embeddings that are kept.
     """
     draft: int = 0
-    """The draft model: its weights, its KV states, and the buffers in which it computes."""
+    """The draft model: its weights, its KV states, and the buffers in which it computes. Of a
+    model's NextN layers, all but their weights, which are among the model's.
+    """
     devices: dict[str, int] = {}
     """Bytes by the device's name, with those of the draft model; not in the numbers above."""
     embedding: int = 0

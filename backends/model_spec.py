@@ -111,6 +111,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The file of the projector with which the model reads images and sounds; "" if it has none."""
     draft_model: str = ""
     """The file of a second, smaller model with the same vocabulary, which drafts; "" if none."""
+    nextn: bool = False
+    """Whether its NextN layers are loaded, which draft."""
     options: dict[str, Any] = {}
     adapters: tuple[AdapterSpec, ...] = ()
     """Loaded after the model."""

@@ -230,6 +230,70 @@ def _llama_tiles(path: Path) -> None:
     _llama(path, more=("\n\n", *around, *tiles))
 
 
+def _nextn(path: Path, head: str = "random", layers: int = 3) -> None:
+    """Blocks of which all but one have experts, and a NextN block, whose *head* predicts from the
+    token before ("token"), from the hidden state that it gets ("hidden"), or nothing right.
+    """
+    trunk = 0.06 / layers if head == "token" else 1.0
+    writer = _Writer(path, "glm4moe")
+    _common(writer, layers=layers + 1)
+    _output(writer)
+    file = writer.file
+    _heads(file, HEADS_KV)
+    file.add_nextn_predict_layers(1)
+    file.add_leading_dense_block_count(1)
+    file.add_expert_count(EXPERTS)
+    file.add_expert_used_count(2)
+    file.add_expert_shared_count(1)
+    file.add_expert_feed_forward_length(FEED_FORWARD)
+    file.add_expert_weights_scale(1.0)
+    file.add_expert_weights_norm(True)
+    for layer in range(layers + 1):
+        block, is_head = f"blk.{layer}", layer == layers
+        scale = 0.0 if is_head and head != "random" else trunk
+        writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
+        for name, rows in (("q", HEADS), ("k", HEADS_KV), ("v", HEADS_KV)):
+            writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING)
+        writer.weight(f"{block}.attn_output.weight", EMBEDDING, HEADS * HEAD, scale=0.5 * scale)
+        writer.ones(f"{block}.post_attention_norm.weight", EMBEDDING)
+        kinds = ("",) if layer == 0 else ("_exps", "_shexp")
+        if layer > 0:
+            writer.weight(f"{block}.ffn_gate_inp.weight", EXPERTS, EMBEDDING)
+            writer.weight(f"{block}.exp_probs_b.bias", EXPERTS, scale=0.1)
+        for kind in kinds:
+            shape = (EXPERTS,) if kind == "_exps" else ()
+            for name in ("gate", "up"):
+                weight = f"{block}.ffn_{name}{kind}.weight"
+                writer.weight(weight, *shape, FEED_FORWARD, EMBEDDING)
+            weight = f"{block}.ffn_down{kind}.weight"
+            writer.weight(weight, *shape, EMBEDDING, FEED_FORWARD, scale=0.1 * scale)
+    block = f"blk.{layers}"
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        writer.ones(f"{block}.nextn.{name}.weight", EMBEDDING)
+    if head == "random":
+        writer.weight(f"{block}.nextn.eh_proj.weight", EMBEDDING, 2 * EMBEDDING)
+    else:
+        parts = [np.eye(EMBEDDING), np.zeros((EMBEDDING, EMBEDDING))]
+        projection = np.hstack(parts if head == "token" else parts[::-1]).astype(np.float32)
+        file.add_tensor(f"{block}.nextn.eh_proj.weight", projection)
+    writer.finish()
+
+
+def _nextn_token(path: Path) -> None:
+    """A NextN block that predicts from the token before, as the other blocks do in large part."""
+    _nextn(path, "token")
+
+
+def _nextn_deep(path: Path) -> None:
+    """The same beside 24 blocks, so that its drafts take little time."""
+    _nextn(path, "token", layers=24)
+
+
+def _nextn_hidden(path: Path) -> None:
+    """A NextN block that repeats the prediction for the token before."""
+    _nextn(path, "hidden")
+
+
 FIM_NAMES = (
     *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
@@ -662,6 +726,10 @@ def _chatml(path: Path) -> None:
 KINDS: dict[str, Callable[[Path], None]] = {
     "llama": _llama,
     "moe": _moe,
+    "nextn": _nextn,
+    "nextn-token": _nextn_token,
+    "nextn-deep": _nextn_deep,
+    "nextn-hidden": _nextn_hidden,
     "calls": _calls,
     "bare": _bare,
     "two-templates": _two_templates,

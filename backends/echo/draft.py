@@ -13,6 +13,7 @@ from .options import EOG, VOCAB_SIZE, EchoOptions, next_token
 class EchoDraftModel:
     """See `DraftModel`. *computed* counts its tokens."""
 
+    name, computes_again = "draft", False
     vocab_size = VOCAB_SIZE
 
     def __init__(self, options: EchoOptions, slots: int, ctx_size: int, batch_size: int):
@@ -23,6 +24,10 @@ class EchoDraftModel:
 
     def length(self, slot: int) -> int:
         """Return how many tokens a slot holds."""
+        return len(self.slots[slot])
+
+    def skip(self, slot: int, size: int) -> int:
+        """Skip nothing."""
         return len(self.slots[slot])
 
     def trim(self, slot: int, keep: int) -> int:

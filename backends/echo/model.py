@@ -22,6 +22,7 @@ import msgspec
 
 from ..base import (
     NO_DRAFT_MODEL,
+    NO_NEXTN,
     PLAIN_RENDERING,
     CompiledGrammar,
     Message,
@@ -471,7 +472,8 @@ _RANK_PARTS = (
 def _without_drafts(options: EchoOptions) -> dict[str, str]:
     reason = no_drafts(options.memory, encodes=False, rollback=options.rollback)
     if not reason:
-        return {} if options.draft_errs >= 0 else {"speculation=draft": NO_DRAFT_MODEL}
+        found = {"speculation=mtp": NO_NEXTN}
+        return found if options.draft_errs >= 0 else {"speculation=draft": NO_DRAFT_MODEL} | found
     return {"speculation": reason, "draft-max": reason}
 
 

@@ -28,6 +28,7 @@ from ..tuning_choice import ModelTuning
 from .kv.context import LlamaContext
 from .kv.draft_context import LlamaDraftModel
 from .kv.embedding_context import LlamaEmbedder
+from .kv.nextn_context import HiddenStates, NextnDraftModel
 from .lora import LlamaAdapters
 from .probe_runner import LlamaProbeRunner
 from .sampling.chain import Candidates, LlamaSampler, Prototypes, probs_before_sampling
@@ -55,7 +56,7 @@ class LlamaModel:
         matching: MatchingVocab,
         tuning: ModelTuning | None = None,
         named_templates: Mapping[str, ChatTemplate | LoadFailed] | None = None,
-        draft: LlamaDraftModel | None = None,
+        draft: LlamaDraftModel | NextnDraftModel | None = None,
     ):
         self._pointer = pointer
         self._context = context
@@ -63,6 +64,10 @@ class LlamaModel:
         self._template = template
         self._named_templates = named_templates or {}
         self.info, self.tuning, self.draft = info, tuning, draft
+        self._states: HiddenStates | None = None
+        """Those that its NextN layers compute with, if they draft."""
+        if isinstance(draft, NextnDraftModel):
+            self._states = draft.states
         self._adapters = adapters
         self._make_embedder = make_embedder
         self._make_probe_runner = make_probe_runner
@@ -128,6 +133,8 @@ class LlamaModel:
         self._adapters.apply()
         self._logits = {s: x for s, x in self._logits.items() if not isinstance(x, range)}
         decoded = self._context.decode(chunks)
+        if self._states is not None:
+            self._states.keep(chunks)
         for chunk in chunks:
             self._logits.pop(chunk.slot, None)
         self._logits |= decoded
@@ -209,7 +216,14 @@ class LlamaModel:
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens of a slot, and its logits."""
         self._logits.pop(slot, None)
-        return self._context.trim(slot, keep)
+        kept = self._context.trim(slot, keep)
+        self._drop_states(slot, kept)
+        return kept
+
+    def _drop_states(self, slot: int, keep: int = 0) -> None:
+        """Drop the hidden states of all but the first *keep* tokens of a slot."""
+        if self._states is not None:
+            self._states.cut(slot, keep)
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
         """Drop *discard* tokens after the first *keep*, and the logits."""
@@ -217,6 +231,7 @@ class LlamaModel:
 
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
         """Move runs of tokens down, drop all others and the slot's logits."""
+        self._drop_states(slot)
         self._context.move(slot, moves)
         self._logits.pop(slot, None)
 
@@ -225,6 +240,8 @@ class LlamaModel:
         if a == b:
             return
         self._context.swap(a, b)
+        if self._states is not None:
+            self._states.swap(a, b)
         for slot, logits in ((b, self._logits.pop(a, None)), (a, self._logits.pop(b, None))):
             if logits is not None:
                 self._logits[slot] = logits
@@ -232,12 +249,15 @@ class LlamaModel:
     def restore(self, slot: int, state: bytes) -> bool:
         """Load a saved state into a slot; return False, with the slot empty, if it does not fit."""
         self._logits.pop(slot, None)
+        self._drop_states(slot)
         return self._context.restore(slot, state)
 
     def restore_checkpoint(self, slot: int, checkpoint: bytes) -> bool:
         """Cut a slot back to a checkpoint, and drop its logits."""
         self._logits.pop(slot, None)
-        return self._context.restore_checkpoint(slot, checkpoint)
+        restored = self._context.restore_checkpoint(slot, checkpoint)
+        self._drop_states(slot, self.length(slot))
+        return restored
 
     def embedder(self) -> LlamaEmbedder:
         """Return the embedding context, created at the first call."""

@@ -147,7 +147,9 @@ def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator
     text on its accepted *drafts*.
     """
     yield found["name"], _entries_of_kind(found)
-    yield "State", [*_entries_of_state(found), ("accepted drafts", drafts)]
+    nextn = "loaded, and can draft" if (found["info"] or {}).get("nextn") else None
+    state = [*_entries_of_state(found), ("NextN layers", nextn), ("accepted drafts", drafts)]
+    yield "State", state
     yield "Projector", _entries_of_projector(found.get("projector") or {})
     yield "Draft model", _entries_of_draft_model(found.get("draft_model") or {})
     title = "Memory, estimated" if found["memory"] else "Memory for its next load, estimated"
@@ -315,7 +317,10 @@ def _entries_of_memory(found: Mapping[str, Any]) -> list[Entry]:
         ("compute buffers", _size(need["compute"]) or UNKNOWN_YET),
         ("program", _size(need["process"])),
         ("images and sounds", _size(need.get("projector") or None)),
-        ("draft model", _size(need.get("draft") or None)),
+        (
+            "draft model" if found.get("draft_model") else "NextN layers",
+            _size(need.get("draft") or None),
+        ),
         ("total", _size(need["total"])),
         *((f"on {device}", size_text(size)) for device, size in devices.items()),
         ("for embeddings", f"{size_text(need['embedding'])} more" if need["embedding"] else None),

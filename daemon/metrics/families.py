@@ -169,8 +169,8 @@ _MODELS = (
     gauge(
         "model_memory_bytes",
         "Estimated memory of a loaded model, by use: `weights`, `context`, `compute`, `process`,"
-        " `projector` (the process that encodes images and sounds), `draft` (the draft model), or"
-        " the name of a device.",
+        " `projector` (the process that encodes images and sounds), `draft` (the draft model or"
+        " NextN layers), or the name of a device.",
         (*MODEL, "use"),
     ),
     histogram("model_load_seconds", "Duration of a load that succeeded.", MODEL, LOAD_S),

@@ -162,6 +162,7 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         tool_format=options.get("tool-format", ""),
         mmproj=model.projector.file,
         draft_model=model.draft.file,
+        nextn=model.config.options.get("speculation") == "mtp" and model.config.file is not None,
         options=_engine_options(model),
         adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
         tuning=model.kept_tuning or tuner.load_tuning(keeps_threads=keeps_threads),

@@ -175,11 +175,12 @@ class Parameters(TypedDict, total=False):
     """Tokens that the grammar forces are not sampled, and several of them are computed at once;
     false: each token is sampled.
     """
-    speculation: Literal["auto", "ngram", "draft", "off"]
+    speculation: Literal["auto", "ngram", "draft", "mtp", "off"]
     """Drafter that proposes the next tokens, so that one step can verify several; the text stays
     the same, and a step has drafts only if that is expected to be faster; ngram: repeats what
     followed the last tokens where they occurred before in the session; draft: the model's
-    `draft-model`; auto: ngram; off: none; see scheduling.md.
+    `draft-model`; mtp: the NextN layers of the model, which its own `speculation` = mtp in the
+    configuration loads; auto: ngram; off: none; see scheduling.md.
     """
     draft_max: int
     """Maximum number of tokens of an answer that are drafted for one step; 0: none."""
@@ -341,7 +342,7 @@ Options = TypedDict(
         "regex": str,
         "structural-tag": Mapping[str, Any] | str,
         "jump-forward": bool,
-        "speculation": Literal["auto", "ngram", "draft", "off"],
+        "speculation": Literal["auto", "ngram", "draft", "mtp", "off"],
         "draft-max": int,
         "prediction": str,
         "n-probs": int,

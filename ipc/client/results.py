@@ -219,9 +219,9 @@ class ModelInfo(TypedDict):
     memory: dict[str, Any] | None
     """Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`,
     `process`, `projector` (the process that encodes images and sounds, with the embeddings that
-    are kept), `draft` (the draft model with its KV states and buffers) and `total`; `options` is
-    the part of `context` and `compute` that the engine's options of the model add, negative if
-    they save.
+    are kept), `draft` (the draft model, or the model's NextN layers without their weights, with
+    KV states and buffers) and `total`; `options` is the part of `context` and `compute` that the
+    engine's options of the model add, negative if they save.
     """
     adapters: list[dict[str, Any]]
     """Array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the

@@ -1,4 +1,4 @@
-"""The drafter of a draft model, whose slots follow those of the model.
+"""The drafter of a draft model, or of a model's NextN layers. Its slots follow those of the model.
 
 A slot of the draft model has tokens of the task in the model's slot of the same number. Nothing
 notifies it of changes: before it computes, it drops what differs from the task's tokens. So drafts
@@ -70,7 +70,8 @@ class ModelDrafter:
         if new and not 0 <= min(new) <= max(new) < self._model.vocab_size:
             held.checked = UNKNOWN
             return 0
-        return max(0, self._model.ctx_size - len(task.tokens) + 1)
+        most = max(0, self._model.ctx_size - len(task.tokens) + 1)
+        return min(most, LAG_MAX - 1) if self._model.computes_again else most
 
     def lag_s(self, task: Task, tokens: int) -> float:
         """Return the seconds in which the next *tokens* of *task* are computed."""
@@ -147,12 +148,16 @@ class ModelDrafter:
             held = _Held(task.spec.id, task.origin, task.dropped, tokens)
             held.agreed = min(end, common_prefix(tokens, array("i", task.tokens)))
             self._held[task.slot] = held
+        del held.tokens[self._model.length(task.slot) :]  # drafts that are computed again
         tokens, keep, most = held.tokens, held.agreed, min(len(held.tokens), end)
         while keep < most and tokens[keep] == task.tokens[keep]:
             keep += 1
         if keep < len(tokens) or self._model.length(task.slot) > keep:
             keep = self._model.trim(task.slot, keep)
             del tokens[keep:]
+        if (begin := self._model.skip(task.slot, end)) > keep:
+            tokens.extend(task.tokens[keep:begin])
+            keep = begin
         held.agreed = keep
         return held
 

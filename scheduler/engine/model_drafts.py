@@ -1,4 +1,6 @@
-"""The draft model of an engine: its steps, their time, and its failure."""
+"""The draft model of an engine, or the NextN layers of its model: their steps, the time that these
+take, and their failure.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,8 @@ class ModelDrafts:
         self._target_s = tasks.settings.step_s_target
         self._recorder = metrics.recorder
         self._drafter: ModelDrafter | None = None
+        self.name = "" if model.draft is None else model.draft.name
+        """The drafter that it is."""
         if model.draft is not None:
             self._drafter = ModelDrafter(model.draft, tasks.clock.read, model.is_eog)
         self._seconds: dict[int, float] = {}

@@ -126,7 +126,7 @@ class Reporter:
         self._log("error", "backends", "step.failed", fields)
 
     def log_drafting_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
-        """Log that the draft model failed, and is no longer used."""
+        """Log that the draft model or the NextN layers failed, and are no longer used."""
         fields = {
             "tasks": [task.spec.id for task in tasks],
             "requests": [task.spec.request for task in tasks],

@@ -44,7 +44,9 @@ PAUSE_MAX = 64
 """The most tokens that a stream generates without drafts after its drafts failed."""
 FULL_PAUSE_STEPS = 256
 """Steps without drafts after a step found no KV cells for its drafts."""
-AUTO, DRAFT = "auto", "draft"
+AUTO = "auto"
+BY_MODEL = ("draft", "mtp")
+"""The drafters whose drafts take time: a draft model, and NextN layers."""
 
 
 @dataclass(slots=True)
@@ -123,12 +125,13 @@ class Speculation:
         """Return the stream of a task's answer, if it has a drafter."""
         info, wanted = self._model.info, task.spec.speculation
         name = wanted
-        if wanted == AUTO or (wanted == DRAFT and not self.by_model.is_on):
+        is_on = self.by_model.is_on and self.by_model.name == wanted
+        if wanted == AUTO or (wanted in BY_MODEL and not is_on):
             name = info.drafter
         drafter = self.drafters.get(name)
-        if (drafter is None and name != DRAFT) or task.spec.pull or not task.spec.draft_max:
+        if (drafter is None and name not in BY_MODEL) or task.spec.pull or not task.spec.draft_max:
             return None
-        if name == DRAFT and not task.drafted:
+        if drafter is None and not task.drafted:
             task.acceptance = Acceptance(self.by_model.learned.rates)
         stream = self._streams[task.spec.id] = _Stream(name, drafter, seen=task.generated)
         return stream

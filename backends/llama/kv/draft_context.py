@@ -16,6 +16,8 @@ class LlamaDraftModel:
     *predicted_max* is the number of tokens that the other model has.
     """
 
+    name, computes_again = "draft", False
+
     def __init__(self, pointer: Any, context: LlamaContext, vocab_size: int, predicted_max: int):
         self._pointer, self._context = pointer, context
         self.vocab_size = vocab_size
@@ -23,6 +25,10 @@ class LlamaDraftModel:
         self.ctx_size, self.batch_size = context.ctx_size, context.batch_size
         self.length, self.trim = context.length, context.trim
         self.set_threads = context.set_threads
+
+    def skip(self, slot: int, size: int) -> int:
+        """Skip nothing."""
+        return self.length(slot)
 
     def compute(self, chunks: Sequence[Chunk]) -> list[int]:
         """Compute a batch; return the most probable next tokens."""

@@ -32,6 +32,7 @@ def draft_spec(spec: ModelSpec, model: Any) -> ModelSpec:
         spec,
         path=spec.draft_model,
         draft_model="",
+        nextn=False,
         fd=-1,
         ctx_size=ctx_size_of(spec, model),
         logits_per_slot=1,

@@ -14,7 +14,7 @@ import msgspec
 from llama_cpp import llama_cpp as lib
 
 from ...answer_form import PLAIN_ANSWERS, AnswerForm
-from ...base import NO_DRAFT_MODEL, ModelInfo, TemplateInfo, no_drafts
+from ...base import NO_DRAFT_MODEL, NO_NEXTN, ModelInfo, TemplateInfo, no_drafts
 from ...batch import MediaFormat
 from ...embedder import EmbedInfo
 from ...engine_options import EngineOptions
@@ -33,6 +33,7 @@ from ..kv.embedding_context import (
     open_embedding_context,
 )
 from ..kv.encoder_decoder import EncoderDecoderContext, SlotContext
+from ..kv.nextn_context import HiddenStates, NextnDraftModel
 from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel
@@ -44,6 +45,7 @@ from ..text.vocab import Vocab
 from .devices import layers_of
 from .draft_model import check_draft_model, check_draftable, draft_spec, open_draft_context
 from .gguf_check import GgufFile
+from .nextn import check_nextn_drafts, nextn_params, state_width
 from .opening import (
     FLASH_ATTENTION,
     chosen_setting,
@@ -124,7 +126,11 @@ def load_llama(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
         tuning = _tuning(spec, options, model, file)
         context = _context_of(opened, params, pointer)
         undo.callback(context.close)
-        draft = _open_draft(opened, progress) if spec.draft_model else None
+        draft: LlamaDraftModel | NextnDraftModel | None = None
+        if spec.draft_model:
+            draft = _open_draft(opened, progress)
+        elif spec.nextn:
+            draft = _open_nextn(opened, context)
         if draft is not None:
             undo.callback(draft.close)
         generates = not isinstance(context, EncoderContext)
@@ -241,6 +247,19 @@ def _open_draft(opened: _OpenedModel, progress: LoadProgress) -> LlamaDraftModel
         )
         undo.pop_all()
     return LlamaDraftModel(model, context, size, opened.vocab.size)
+
+
+def _open_nextn(opened: _OpenedModel, context: LlamaContext) -> NextnDraftModel:
+    """Create the context of a loaded model's NextN layers. The model computes in *context*.
+
+    :raises UnsupportedOperation: rejected drafts cannot be removed from its states.
+    """
+    spec, model = opened.spec, opened.pointer
+    check_nextn_drafts(name_of(spec), context.kv_kind, context.rollback)
+    params = nextn_params(context_params(spec, opened.options, model), spec.slots)
+    pointer = open_context(spec, params, model, opened.log)
+    states = HiddenStates(context.pointer, state_width(model))
+    return NextnDraftModel(pointer, states, opened.vocab.size)
 
 
 def _open_embedder(opened: _OpenedModel) -> LlamaEmbedder:
@@ -372,6 +391,7 @@ def _model_info(
         rollback=context.rollback,
         can_shift=context.can_shift,
         draft_model=os.path.basename(spec.draft_model),
+        nextn=spec.nextn,
         n_gpu_layers=layers_of(spec, model),
         sampling=_recommended_sampling(model),
         embedding=None if opened.embedding_refusal else opened.embedding,
@@ -410,6 +430,8 @@ def _unused(
         found |= {"speculation": reason, "draft-max": reason}
     elif not opened.spec.draft_model:
         found["speculation=draft"] = NO_DRAFT_MODEL
+    if "speculation" not in found and not opened.spec.nextn:
+        found["speculation=mtp"] = NO_NEXTN
     return found | _NO_HISTORY if encodes else found
 
 

@@ -29,12 +29,14 @@ from ...memory import Device, MemoryNeed, resident_bytes
 from ...model_spec import ModelSpec, Shape
 from ...tuning_choice import Setting
 from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
+from ..kv.nextn_context import STATE_BYTES, STATES_MAX
 from ..llama_log import capture
 from ..probe_runner import CONTEXTS_MAX, layout_of, probe_context_params, probes_of
 from ..text.matching import BYTES_PER_TOKEN
 from ..threads import cpu_function
 from .devices import Share, breakdown, c_function, devices, layers_of
 from .draft_model import check_draft_model, check_draftable, draft_spec, open_draft_context
+from .nextn import nextn_params, state_width
 from .opening import (
     LOGIT_BYTES,
     context_params,
@@ -200,6 +202,8 @@ class LlamaMemoryEstimator:
             need = replace(need, measuring=self._of_probes(spec))
         if self._draft is not None:
             need = self._draft.add_draft(need, draft_spec(spec, self._model))
+        if spec.nextn:
+            need = self._add_nextn(need, spec)
         self._log.clear()
         context = open_embedding_context(
             spec, self._options, self._model, info, self._values, self._log
@@ -226,12 +230,29 @@ class LlamaMemoryEstimator:
         self._log.clear()
         params = context_params(spec, self._options, self._model)
         context = open_draft_context(spec, params, self._model, self._log)
+        return _with_draft(need, self._of_draft(context, params))
+
+    def _of_draft(self, context: Any, params: Any, *, owns_weights: bool = True) -> MemoryNeed:
+        """Return the need of a *context* with *params* that drafts, which is freed; with that of
+        the model's weights if it *owns* them.
+        """
         cells = BYTES_PER_CELL * int(lib.llama_n_ctx(context))
         shares, _, output, work = self._taken(context)
-        own = self._with_gaps(total_need(shares, cells, output, work), params)
-        names = sorted({*need.devices, *own.devices})
-        devices = {n: need.devices.get(n, 0) + own.devices.get(n, 0) for n in names}
-        return replace(need, draft=own.total, devices=devices)
+        if not owns_weights:
+            shares = [replace(share, weights=0) for share in shares]
+        return self._with_gaps(total_need(shares, cells, output, work), params)
+
+    def _add_nextn(self, need: MemoryNeed, spec: ModelSpec) -> MemoryNeed:
+        """Return *need* with that of the NextN layers, whose weights are among the model's: their
+        context, and the hidden states of a batch and of the last tokens of each slot.
+        """
+        self._log.clear()
+        params = nextn_params(context_params(spec, self._options, self._model), spec.slots)
+        context = open_context(spec, params, self._model, self._log)
+        width = STATE_BYTES * state_width(self._model)
+        states = width * (spec.slots * (STATES_MAX + 1) + spec.batch_size)
+        own = self._of_draft(context, params, owns_weights=False)
+        return _with_draft(need, replace(own, compute=own.compute + states))
 
     def _added_by_options(self, spec: ModelSpec, need: MemoryNeed) -> int:
         """Return the bytes by which *need* exceeds that of a context with the default options."""
@@ -346,6 +367,13 @@ def total_need(shares: Iterable[Share], process: int, output: int, work: int) ->
         process=process,
         devices=dict(on_devices),
     )
+
+
+def _with_draft(need: MemoryNeed, own: MemoryNeed) -> MemoryNeed:
+    """Return *need* with the *own* need of what drafts for the model."""
+    names = sorted({*need.devices, *own.devices})
+    devices = {n: need.devices.get(n, 0) + own.devices.get(n, 0) for n in names}
+    return replace(need, draft=own.total, devices=devices)
 
 
 def _of_context(need: MemoryNeed) -> int:

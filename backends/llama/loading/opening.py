@@ -51,6 +51,7 @@ from .devices import (
 )
 from .field_check import BadField, bad_value
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts, unusable
+from .nextn import check_nextn
 
 _VALUE_BYTES = 256
 _POSITION_BIASES = ("enc.blk.0.attn_rel_b.weight", "dec.blk.0.attn_rel_b.weight")
@@ -238,6 +239,8 @@ def open_model(
         place_layers(spec, params)
         if spec.fd < 0:
             read_parts(path, file)
+        check_nextn(spec, file, name)
+        params.load_mtp = spec.nextn
         place_experts(options, name, file.tensors, params)
         if begin is not None:
             begin("" if spec.fd >= 0 else path)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from inferd.backends import LanguageModel, ModelSpec, Rendering, SamplingParams, load_model
-from inferd.backends.base import NO_DRAFT_MODEL
+from inferd.backends.base import NO_DRAFT_MODEL, NO_NEXTN
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, UnsupportedOperation
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
@@ -187,7 +187,10 @@ def test_a_second_template_is_used_for_chats_with_tools(tmp_path: Path) -> None:
     with closing(load_llama(spec, lambda _: True, renders=True)) as model:
         assert model.render(USER) == "<user>Hi\n"
         assert model.render(USER, Rendering(tools=[tool])) == f"{json.dumps([tool])}<user>Hi\n"
-        assert model.info.unused == {"speculation=draft": NO_DRAFT_MODEL}
+        assert model.info.unused == {
+            "speculation=draft": NO_DRAFT_MODEL,
+            "speculation=mtp": NO_NEXTN,
+        }
     own = msgspec.structs.replace(spec, chat_template="{{ messages[0].content }}")
     with closing(load_llama(own, lambda _: True)) as model:
         assert model.render(USER, Rendering(tools=[tool])) == "Hi"

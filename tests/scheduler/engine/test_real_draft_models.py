@@ -1,7 +1,8 @@
 """Answers of real models with a draft model equal those without.
 
 The tiny models are of F32, whose logits hardly depend on the number of tokens of a step. The draft
-model is the same file, which is always right, a copy with fewer layers, or another random model.
+model is the same file, which is always right, a copy with fewer layers, or another random model. A
+model's NextN layer is random, or predicts most tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from tests.backends.tiny import tiny_spec, tokens_of
 from tests.models import first_blocks_of_smollm2, smollm2, write_first_blocks
 from tests.scheduler.engine.test_real_drafts import GREEDY, PREDICT, SAMPLINGS, Line, spec_of
 from tests.tiny_gguf import write_tiny
-from tests.tiny_lora import matrices, write_lora
+from tests.tiny_lora import SHAPES, matrices, write_lora
 
 pytestmark = pytest.mark.process  # grammars are compiled on trial in a process
-KINDS = ("same", "cut", "random")
+KINDS = ("same", "cut", "random", "nextn", "nextn-token")
 
 
 def spec_with(kind: str, folder: Path, **fields: int) -> ModelSpec:
+    if kind.startswith("nextn"):
+        return replace(tiny_spec(write_tiny(kind, folder), **fields), nextn=True)
     path = write_tiny("llama", folder)
     draft = path
     if kind == "cut":
@@ -53,7 +56,11 @@ def model(
 
 def kind_of(model: LlamaModel) -> str:
     names = {"tiny-llama.gguf": "same", "cut.gguf": "cut", "tiny-gemma3.gguf": "random"}
-    return names[model.info.draft_model]
+    return names.get(model.info.draft_model, "nextn")
+
+
+def drafter_of(model: LlamaModel) -> str:
+    return "mtp" if model.info.nextn else "draft"
 
 
 def line_of(model: LlamaModel, settings: EngineSettings | None = None) -> Line:
@@ -80,7 +87,7 @@ def test_the_answer_is_the_same(model: LlamaModel, name: str) -> None:
     fields = dict(STOPS.get(name, {}))
     sampling = fields.pop("sampling", SAMPLINGS.get(name, GREEDY))
     outcomes, stats = [], []
-    for speculation in ("off", "draft"):
+    for speculation in ("off", drafter_of(model)):
         with contextlib.closing(line_of(model)) as line:
             line.run(spec_of(1, tokens_of(4, 90), sampling, speculation=speculation, **fields))
             outcomes.append(line.outcome(1))
@@ -91,18 +98,22 @@ def test_the_answer_is_the_same(model: LlamaModel, name: str) -> None:
     if name == "greedy":
         drafted, accepted = stats[1].drafted_tokens, stats[1].accepted_tokens
         share = accepted / drafted
-        low, high = {"same": (0.95, 1), "cut": (0, 0.95), "random": (0, 0.2)}[kind_of(model)]
+        shares = {"same": (0.95, 1), "cut": (0, 0.95), "random": (0, 0.2), "nextn": (0, 1)}
+        low, high = shares[kind_of(model)]
         assert low <= share <= high
 
 
 def test_streams_that_are_parked_and_have_an_adapter(model: LlamaModel, tmp_path: Path) -> None:
     """More streams than slots take turns of a few tokens; the last one has an adapter."""
     streams = range(1, 7)
-    adapter = write_lora(tmp_path / "adapter.gguf", matrices(strength=3.0))
+    architecture = "glm4moe" if model.info.nextn else "llama"
+    shapes = {name: shape for name, shape in SHAPES.items() if name.startswith("blk.0.")}
+    pairs = matrices(shapes, strength=3.0)
+    adapter = write_lora(tmp_path / "adapter.gguf", pairs, architecture=architecture)
     added = model.add_adapter(AdapterSpec(name="a", path=str(adapter)))
     key = (adapter_key(added.id, 1.0),)
     found, parks, accepted = [], 0, 0
-    for speculation in ("off", "draft"):
+    for speculation in ("off", drafter_of(model)):
         with contextlib.closing(line_of(model, EngineSettings(quantum_tokens=16))) as line:
             line.run(
                 *(
@@ -128,7 +139,7 @@ def test_streams_that_are_parked_and_have_an_adapter(model: LlamaModel, tmp_path
 
 def test_the_next_turn_has_the_same_history(model: LlamaModel) -> None:
     found = []
-    for speculation in ("off", "draft"):
+    for speculation in ("off", drafter_of(model)):
         with contextlib.closing(line_of(model)) as line:
             fields: dict[str, Any] = {"owner": Owner(1), "no_cache": False}
             fields["speculation"] = speculation
@@ -140,17 +151,18 @@ def test_the_next_turn_has_the_same_history(model: LlamaModel) -> None:
     assert found[0] == found[1]
 
 
-def test_a_context_that_is_full_within_a_draft(tmp_path: Path) -> None:
-    spec = spec_with("same", tmp_path, ctx_size=256)
+@pytest.mark.parametrize("kind", ["same", "nextn-token"])
+def test_a_context_that_is_full_within_a_draft(kind: str, tmp_path: Path) -> None:
+    spec = spec_with(kind, tmp_path, ctx_size=256)
     with contextlib.closing(load_llama(spec, lambda _: True)) as model:
         found = []
-        for speculation in ("off", "draft"):
+        for speculation in ("off", drafter_of(model)):
             with contextlib.closing(line_of(model)) as line:
                 prompt = tokens_of(2, 200)
                 line.run(spec_of(1, prompt, GREEDY, speculation=speculation, n_predict=-1))
                 found.append(line.outcome(1))
                 assert line.stats(1).stop_reason == "context_full"
-                assert bool(line.stats(1).accepted_tokens) == (speculation == "draft")
+                assert bool(line.stats(1).accepted_tokens) == (speculation != "off")
         assert found[0] == found[1]
 
 

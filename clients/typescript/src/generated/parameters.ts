@@ -195,8 +195,8 @@ export interface ModelParameters {
   "structural-tag"?: object | string | undefined;
   /** tokens that the grammar forces are not sampled, and several of them are computed at once; false: each token is sampled (default: true) */
   "jump-forward"?: boolean | undefined;
-  /** drafter that proposes the next tokens, so that one step can verify several; the text stays the same, and a step has drafts only if that is expected to be faster; ngram: repeats what followed the last tokens where they occurred before in the session; draft: the model's `draft-model`; auto: ngram; off: none; see scheduling.md (default: "auto") */
-  "speculation"?: "auto" | "ngram" | "draft" | "off" | undefined;
+  /** drafter that proposes the next tokens, so that one step can verify several; the text stays the same, and a step has drafts only if that is expected to be faster; ngram: repeats what followed the last tokens where they occurred before in the session; draft: the model's `draft-model`; mtp: the NextN layers of the model, which its own `speculation` = mtp in the configuration loads; auto: ngram; off: none; see scheduling.md (default: "auto") */
+  "speculation"?: "auto" | "ngram" | "draft" | "mtp" | "off" | undefined;
   /** maximum number of tokens of an answer that are drafted for one step; 0: none (default: 16) */
   "draft-max"?: number | undefined;
   /** text that the answer is expected to repeat in large part, such as a file that is edited: the drafter ngram proposes it, from its beginning and wherever the answer returns to it (default: "") */

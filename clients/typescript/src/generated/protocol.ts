@@ -327,7 +327,7 @@ export interface ModelInfo {
   pinned: boolean;
   /** Memory that its worker process, and the one that encodes images and sounds, occupy on the host now, mapped weights included (RSS); 0: no process. */
   resident_bytes: number;
-  /** Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`, `process`, `projector` (the process that encodes images and sounds, with the embeddings that are kept), `draft` (the draft model with its KV states and buffers) and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save. */
+  /** Nil, or the estimated memory of its processes, in bytes: `weights`, `context`, `compute`, `process`, `projector` (the process that encodes images and sounds, with the embeddings that are kept), `draft` (the draft model, or the model's NextN layers without their weights, with KV states and buffers) and `total`; `options` is the part of `context` and `compute` that the engine's options of the model add, negative if they save. */
   memory: Fields | null;
   /** Array of map: `name`, `file`, `scale` (for turns that select none), `size_bytes`; once the model is loaded, also `id`, a hash of the file, or `error`: turns that select the adapter fail with it. */
   adapters: Fields[];

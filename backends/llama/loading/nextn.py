@@ -1,0 +1,100 @@
+"""The NextN layers of a load: the checks of its file and of the engine, and their context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from ...base import KvKind, no_drafts
+from ...errors import InvalidArgument, UnsupportedOperation
+from ...model_spec import ModelSpec
+from .gguf_check import GgufFile
+
+HINT = 'leave out speculation = "mtp" for this model, or use a file that has its NextN layers'
+CTX_TYPE_MTP = 1
+"""`LLAMA_CONTEXT_TYPE_MTP`."""
+BATCH_MAX = 256
+"""The most tokens of a step of NextN layers, which have the hidden states of as many at most."""
+_ARCHITECTURES = frozenset(
+    (
+        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa"),
+        *("glm4moe", "glm5-next", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe"),
+        *("qwen3next", "step35"),
+    )
+)
+"""The architectures for whose NextN layers llama.cpp builds graphs (`LLM_GRAPH_TYPE_DECODER_MTP` in
+`src/models/`).
+"""
+
+
+def nextn_calls() -> Any:
+    """Return the module of llama.cpp's calls for NextN layers, which its public header lacks.
+
+    :raises UnsupportedOperation: the engine does not have them.
+    """
+    try:
+        from llama_cpp import llama_cpp_ext
+    except (AttributeError, ImportError):
+        raise UnsupportedOperation(
+            "the installed llama.cpp has no calls for NextN layers",
+            hint='leave out speculation = "mtp", or install the engine that inferd was made with',
+        ) from None
+    return llama_cpp_ext
+
+
+def check_nextn(spec: ModelSpec, file: GgufFile, name: str) -> None:
+    """Check that the NextN layers in *file* can draft, if *spec* requests it.
+
+    :raises UnsupportedOperation: the file or the engine lacks something for it.
+    :raises InvalidArgument: the model has a draft model as well.
+    """
+    if not spec.nextn:
+        return
+    if spec.draft_model:
+        raise InvalidArgument(
+            f'{name!r} has a draft model and speculation = "mtp": one of them can draft',
+            hint='leave out draft-model, or set speculation = "draft"',
+        )
+    nextn_calls()
+    if reason := _refusal(file):
+        raise UnsupportedOperation(f"{name!r} cannot draft with NextN layers: {reason}", hint=HINT)
+
+
+def _refusal(file: GgufFile) -> str:
+    """Return the reason for which the layers cannot draft, or empty. llama.cpp would abort."""
+    architecture = str(file.values.get("general.architecture"))
+    layers = file.values.get(f"{architecture}.nextn_predict_layers", 0)
+    blocks = file.values.get(f"{architecture}.block_count", 0)
+    if not isinstance(layers, int) or not isinstance(blocks, int) or layers < 1:
+        return "it has none"
+    if architecture not in _ARCHITECTURES:
+        return f"llama.cpp does not compute those of the architecture {architecture!r}"
+    if layers > 1:
+        return f"it has {layers}, of which each would predict another token; one is supported"
+    if f"blk.{blocks - layers}.nextn.eh_proj.weight" not in file.tensors:
+        return "its file leaves their tensors out"
+    return ""
+
+
+def check_nextn_drafts(name: str, kind: KvKind, rollback: int) -> None:
+    """Check that rejected drafts can be removed from KV states of a *kind*.
+
+    :raises UnsupportedOperation: they cannot.
+    """
+    if reason := no_drafts(kind, encodes=False, rollback=rollback):
+        raise UnsupportedOperation(f"no drafts with {name!r}: {reason}", hint=HINT)
+
+
+def nextn_params(params: Any, slots: int) -> Any:
+    """Turn the *params* of a model's context into those of the context of its NextN layers."""
+    params.ctx_type = CTX_TYPE_MTP
+    params.n_batch = min(params.n_batch, BATCH_MAX)
+    params.n_ubatch = min(params.n_ubatch, params.n_batch)
+    params.n_outputs_max, params.n_rs_seq = slots, 0
+    return params
+
+
+def state_width(model: Any) -> int:
+    """Return the numbers of a hidden state of a llama.cpp *model*."""
+    return int(lib.llama_model_n_embd_out(model))
