@@ -79,6 +79,8 @@ class ModelCatalog:
         )
         self._configured: dict[str, ModelConfig] = {}
         """The models that the last scan has found."""
+        self._removed: set[str] = set()
+        """The models that were removed from the configuration."""
         self._found = FoundModels()
         """The files of the last scan that could read the models directory."""
         self._contents = OtherContents()
@@ -132,6 +134,7 @@ class ModelCatalog:
         one until their next load.
         """
         before, self.config = self.config, config
+        self._removed = (self._removed | before.models.keys()) - config.models.keys()
         self.scan()
         loaded = [m for m in self._models.values() if m.worker is not None and m.uid is None]
         return [model for model in loaded if self._is_outdated(model, before)]
@@ -277,6 +280,19 @@ class ModelCatalog:
             f"there is no model {name[:200]!r}",
             "`inferd models` lists the names, `inferd pull` gets a model",
         )
+
+    def check_configured(self, model: ManagedModel) -> None:
+        """Check that a model was not removed from the configuration, with which it may be loaded
+        still: contexts that are open go on, and new ones are refused.
+
+        :raises ModelNotFound: it was removed.
+        """
+        is_removed = model.name in self._removed and model.name not in self._configured
+        if is_removed and model.uid is None:
+            raise ModelNotFound(
+                f"the model {model.name!r} was removed from the configuration",
+                hint="`inferd models` lists the names; contexts that are open go on",
+            )
 
     def _name_of_path(self, path: str) -> str | None:
         """Return the name of the model whose file, or whose part, has the absolute *path*."""

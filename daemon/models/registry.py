@@ -334,6 +334,7 @@ class Registry:
         """Return a lease on the model *name*, which is one of the *allowed* names."""
         self.catalog.check_open()
         named = self.catalog.find(name, uid, allowed)
+        self.catalog.check_configured(named.model)
         return Lease(self, named.model, named.name)
 
     def options_of(self, name: str, model: ManagedModel) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from inferd.backends.errors import (
     NotFound,
     PermissionDenied,
     QuotaExceeded,
+    ShuttingDown,
     Timeout,
     TooLarge,
 )
@@ -587,14 +588,38 @@ def test_metrics_count_jobs_and_requests_by_state_and_outcome() -> None:
         assert found("job_requests", state="running") == 0
 
 
-def test_a_removed_model_fails_the_rest_of_a_job_and_a_drained_daemon_takes_none() -> None:
+def test_a_removed_model_fails_the_rest_of_a_job() -> None:
     with running_daemon(HEAD + CONFIG) as daemon, Client(daemon.socket) as client:
-        job = client.jobs.submit(chats(30, "slow"))
+        job = client.jobs.submit(chats(200, "slow"))
         wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 1)
         path = daemon.directory / "config.toml"
         path.write_text(path.read_text().replace("[models.slow", "[models.other"))
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: "config.read_again" in daemon.log)
         ended = client.jobs.wait(job["id"])
-        assert ended["state"] == "completed"
-        assert ended["completed"] + ended["failed"] == 30
+        assert ended["state"] == "completed" and ended["failed"] > 0
+        statuses = Counter(r["response"]["status_code"] for r in client.jobs.results(job["id"]))
+        assert statuses == {200: ended["completed"], 404: ended["failed"]}
+        assert ended["completed"] + ended["failed"] == 200
+
+
+def test_a_drained_daemon_takes_no_job_and_continues_its_own_after_the_restart() -> None:
+    with running_daemon(HEAD + CONFIG) as daemon:
+        with Client(daemon.socket) as client:
+            job = client.jobs.submit(chats(60, "slow"))
+            wait_until(lambda: client.jobs.get(job["id"])["completed"] >= 1)
+            client.drain()
+            with pytest.raises(ShuttingDown):
+                client.jobs.submit_file(job["input_file"])
+            wait_until(lambda: not client.jobs.get(job["id"])["running"])
+            drained = client.jobs.get(job["id"])
+            assert (drained["state"], drained["failed"]) == ("running", 0)
+            assert drained["completed"] < 60
+        daemon.stop()
+        stored = lines_of(daemon, job)
+        assert len(stored) == drained["completed"]
+        daemon.start_again()
+        with Client(daemon.socket) as client:
+            ended = client.jobs.wait(job["id"])
+            assert (ended["completed"], ended["failed"]) == (60, 0)
+            assert lines_of(daemon, job)[: len(stored)] == stored

@@ -130,6 +130,20 @@ def test_a_reload_adds_changes_and_removes_models() -> None:
             model(client, "n")
 
 
+def test_a_model_that_is_removed_while_it_is_in_use_gets_no_new_contexts() -> None:
+    with managed() as (daemon, manager, client):
+        context = client.context("m")
+        assert client.call("chat", context=context, prompt="old", raw=True)["text"] == b"old"
+        with RawClient(daemon.socket) as other:
+            reload(daemon, manager, CONFIG.replace("[models.m", "[models.n"))
+            with pytest.raises(ModelNotFound, match="was removed from the configuration"):
+                other.context("m")
+            assert other.call("show", name="m")["models"][0]["name"] == "m", "while it is loaded"
+            assert client.call("chat", context=context, prompt="on", raw=True)["text"] == b"on"
+            reload(daemon, manager, CONFIG)
+            assert other.call("chat", context=other.context("m"), prompt="new", raw=True)
+
+
 def test_an_idle_loaded_model_is_unloaded_for_its_new_parameters() -> None:
     with managed() as (daemon, manager, client):
         with RawClient(daemon.socket) as other:
