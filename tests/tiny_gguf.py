@@ -267,15 +267,65 @@ def _nextn(path: Path, head: str = "random", layers: int = 3) -> None:
                 writer.weight(weight, *shape, FEED_FORWARD, EMBEDDING)
             weight = f"{block}.ffn_down{kind}.weight"
             writer.weight(weight, *shape, EMBEDDING, FEED_FORWARD, scale=0.1 * scale)
-    block = f"blk.{layers}"
+    _nextn_head(writer, f"blk.{layers}", head)
+    writer.finish()
+
+
+def _nextn_head(writer: _Writer, block: str, head: str) -> None:
+    """Add the tensors that a NextN block has beside those of other blocks."""
     for name in ("enorm", "hnorm", "shared_head_norm"):
         writer.ones(f"{block}.nextn.{name}.weight", EMBEDDING)
+    projection = f"{block}.nextn.eh_proj.weight"
     if head == "random":
-        writer.weight(f"{block}.nextn.eh_proj.weight", EMBEDDING, 2 * EMBEDDING)
+        writer.weight(projection, EMBEDDING, 2 * EMBEDDING)
     else:
         parts = [np.eye(EMBEDDING), np.zeros((EMBEDDING, EMBEDDING))]
-        projection = np.hstack(parts if head == "token" else parts[::-1]).astype(np.float32)
-        file.add_tensor(f"{block}.nextn.eh_proj.weight", projection)
+        rows = np.hstack(parts if head == "token" else parts[::-1])
+        writer.file.add_tensor(projection, rows.astype(np.float32))
+
+
+def _nextn_hybrid(path: Path) -> None:
+    """Recurrent layers, of which llama.cpp keeps earlier states, attention in every other layer,
+    and a NextN block that predicts from the token before (Qwen3.5).
+    """
+    layers, state, heads, groups, trunk = 4, 16, 4, 2, 0.005
+    values, channels = heads * state, (heads + 2 * groups) * state
+    writer = _Writer(path, "qwen35")
+    _common(writer, layers=layers + 1)
+    _output(writer)
+    file = writer.file
+    _heads(file, HEADS_KV)
+    file.add_nextn_predict_layers(1)
+    file.add_rope_dimension_sections([2, 3, 3, 0])
+    file.add_uint32("qwen35.full_attention_interval", 2)
+    file.add_ssm_conv_kernel(KERNEL)
+    file.add_ssm_inner_size(values)
+    file.add_ssm_state_size(state)
+    file.add_ssm_time_step_rank(heads)
+    file.add_ssm_group_count(groups)
+    for layer in range(layers + 1):
+        block, scale = f"blk.{layer}", 0.0 if layer == layers else trunk
+        writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
+        writer.ones(f"{block}.post_attention_norm.weight", EMBEDDING)
+        if layer % 2 or layer == layers:
+            _qk_norms(writer, block)
+            for name, rows in (("q", 2 * HEADS), ("k", HEADS_KV), ("v", HEADS_KV)):
+                writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING)
+            writer.weight(f"{block}.attn_output.weight", EMBEDDING, HEADS * HEAD, scale=scale)
+        else:
+            writer.weight(f"{block}.attn_qkv.weight", channels, EMBEDDING)
+            writer.weight(f"{block}.attn_gate.weight", values, EMBEDDING)
+            writer.weight(f"{block}.ssm_conv1d.weight", channels, KERNEL, scale=0.5)
+            writer.weight(f"{block}.ssm_dt.bias", heads, scale=0.5)
+            file.add_tensor(f"{block}.ssm_a", np.full(heads, -0.05, np.float32))
+            writer.weight(f"{block}.ssm_beta.weight", heads, EMBEDDING)
+            writer.weight(f"{block}.ssm_alpha.weight", heads, EMBEDDING)
+            writer.ones(f"{block}.ssm_norm.weight", state)
+            writer.weight(f"{block}.ssm_out.weight", EMBEDDING, values, scale=scale)
+        for name in ("gate", "up"):
+            writer.weight(f"{block}.ffn_{name}.weight", FEED_FORWARD, EMBEDDING)
+        writer.weight(f"{block}.ffn_down.weight", EMBEDDING, FEED_FORWARD, scale=0.2 * scale)
+    _nextn_head(writer, f"blk.{layers}", "token")
     writer.finish()
 
 
@@ -730,6 +780,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "nextn-token": _nextn_token,
     "nextn-deep": _nextn_deep,
     "nextn-hidden": _nextn_hidden,
+    "nextn-hybrid": _nextn_hybrid,
     "calls": _calls,
     "bare": _bare,
     "two-templates": _two_templates,

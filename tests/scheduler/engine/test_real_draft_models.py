@@ -29,7 +29,7 @@ from tests.tiny_gguf import write_tiny
 from tests.tiny_lora import SHAPES, matrices, write_lora
 
 pytestmark = pytest.mark.process  # grammars are compiled on trial in a process
-KINDS = ("same", "cut", "random", "nextn", "nextn-token")
+KINDS = ("same", "cut", "random", "nextn", "nextn-token", "nextn-hybrid")
 
 
 def spec_with(kind: str, folder: Path, **fields: int) -> ModelSpec:
@@ -106,9 +106,9 @@ def test_the_answer_is_the_same(model: LlamaModel, name: str) -> None:
 def test_streams_that_are_parked_and_have_an_adapter(model: LlamaModel, tmp_path: Path) -> None:
     """More streams than slots take turns of a few tokens; the last one has an adapter."""
     streams = range(1, 7)
-    architecture = "glm4moe" if model.info.nextn else "llama"
-    shapes = {name: shape for name, shape in SHAPES.items() if name.startswith("blk.0.")}
-    pairs = matrices(shapes, strength=3.0)
+    architecture = model.info.description.split()[0]
+    changed = {"blk.1.attn_v.weight"} if model.info.nextn else set(SHAPES)
+    pairs = matrices({name: SHAPES[name] for name in changed}, strength=3.0)
     adapter = write_lora(tmp_path / "adapter.gguf", pairs, architecture=architecture)
     added = model.add_adapter(AdapterSpec(name="a", path=str(adapter)))
     key = (adapter_key(added.id, 1.0),)
