@@ -10,6 +10,7 @@ __all__ = ("LOGARITHMIC", "PANELS", "Panel")
 CHOSEN = 'instance=~"$instance"'
 MODEL = f'{CHOSEN}, model_name=~"$model"'
 FAILED = f'{MODEL}, outcome="failed"'
+DRAFTED = "model_name, drafter"
 TOKENS = "suffix: tok/s"
 LINES = {"lineWidth": 1, "fillOpacity": 8, "showPoints": "auto", "pointSize": 4}
 STACKED = {**LINES, "lineWidth": 0, "fillOpacity": 70, "stacking": {"mode": "normal", "group": "A"}}
@@ -230,6 +231,33 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 (one("step_target_seconds"), "target"),
             ),
         ),
+        Panel(
+            "Accepted drafts, share of the computed ones",
+            "percentunit",
+            (
+                (
+                    rate("spec_decode_num_accepted_tokens", DRAFTED)
+                    + " / "
+                    + rate("spec_decode_num_draft_tokens", DRAFTED),
+                    "{{model_name}} {{drafter}}",
+                ),
+            ),
+            empty="no drafts",
+            top=1,
+        ),
+        Panel(
+            "Speed-up by drafts, in steps that have some",
+            "suffix: ×",
+            (
+                (
+                    rate("spec_decode_plain_seconds", "model_name")
+                    + " / "
+                    + rate("spec_decode_seconds", "model_name"),
+                    "{{model_name}}",
+                ),
+            ),
+            empty="no drafts",
+        ),
         Panel("Turns in a step", "short", quantiles("iteration_sequences")),
         Panel("Tokens in a step", "short", quantiles("iteration_tokens")),
     ),
@@ -328,6 +356,13 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 for what in ("sessions", "connections")
             ),
             top=1,
+        ),
+        Panel(
+            "Time of compute, by model",
+            "percentunit",
+            ((rate("usage_compute_seconds", "model_name"), "{{model_name}}"),),
+            empty="no turns",
+            style=STACKED,
         ),
         Panel("Journal lag", "s", ((one("journal_lag_seconds"), "{{instance}}"),)),
         Panel(
