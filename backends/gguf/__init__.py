@@ -28,6 +28,8 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers in the embedding of a token."""
     layers: int | None
     """Number of its layers."""
+    nextn_layers: int
+    """Number of those among them that predict further tokens (NextN), with which it can draft."""
     license: str | None
     """Its license."""
     license_link: str | None

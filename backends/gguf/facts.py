@@ -25,6 +25,7 @@ from .header import (
     read_beginning,
     read_header,
 )
+from .nextn import nextn_layers
 
 READ_BYTES = (1 << 20, 1 << 24, 1 << 26)
 """The bytes that are read of a file, more each time until its header is complete. Vocabularies take
@@ -118,6 +119,7 @@ def facts_of(values: Mapping[str, object], tensors: Mapping[str, TensorEntry]) -
         ctx_size_trained=_value(values, f"{architecture}.context_length", int),
         embedding_size=_value(values, f"{architecture}.embedding_length", int),
         layers=layers,
+        nextn_layers=min(nextn_layers(values), NUMBER_MAX),
         license=_value(values, "general.license.name", str)
         or _value(values, "general.license", str),
         license_link=_value(values, "general.license.link", str),

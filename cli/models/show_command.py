@@ -147,8 +147,8 @@ def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator
     text on its accepted *drafts*.
     """
     yield found["name"], _entries_of_kind(found)
-    nextn = "loaded, and can draft" if (found["info"] or {}).get("nextn") else None
-    state = [*_entries_of_state(found), ("NextN layers", nextn), ("accepted drafts", drafts)]
+    nextn = "its NextN layer" if (found["info"] or {}).get("nextn") else None
+    state = [*_entries_of_state(found), ("drafts with", nextn), ("accepted drafts", drafts)]
     yield "State", state
     yield "Projector", _entries_of_projector(found.get("projector") or {})
     yield "Draft model", _entries_of_draft_model(found.get("draft_model") or {})
@@ -181,6 +181,7 @@ def _entries_of_kind(found: Mapping[str, Any]) -> list[Entry]:
         ("context", f"{trained} tokens, as trained" if trained else None),
         ("embedding length", embedding),
         ("layers", facts.get("layers")),
+        ("NextN layers", facts.get("nextn_layers") or None),
         ("tools", _tools_text(found)),
         ("reads", _reads_text(found)),
         ("license", _license_text(facts)),

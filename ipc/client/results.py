@@ -155,6 +155,8 @@ class FileInfo(TypedDict):
     """Numbers in the embedding of a token."""
     layers: int | None
     """Number of its layers."""
+    nextn_layers: int
+    """Number of those among them that predict further tokens (NextN), with which it can draft."""
     license: str | None
     """Its license."""
     license_link: str | None

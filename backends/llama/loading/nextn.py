@@ -8,6 +8,7 @@ from llama_cpp import llama_cpp as lib
 
 from ...base import KvKind, no_drafts
 from ...errors import InvalidArgument, UnsupportedOperation
+from ...gguf.nextn import nextn_refusal
 from ...model_spec import ModelSpec
 from .gguf_check import GgufFile
 
@@ -16,16 +17,6 @@ CTX_TYPE_MTP = 1
 """`LLAMA_CONTEXT_TYPE_MTP`."""
 BATCH_MAX = 256
 """The most tokens of a step of NextN layers, which have the hidden states of as many at most."""
-_ARCHITECTURES = frozenset(
-    (
-        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa"),
-        *("glm4moe", "glm5-next", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe"),
-        *("qwen3next", "step35"),
-    )
-)
-"""The architectures for whose NextN layers llama.cpp builds graphs (`LLM_GRAPH_TYPE_DECODER_MTP` in
-`src/models/`).
-"""
 
 
 def nextn_calls() -> Any:
@@ -57,24 +48,8 @@ def check_nextn(spec: ModelSpec, file: GgufFile, name: str) -> None:
             hint='leave out draft-model, or set speculation = "draft"',
         )
     nextn_calls()
-    if reason := _refusal(file):
+    if reason := nextn_refusal(file.values, file.tensors):
         raise UnsupportedOperation(f"{name!r} cannot draft with NextN layers: {reason}", hint=HINT)
-
-
-def _refusal(file: GgufFile) -> str:
-    """Return the reason for which the layers cannot draft, or empty. llama.cpp would abort."""
-    architecture = str(file.values.get("general.architecture"))
-    layers = file.values.get(f"{architecture}.nextn_predict_layers", 0)
-    blocks = file.values.get(f"{architecture}.block_count", 0)
-    if not isinstance(layers, int) or not isinstance(blocks, int) or layers < 1:
-        return "it has none"
-    if architecture not in _ARCHITECTURES:
-        return f"llama.cpp does not compute those of the architecture {architecture!r}"
-    if layers > 1:
-        return f"it has {layers}, of which each would predict another token; one is supported"
-    if f"blk.{blocks - layers}.nextn.eh_proj.weight" not in file.tensors:
-        return "its file leaves their tensors out"
-    return ""
 
 
 def check_nextn_drafts(name: str, kind: KvKind, rollback: int) -> None:

@@ -12,8 +12,9 @@ from shlex import quote
 import msgspec
 
 from ....backends.gguf import parts_of
-from ....backends.gguf.facts import other_content
+from ....backends.gguf.facts import header_of, other_content
 from ....backends.gguf.header import DamagedHeader
+from ....backends.gguf.nextn import nextn_refusal
 from ....backends.gguf.vocabulary import read_vocabulary, vocabulary_mismatch
 from ....ipc.model_names import find_name
 from ...config.model_settings import ModelConfig
@@ -71,6 +72,8 @@ class Models(msgspec.Struct, frozen=True):
     """By model, the choice of the projector of each model that has one, or files for it."""
     drafts: dict[str, DraftPair] = {}
     """By model, the draft model of each model that has one."""
+    nextn: dict[str, str] = {}
+    """The reasons for which NextN layers cannot draft, or empty, by model that requests them."""
     pull: str = "inferd pull smollm2"
     """The command by which the caller gets a model into the folder."""
 
@@ -109,6 +112,7 @@ def inspect_models(config: Config, account: Account) -> Models:
         unreadable={part: place for part, place in denials.items() if place},
         projectors=_find_projectors(config, files) if not denied_at else {},
         drafts=dict(_draft_pairs(config, files)) if not denied_at else {},
+        nextn=dict(_nextn_refusals(config, files)) if not denied_at else {},
         pull=pull_command(account.uid, os.geteuid(), folder, _own_folder()),
     )
 
@@ -141,6 +145,21 @@ def _draft_pairs(config: Config, files: Mapping[str, Path]) -> Iterator[tuple[st
         except DamagedHeader as exc:
             problem = str(exc)
         yield name, DraftPair(named, size_bytes(draft), problem)
+
+
+def _nextn_refusals(config: Config, files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    for name, file in files.items():
+        if config.models.get(name, ModelConfig()).options.get("speculation") != "mtp":
+            continue
+        try:
+            headers = [header_of(part) for part in files_in_use(file)]
+        except OSError as exc:
+            yield name, f"it cannot be read: {exc.strerror or exc}"
+        except DamagedHeader as exc:
+            yield name, str(exc)
+        else:
+            tensors = {tensor for header in headers for tensor in header.tensors}
+            yield name, nextn_refusal(headers[0].values, tensors)
 
 
 def _denial_of_folder(account: Account, folder: Path) -> tuple[str, bool]:
@@ -225,6 +244,14 @@ def check_models(models: Models) -> Iterator[Finding]:
             )
         else:
             yield ok(f"{name}: {shown} drafts for it, and takes {size_text(pair.size)} more")
+    for name, reason in list(models.nextn.items())[:LISTED_MAX]:
+        if reason:
+            yield fail(
+                f"{name} cannot draft with NextN layers: {reason}",
+                'leave out speculation = "mtp" for it, or use a file that has its NextN layers',
+            )
+        else:
+            yield ok(f"{name} drafts with its NextN layer")
     if models.files:
         size = size_text(sum(models.sizes.values()))
         others = "".join(

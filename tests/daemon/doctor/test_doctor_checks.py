@@ -387,6 +387,23 @@ def test_draft_models_that_do_not_fit_are_findings(tmp_path: Path) -> None:
     assert "there is no model of this name" in found["b"].found
 
 
+def test_models_without_the_nextn_layers_that_they_request_are_findings(tmp_path: Path) -> None:
+    for kind in ("llama", "nextn"):
+        write_tiny(kind, tmp_path)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(80))
+    files = {"a": "tiny-nextn.gguf", "b": "tiny-llama.gguf", "c": "broken.gguf"}
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "\n".join(f"[models.{n}]\nfile = '{f}'\nspeculation = 'mtp'" for n, f in files.items())
+    )
+    asked = load_config({"config": file, "models-dir": tmp_path}, {})
+    seen = places.inspect_models(asked, own_account())
+    found = {f.found.split()[0]: f for f in places.check_models(seen) if "NextN" in f.found}
+    assert found["a"].status == "ok" and set(found) == set(files)
+    assert found["b"].status == found["c"].status == "fail" and found["b"].remedy
+    assert found["b"].found == "b cannot draft with NextN layers: it has none"
+
+
 def test_links_that_lead_nowhere_are_findings(tmp_path: Path) -> None:
     (tmp_path / "gone.gguf").symlink_to("/none/gone.gguf")
     (tmp_path / "other").symlink_to("/none")

@@ -60,9 +60,10 @@ def test_they_are_loaded_shown_and_counted(daemon: RunningDaemon, client: Client
     assert memory["draft"] > 100_000 and not plain["memory"]["draft"]
     assert memory["weights"] > plain["memory"]["weights"] + 500_000
     lines = shown(daemon, "drafted")
-    assert "NextN layers loaded, and can draft" in lines
+    assert "drafts with its NextN layer" in lines and "NextN layers 1" in lines
     assert any(line.startswith("NextN layers ") and line.endswith("MB") for line in lines)
-    assert not any("NextN" in line for line in shown(daemon, "plain"))
+    plain_lines = shown(daemon, "plain")
+    assert [line for line in plain_lines if "NextN" in line] == ["NextN layers 1"]
 
 
 @pytest.mark.parametrize(

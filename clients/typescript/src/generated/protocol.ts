@@ -381,6 +381,8 @@ export interface FileInfo {
   embedding_size: number | null;
   /** Number of its layers. */
   layers: number | null;
+  /** Number of those among them that predict further tokens (NextN), with which it can draft. */
+  nextn_layers: number;
   /** Its license. */
   license: string | null;
   /** The address of the license's text. */
