@@ -125,8 +125,13 @@ class Dispatcher:
             row = row_of(call, params)
             if self._client.fleet.stopping.is_set() and not (row and row.while_stopping):
                 raise ShuttingDown("the fleet's entry stops, and accepts no new requests")
-            if row is None or row.route is Route.NONE:
+            if row is None:
                 raise UnsupportedOperation(f"there is no call {call[:50]!r}")
+            if row.route is Route.NONE:
+                raise UnsupportedOperation(
+                    f"the entry of a fleet has no call {call!r}",
+                    hint="jobs, and calls between daemons, are a node's own: connect to its daemon",
+                )
             needed = count_descriptors(message.items[3]) if row.has_descriptors else 0
             descriptors = passed.claim(needed)
             if descriptors and row.route not in (Route.CONTEXT, Route.LOAD):

@@ -14,7 +14,12 @@ import openai
 import pytest
 
 from inferd import Client
-from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
+from inferd.backends.errors import (
+    Cancelled,
+    InvalidArgument,
+    PermissionDenied,
+    UnsupportedOperation,
+)
 from tests.daemon.command_line import inferd_process
 from tests.daemon.other_users import ADA, BOB, as_user
 from tests.echo import echo_model
@@ -103,6 +108,15 @@ def test_usage_of_a_key_is_the_sum_of_all_nodes(fleet: RunningFleet) -> None:
         assert (row["user"], row["key"], row["requests"]) == (f"@{BOB}", "phone", 3)
     with client_of(fleet, BOB, key="tablet") as other:
         assert other.call("usage", by=["key"])["usage"] == []
+
+
+def test_jobs_are_refused_with_the_place_that_takes_them(fleet: RunningFleet) -> None:
+    with Client(fleet.socket) as client:
+        with pytest.raises(UnsupportedOperation, match="has no call 'upload_file'") as refused:
+            client.jobs.submit([{"url": "/v1/completions", "body": {"model": "echo"}}])
+        assert "connect to its daemon" in refused.value.hint
+        with pytest.raises(UnsupportedOperation, match="has no call 'jobs'"):
+            client.jobs.list()
 
 
 def test_the_http_gateway_serves_from_all_nodes(fleet: RunningFleet) -> None:
