@@ -11,9 +11,11 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InferdError
+from inferd.cli.monitoring.stats import DRAFTED, MetricSums
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 EXACT = 'flash-attn = "off"\ncache-type-k = "f32"\ncache-type-v = "f32"\nctx-size = 512\n'
 DRIVEN: dict[str, Any] = {"temp": 0, "ignore_eos": True, "n_predict": 200, "draft_max": 4}
@@ -101,3 +103,5 @@ def test_a_worker_that_dies_within_a_turn_with_drafts_loses_nothing(client: Clie
         metadata = session.metadata
     assert killed == 2 and answer == expected
     assert metadata["drafted_tokens"] > 0
+    labels = {"model_name": "drafted", "drafter": "mtp"}
+    wait_until(lambda: MetricSums(client.stats()).total(DRAFTED, **labels) > 0)
