@@ -3,7 +3,8 @@
 The engine's thread calls a language model. Meanwhile `tokenize`, `render` and `compile_grammar` may
 run in other threads, the first two in one thread each. Sequences are in numbered slots, 0 … slots -
 1; the model keeps the KV state of each slot and, after a step, the logits of its last decode. A
-tensor model computes in one thread, beside all these; a model may be of both kinds.
+tensor model computes in one thread, beside all these; a model may be of both kinds. A graph is a
+tensor model alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .batch import Chunk, MediaFormat, Move
 from .embedder import Embedder, EmbedInfo
 from .model_spec import AdapterInfo, AdapterSpec
 from .params import SamplingParams
-from .tensors import NamedTensor
+from .tensors import NamedTensor, TensorInfo
 from .tuning_choice import ModelTuning, ProbeRunner
 
 Message = Mapping[str, Any]
@@ -149,6 +150,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The embeddings that the model makes; None if it makes none."""
     computes_tensors: bool = False
     """Whether it is a `TensorModel`."""
+    inputs: tuple[TensorInfo, ...] = ()
+    """The inputs that a graph declares; empty for other models."""
+    outputs: tuple[TensorInfo, ...] = ()
+    """The outputs that a graph declares; empty for other models."""
     media_width: int = 0
     """The numbers of an embedding of an image or a sound; 0 if the model reads none."""
     media_mrope: bool = False
@@ -304,6 +309,35 @@ class TensorModel(Model, Protocol):
 
         :raises InvalidArgument: an input is missing, unknown, or of another type or shape.
         :raises BackendError: the computation failed.
+        """
+
+
+class Computation(Protocol):
+    """The computation of a graph's outputs from inputs that fit."""
+
+    def run(self) -> list[NamedTensor]:
+        """Return the outputs by name, once. One thread at a time computes a graph.
+
+        :raises InvalidArgument: the engine refuses the inputs.
+        :raises Cancelled: `cancel` was called.
+        :raises TooLarge: the outputs are past the limit.
+        :raises OutOfMemory: there is too little memory.
+        :raises BackendError: the computation failed.
+        """
+
+    def cancel(self) -> None:
+        """Let `run` end soon, as far as the engine can; any thread may call it, at any time."""
+
+
+class GraphModel(TensorModel, Protocol):
+    """A tensor model that is not a language model. It declares its inputs and outputs (see
+    `ModelInfo`), and a tensor engine computes it.
+    """
+
+    def new_computation(self, inputs: Sequence[NamedTensor]) -> Computation:
+        """Return the computation of *inputs*, without beginning it.
+
+        :raises InvalidArgument: an input is missing, unknown, or of another type or shape.
         """
 
 

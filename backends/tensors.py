@@ -1,4 +1,5 @@
-"""Tensors as models take and return them, and wasi-nn's types of their elements.
+"""Tensors as models take and return them, wasi-nn's types of their elements, and the check of a
+computation's inputs against those that a model declares.
 
 This module does not use numpy: a tensor is its bytes.
 """
@@ -6,13 +7,37 @@ This module does not use numpy: a tensor is its bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from .errors import InvalidArgument
+
 TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
 """Types by name; 0 to 5 are WasmEdge's numbers."""
-_ELEMENT_BYTES = {0: 2, 1: 4, 2: 8, 3: 1, 4: 4, 5: 8, 6: 2}
+OTHER_TYPES = {"bool": 200, "i8": 201, "i16": 202, "u16": 203, "u32": 204, "u64": 205}
+"""Types that only have names for clients; the numbers are inferd's own."""
+TYPE_NAMES = {number: name for name, number in (TENSOR_TYPES | OTHER_TYPES).items()}
+_ELEMENT_BYTES = {
+    **{0: 2, 1: 4, 2: 8, 3: 1, 4: 4, 5: 8, 6: 2},
+    **{200: 1, 201: 1, 202: 2, 203: 2, 204: 4, 205: 8},
+}
+_NUMBERS_MEAN: Mapping[int, tuple[str, ...]] = {
+    2: ("fp64", "u8"),
+    3: ("u8", "i32", "bf16"),
+    4: ("i32", "u8"),
+    5: ("i64", "i32"),
+    6: ("bf16", "i64"),
+}
+"""The types for which hosts and guests have sent a number: those of WasmEdge, of wasi-nn's first
+version (fp16, fp32, u8, i32) and of its component model (fp16, fp32, fp64, bf16, u8, i32, i64).
+Their sizes differ, so that the bytes of a tensor show which one is meant.
+"""
+SCALAR_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,))
+"""The component model has no tensors without dimensions, so that `[1]` stands for a scalar, too."""
+NAMES_SHOWN_MAX, NAME_CHARACTERS_MAX = 16, 100
+"""The most names in an error, and the most characters of each."""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -35,3 +60,131 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 NamedTensor: TypeAlias = tuple[str, Tensor]
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """An input or output of a model: its name, the name of its type, and its dimensions.
+
+    A dimension without a fixed size is a text: its name in the model, or "" if it has none. The
+    dimensions are None if the model does not state how many there are.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int | str, ...] | None
+
+    def __str__(self) -> str:
+        return f"{self.name[:NAME_CHARACTERS_MAX]!r} ({self.type} {shape_text(self.shape)})"
+
+
+def shape_text(shape: Sequence[int | str] | None) -> str:
+    """Return dimensions for people, with ``?`` for a free one without a name."""
+    if shape is None:
+        return "of any shape"
+    return f"[{', '.join(str(size) if size != '' else '?' for size in shape)}]"
+
+
+def names_text(tensors: Sequence[TensorInfo]) -> str:
+    """Return the names of tensors for people, the first ones of many."""
+    names = [repr(one.name[:NAME_CHARACTERS_MAX]) for one in tensors[:NAMES_SHOWN_MAX]]
+    return ", ".join(names) + (", …" if len(tensors) > NAMES_SHOWN_MAX else "")
+
+
+def match_inputs(
+    declared: Sequence[TensorInfo], given: Sequence[NamedTensor]
+) -> list[tuple[TensorInfo, Tensor]]:
+    """Return the *given* tensors in the order of the inputs that a model has *declared*, each with
+    the declared type and number of dimensions. A tensor's name is that of an input, or its index.
+
+    :raises InvalidArgument: an input is missing, unknown, given twice, or of another type or shape.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in given:
+        info = _find_input(declared, name)
+        if info.name in found:
+            raise InvalidArgument(f"the input {info} is given twice", hint="send each input once")
+        found[info.name] = _fitting(info, tensor)
+    missing = [info for info in declared if info.name not in found]
+    if missing:
+        raise InvalidArgument(
+            f"the input {missing[0]} is missing",
+            hint=f"send a tensor for each of {names_text(declared)}",
+            data={"missing": [info.name for info in missing[:NAMES_SHOWN_MAX]]},
+        )
+    return [(info, found[info.name]) for info in declared]
+
+
+def fits_index(declared: Sequence[TensorInfo], index: int, tensor: Tensor) -> bool:
+    """Return whether *tensor* fits the input of an index."""
+    try:
+        check_index(declared, index, tensor)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def check_index(declared: Sequence[TensorInfo], index: int, tensor: Tensor) -> None:
+    """Check that *tensor* fits the input of an index.
+
+    :raises InvalidArgument: there is no such input, or it is of another type or shape.
+    """
+    if index >= len(declared):
+        raise InvalidArgument(f"the model has no input {index}", hint=_known_inputs(declared))
+    _fitting(declared[index], tensor)
+
+
+def _find_input(declared: Sequence[TensorInfo], name: str) -> TensorInfo:
+    for info in declared:
+        if info.name == name:
+            return info
+    if name.isascii() and name.isdecimal() and len(name) < 6 and int(name) < len(declared):
+        return declared[int(name)]
+    raise InvalidArgument(
+        f"the model has no input {name[:NAME_CHARACTERS_MAX]!r}",
+        hint=_known_inputs(declared),
+    )
+
+
+def _known_inputs(declared: Sequence[TensorInfo]) -> str:
+    if not declared:
+        return "send no tensors: the model has no inputs"
+    return f"its inputs are {names_text(declared)}, or 0 to {len(declared) - 1} by index"
+
+
+def _fitting(info: TensorInfo, tensor: Tensor) -> Tensor:
+    """Return *tensor* as an input of the declared type and shape.
+
+    :raises InvalidArgument: it does not fit.
+    """
+    number = (TENSOR_TYPES | OTHER_TYPES)[info.type]
+    type_name = TYPE_NAMES.get(tensor.type, f"type {tensor.type}")
+    if tensor.type != number and info.type not in _NUMBERS_MEAN.get(tensor.type, ()):
+        raise InvalidArgument(
+            f"the input {info} got a tensor of {type_name}", hint=f"send it as {info.type}"
+        )
+    dimensions, shape = tensor.dimensions, info.shape
+    if shape == () and dimensions in SCALAR_SHAPES:
+        dimensions = ()
+    elif (
+        shape is not None
+        and (
+            len(shape) != len(dimensions)
+            or any(isinstance(a, int) and a != b for a, b in zip(shape, dimensions, strict=True))
+        )
+    ) or any(size < 0 for size in dimensions):
+        raise InvalidArgument(
+            f"the input {info} got the shape {shape_text(tensor.dimensions[:NAMES_SHOWN_MAX])}",
+            hint="send the declared number of dimensions, with the same sizes where one is fixed",
+        )
+    size = math.prod(dimensions) * _ELEMENT_BYTES[number]
+    if size != len(tensor.data):
+        raise InvalidArgument(
+            f"the input {info} got {len(tensor.data)} bytes of {type_name} in the shape"
+            f" {shape_text(dimensions[:NAMES_SHOWN_MAX])}, which has {size} bytes as {info.type}",
+            hint=f"send {_ELEMENT_BYTES[number]} bytes for each element of {info.type}",
+        )
+    if info.type == "bool" and tensor.data.translate(None, b"\0\1"):
+        raise InvalidArgument(
+            f"the input {info} got a byte other than 0 and 1", hint="send 0 for false, 1 for true"
+        )
+    return Tensor(tensor.data, dimensions, number)

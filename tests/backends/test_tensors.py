@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from inferd.backends import LanguageModel, ModelSpec, TensorModel, load_model
-from inferd.backends.errors import BackendError
-from inferd.backends.tensors import TENSOR_TYPES, Tensor
+from inferd.backends.errors import BackendError, InvalidArgument
+from inferd.backends.tensors import (
+    OTHER_TYPES,
+    TENSOR_TYPES,
+    Tensor,
+    TensorInfo,
+    check_index,
+    match_inputs,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,3 +50,94 @@ def test_the_echo_model_is_of_both_kinds_and_returns_its_inputs() -> None:
     with pytest.raises(BackendError):
         model.compute(inputs)
     model.close()
+
+
+IMAGE = TensorInfo("image", "u8", ("n", 2, 2))
+RATE = TensorInfo("rate", "i64", ())
+ANY = TensorInfo("any", "fp32", None)
+DECLARED = (IMAGE, RATE, ANY)
+PIXELS = Tensor(bytes(4), (1, 2, 2), TENSOR_TYPES["u8"])
+NUMBER = Tensor(bytes(8), (), TENSOR_TYPES["i64"])
+VECTOR = Tensor(bytes(8), (2,), TENSOR_TYPES["fp32"])
+
+
+def test_inputs_are_matched_by_name_or_by_index() -> None:
+    given = [("2", VECTOR), ("image", PIXELS), ("1", NUMBER)]
+    assert match_inputs(DECLARED, given) == list(
+        zip(DECLARED, (PIXELS, NUMBER, VECTOR), strict=True)
+    )
+
+
+def test_the_name_of_an_input_precedes_the_index_of_another_one() -> None:
+    declared = TensorInfo("1", "u8", None), TensorInfo("0", "u8", None)
+    first, second = Tensor(b"a", (1,)), Tensor(b"b", (1,))
+    assert [t for _, t in match_inputs(declared, [("1", first), ("0", second)])] == [first, second]
+    check_index(declared, 1, second)
+
+
+@pytest.mark.parametrize("number", [TENSOR_TYPES["u8"], 2, 4])
+def test_the_bytes_show_which_type_a_number_means(number: int) -> None:
+    [(_, tensor)] = match_inputs([IMAGE], [("image", Tensor(bytes(8), (2, 2, 2), number))])
+    assert tensor.type == TENSOR_TYPES["u8"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "size"),
+    [("i32", 3, 4), ("i32", 5, 4), ("bf16", 3, 2), ("i64", 6, 8), ("fp64", 2, 8), ("bool", 200, 1)],
+)
+def test_numbers_of_other_hosts_are_read_by_the_declared_type(
+    kind: str, number: int, size: int
+) -> None:
+    info = TensorInfo("x", kind, ("n",))
+    [(_, tensor)] = match_inputs([info], [("x", Tensor(bytes(2 * size), (2,), number))])
+    assert tensor.type == (TENSOR_TYPES | OTHER_TYPES)[kind]
+    with pytest.raises(InvalidArgument, match="bytes"):
+        match_inputs([info], [("x", Tensor(bytes(2 * size + 1), (2,), number))])
+
+
+def test_a_scalar_has_no_dimensions_or_one_element() -> None:
+    for dimensions in ((), (1,)):
+        [(_, tensor)] = match_inputs([RATE], [("rate", Tensor(bytes(8), dimensions, 5))])
+        assert tensor.dimensions == ()
+    with pytest.raises(InvalidArgument):
+        match_inputs([RATE], [("rate", Tensor(bytes(8), (1, 1), 5))])
+
+
+def test_an_input_may_have_no_elements() -> None:
+    [(_, tensor)] = match_inputs([IMAGE], [("image", Tensor(b"", (0, 2, 2), 3))])
+    assert tensor.dimensions == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], r"'image' \(u8 \[n, 2, 2\]\) is missing"),
+        ([("image", PIXELS)], r"'rate' \(i64 \[\]\) is missing"),
+        ([("other", PIXELS)], "no input 'other'"),
+        ([("3", PIXELS)], "no input '3'"),
+        ([("-1", PIXELS)], "no input '-1'"),
+        ([("٣", PIXELS)], "no input"),
+        ([("image", PIXELS), ("0", PIXELS)], "'image'.* given twice"),
+        ([("image", VECTOR)], r"'image' \(u8 .* got a tensor of fp32"),
+        ([("image", Tensor(bytes(4), (1, 2, 2), 77))], "got a tensor of type 77"),
+        ([("image", Tensor(bytes(4), (2, 2), 3))], r"\[n, 2, 2\]\) got the shape \[2, 2\]"),
+        ([("image", Tensor(bytes(4), (1, 4, 1), 3))], r"got the shape \[1, 4, 1\]"),
+        ([("image", Tensor(bytes(4), (-1, 2, 2), 3))], r"got the shape \[-1, 2, 2\]"),
+        ([("image", Tensor(bytes(5), (1, 2, 2), 3))], "got 5 bytes of u8 .* has 4 bytes as u8"),
+        ([("any", Tensor(bytes(8), (-1, -2), 1))], r"got the shape \[-1, -2\]"),
+        ([("any", Tensor(bytes(8), (1 << 60,) * 100, 1))], "got 8 bytes"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_with_both_sides(
+    given: list[tuple[str, Tensor]], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        match_inputs(DECLARED, given)
+    assert len(str(caught.value)) < 5000
+
+
+def test_a_byte_of_a_bool_is_0_or_1() -> None:
+    info = TensorInfo("x", "bool", ("n",))
+    match_inputs([info], [("x", Tensor(b"\0\1", (2,), OTHER_TYPES["bool"]))])
+    with pytest.raises(InvalidArgument, match="other than 0 and 1"):
+        match_inputs([info], [("x", Tensor(b"\0\2", (2,), OTHER_TYPES["bool"]))])
