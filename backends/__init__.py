@@ -1,4 +1,4 @@
-"""The protocols of models, the engines `echo` and `llama` that run them, and the error tree.
+"""The protocols of models, the engines that run them (`echo`, `llama`, `onnx`), and the error tree.
 
 This package does not depend on queues, sessions or sockets. To add an engine, write a package whose
 models pass `tests/backends/test_contract.py`, and add its row to `ENGINES`.
@@ -15,7 +15,9 @@ from .errors import UnsupportedOperation
 if TYPE_CHECKING:
     from .base import (
         CompiledGrammar,
+        Computation,
         DraftModel,
+        GraphModel,
         LanguageModel,
         Model,
         ModelInfo,
@@ -35,10 +37,12 @@ __all__ = (
     "AdapterSpec",
     "Chunk",
     "CompiledGrammar",
+    "Computation",
     "Device",
     "DraftModel",
     "EmbedInfo",
     "EmbedSpec",
+    "GraphModel",
     "InferdError",
     "LanguageModel",
     "MemoryNeed",
@@ -69,14 +73,18 @@ def __getattr__(name: str) -> Any:
 
 class Engine(NamedTuple):
     """A backend: the format of its model files, or an empty text if its models have no file; the
-    places of its functions, imported at the first use because `echo` runs without llama.cpp; and
-    the program of its encoder process.
+    places of its functions, imported at the first use because `echo` runs without llama.cpp; the
+    program of its encoder process, if it has one; the name of its encoding in wasi-nn; the extra
+    that installs it; and whether its models are graphs, which have no language.
     """
 
     file_format: str
     load: str
     estimate: str
     encoder: str
+    encoding: str = "ggml"
+    extra: str = "daemon"
+    graphs: bool = False
 
 
 ENGINES = {
@@ -89,8 +97,22 @@ ENGINES = {
     "echo": Engine(
         *("", "echo.model:load_echo", "echo.options:EchoMemoryEstimator", "echo.media_program")
     ),
+    "onnx": Engine(
+        *("onnx", "onnx.model:load_onnx", "onnx.memory:OnnxMemoryEstimator", ""),
+        encoding="onnx",
+        extra="onnx",
+        graphs=True,
+    ),
 }
 """By the name of the backend in the configuration."""
+FILE_SUFFIXES = {f".{engine.file_format}": n for n, engine in ENGINES.items() if engine.file_format}
+"""The backends by the ends of their files' names."""
+
+
+def backend_of_file(name: str) -> str:
+    """Return the backend of the model in a file of this *name*."""
+    found = (n for suffix, n in FILE_SUFFIXES.items() if name.lower().endswith(suffix))
+    return next(found, "llama")
 
 
 def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> Model:
@@ -127,7 +149,8 @@ def _found(spec: ModelSpec, function: str) -> Any:
     except (ImportError, OSError, RuntimeError) as exc:
         from .library import install_command
 
+        extra = ENGINES[spec.backend].extra
         raise UnsupportedOperation(
             f"the backend {spec.backend!r} cannot be used here: {exc}",
-            hint=install_command("daemon"),
+            hint=install_command(extra),
         ) from exc

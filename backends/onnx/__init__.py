@@ -1,0 +1,1 @@
+"""Graphs in ONNX, computed by ONNX Runtime on the CPU. Only `model` needs its package."""

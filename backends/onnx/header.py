@@ -1,0 +1,218 @@
+"""The inputs and outputs of an ONNX file, and the files with its other weights, without an engine.
+
+The file is a protobuf message (`onnx.proto`). Only the fields below are read; weights are skipped.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from ..errors import LoadFailed
+from ..tensors import TensorInfo
+
+ELEMENT_TYPES = {
+    1: "fp32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 8: "string", 9: "bool",
+    10: "fp16", 11: "fp64", 12: "u32", 13: "u64", 14: "complex64", 15: "complex128", 16: "bf16",
+    17: "f8e4m3fn", 18: "f8e4m3fnuz", 19: "f8e5m2", 20: "f8e5m2fnuz", 21: "u4", 22: "i4", 23: "f4",
+}  # fmt: skip
+"""The names of `TensorProto.DataType`."""
+_CONTAINERS = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}
+"""The kinds of values that are not tensors, by the fields of `TypeProto`."""
+FIELD_BYTES_MAX = 1 << 20
+"""The longest description of an input or output, name or path that is read."""
+TENSORS_MAX = 4096
+"""The most inputs or outputs of a graph."""
+SIZE_MAX = 1 << 40
+"""The largest size of a dimension. Larger ones are nonsense, and would not fit into a reply."""
+DIMENSION_CHARACTERS_MAX = 100
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class OnnxHeader(NamedTuple):
+    """The inputs that a caller must set, the outputs, and the paths of the files with weights,
+    relative to the model's folder.
+    """
+
+    title: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    external: frozenset[str]
+
+
+def read_onnx_header(path: str | Path) -> OnnxHeader:
+    """Return the header of an ONNX file. Blocks.
+
+    :raises LoadFailed: the file cannot be read, or is not an ONNX file.
+    """
+    try:
+        with open(path, "rb", opener=_open_regular) as file:
+            return _read_model(file, os.fstat(file.fileno()).st_size)
+    except OSError as exc:
+        raise LoadFailed(
+            f"cannot read {str(path)!r}: {exc.strerror or exc}", hint="check the file's path"
+        ) from None
+    except (_Damaged, RecursionError) as exc:
+        raise LoadFailed(
+            f"{str(path)!r} is not an ONNX file: {exc}", hint="export or download the model again"
+        ) from None
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _open_regular(path: str, flags: int) -> int:
+    # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(None, "it is not a regular file")
+    return fd
+
+
+def _read_model(file: BinaryIO, size: int) -> OnnxHeader:
+    graphs = [end for number, kind, end in _fields(file, size) if (number, kind) == (7, _BYTES)]
+    if not graphs:
+        raise _Damaged("it has no graph")
+    if len(graphs) > 1:
+        raise _Damaged("it has several graphs")
+    file.seek(0)
+    for number, kind, end in _fields(file, size):
+        if (number, kind) == (7, _BYTES):
+            return _read_graph(file, end)
+    raise AssertionError("the graph was found before")
+
+
+def _read_graph(file: BinaryIO, end: int) -> OnnxHeader:
+    title, inputs, outputs = "", list[TensorInfo](), list[TensorInfo]()
+    weights, external = set[str](), set[str]()
+    for number, kind, field_end in _fields(file, end):
+        if kind != _BYTES:
+            continue
+        match number:
+            case 2:
+                title = _text(file, field_end)
+            case 5:
+                name, files = _read_weight(file, field_end)
+                weights.add(name)
+                external |= files
+            case 11 | 12:
+                found = inputs if number == 11 else outputs
+                if len(found) >= TENSORS_MAX:
+                    raise _Damaged(f"it has more than {TENSORS_MAX} inputs or outputs")
+                found.append(_read_value(_read(file, field_end)))
+    # Older files list the weights among the inputs; a caller need not set these.
+    needed = tuple(info for info in inputs if info.name not in weights)
+    return OnnxHeader(title, needed, tuple(outputs), frozenset(external))
+
+
+def _read_weight(file: BinaryIO, end: int) -> tuple[str, set[str]]:
+    name, files = "", set[str]()
+    for number, kind, field_end in _fields(file, end):
+        if kind != _BYTES:
+            continue
+        if number == 8:
+            name = _text(file, field_end)
+        elif number == 13:
+            entry = dict.fromkeys((1, 2), "")
+            for key, key_kind, key_end in _fields(file, field_end):
+                if key_kind == _BYTES and key in entry:
+                    entry[key] = _text(file, key_end)
+            if entry[1] == "location":
+                files.add(entry[2])
+    return name, files
+
+
+def _read_value(data: bytes) -> TensorInfo:
+    file, end = io.BytesIO(data), len(data)
+    name, kind, shape = "", "unknown", None
+    for number, wire, field_end in _fields(file, end):
+        if (number, wire) == (1, _BYTES):
+            name = _text(file, field_end)
+        elif (number, wire) == (2, _BYTES):
+            kind, shape = _read_type(file, field_end)
+    return TensorInfo(name, kind, shape)
+
+
+def _read_type(file: BinaryIO, end: int) -> tuple[str, tuple[int | str, ...] | None]:
+    kind: str = "unknown"
+    shape: tuple[int | str, ...] | None = None
+    for number, wire, field_end in _fields(file, end):
+        if wire == _BYTES and number in _CONTAINERS:
+            kind = _CONTAINERS[number]
+        elif wire == _BYTES and number == 1:
+            for key, key_wire, key_end in _fields(file, field_end):
+                if (key, key_wire) == (1, _VARINT):
+                    kind = ELEMENT_TYPES.get(key_end, f"type {key_end}")
+                elif (key, key_wire) == (2, _BYTES):
+                    shape = _read_shape(file, key_end)
+    return kind, shape
+
+
+def _read_shape(file: BinaryIO, end: int) -> tuple[int | str, ...]:
+    shape: list[int | str] = []
+    for number, wire, field_end in _fields(file, end):
+        if (number, wire) != (1, _BYTES):
+            continue
+        size: int | str = ""
+        for key, key_wire, key_end in _fields(file, field_end):
+            if (key, key_wire) == (1, _VARINT):
+                # Exporters write -1 for a free dimension; a negative number has all 64 bits.
+                size = key_end if key_end <= SIZE_MAX else ""
+            elif (key, key_wire) == (2, _BYTES):
+                text = _text(file, key_end)[:DIMENSION_CHARACTERS_MAX]
+                size = "".join(c if c.isprintable() else "?" for c in text)
+        shape.append(size)
+    return tuple(shape)
+
+
+def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the fields of a message that ends at *end*: their numbers and kinds, and the value of a
+    number, or else the end of the field. The next field is read from there.
+    """
+    while (at := file.tell()) < end:
+        key = _varint(file, end)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            yield number, kind, _varint(file, end)
+            continue
+        if kind == _BYTES:
+            size = _varint(file, end)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise _Damaged(f"the field at byte {at} has the unknown kind {kind}")
+        field_end = file.tell() + size
+        if field_end > end:
+            raise _Damaged(f"the field at byte {at} is cut off")
+        yield number, kind, field_end
+        file.seek(field_end)
+
+
+def _varint(file: BinaryIO, end: int) -> int:
+    value = shift = 0
+    while file.tell() < end and shift < 70:
+        byte = file.read(1)
+        if not byte:
+            break
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value & (1 << 64) - 1
+        shift += 7
+    raise _Damaged("a number is cut off")
+
+
+def _read(file: BinaryIO, end: int) -> bytes:
+    size = end - file.tell()
+    if size > FIELD_BYTES_MAX:
+        raise _Damaged(f"a name or description has {size} bytes, more than {FIELD_BYTES_MAX}")
+    return file.read(size)
+
+
+def _text(file: BinaryIO, end: int) -> str:
+    return _read(file, end).decode("utf-8", "replace")

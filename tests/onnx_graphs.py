@@ -1,0 +1,100 @@
+"""Small graphs in ONNX, made with the `onnx` package, and their files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+Port = tuple[str, str, Sequence[int | str] | None]
+"""A name, a type and a shape."""
+ELEMENTS = {
+    "fp16": TensorProto.FLOAT16, "fp32": TensorProto.FLOAT, "fp64": TensorProto.DOUBLE,
+    "bf16": TensorProto.BFLOAT16, "u8": TensorProto.UINT8, "i8": TensorProto.INT8,
+    "u16": TensorProto.UINT16, "i16": TensorProto.INT16, "i32": TensorProto.INT32,
+    "u32": TensorProto.UINT32, "i64": TensorProto.INT64, "u64": TensorProto.UINT64,
+    "bool": TensorProto.BOOL, "string": TensorProto.STRING,
+}  # fmt: skip
+
+
+def graph(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    weights: Sequence[onnx.TensorProto] = (),
+) -> bytes:
+    """Return the bytes of a model file."""
+    made = helper.make_graph(
+        list(nodes), "graph", list(map(_value, inputs)), list(map(_value, outputs)), list(weights)
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    return bytes(model.SerializeToString())
+
+
+def _value(port: Port) -> onnx.ValueInfoProto:
+    name, kind, shape = port
+    return helper.make_tensor_value_info(name, ELEMENTS[kind], shape)
+
+
+def identity(*kinds: str, shape: Sequence[int | str] | None = ("n",)) -> bytes:
+    """Return a graph that copies inputs `x0`, `x1`, … of these types to `y0`, `y1`, …."""
+    return graph(
+        [helper.make_node("Identity", [f"x{i}"], [f"y{i}"]) for i in range(len(kinds))],
+        [(f"x{i}", kind, shape) for i, kind in enumerate(kinds)],
+        [(f"y{i}", kind, shape) for i, kind in enumerate(kinds)],
+    )
+
+
+def affine() -> bytes:
+    """Return a graph with the fp32 inputs `a` and `b` of [n, 2], and the output 2·a + b."""
+    return graph(
+        [helper.make_node("Mul", ["a", "two"], ["c"]), helper.make_node("Add", ["c", "b"], ["y"])],
+        [("a", "fp32", ["n", 2]), ("b", "fp32", ["n", 2])],
+        [("y", "fp32", ["n", 2])],
+        [helper.make_tensor("two", TensorProto.FLOAT, [], struct.pack("f", 2), raw=True)],
+    )
+
+
+def division() -> bytes:
+    """Return a graph that divides int32; −2³¹ by −1 ends the process of ONNX Runtime."""
+    return graph(
+        [helper.make_node("Div", ["a", "b"], ["y"])],
+        [("a", "i32", ["n"]), ("b", "i32", ["n"])],
+        [("y", "i32", ["n"])],
+    )
+
+
+def loop() -> bytes:
+    """Return a graph that copies `x` as often as `times` says."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Identity", ["v"], ["v2"])],
+        "body",
+        [_value(("i", "i64", [])), _value(("c", "bool", [])), _value(("v", "fp32", ["n"]))],
+        [_value(("c2", "bool", [])), _value(("v2", "fp32", ["n"]))],
+    )
+    true = helper.make_tensor("true", TensorProto.BOOL, [], [True])
+    return graph(
+        [helper.make_node("Loop", ["times", "true", "x"], ["y"], body=body)],
+        [("x", "fp32", ["n"]), ("times", "i64", [])],
+        [("y", "fp32", ["n"])],
+        [true],
+    )
+
+
+def product() -> bytes:
+    """Return a graph that multiplies two matrices, which nothing interrupts."""
+    return graph(
+        [helper.make_node("MatMul", ["a", "b"], ["y"])],
+        [("a", "fp32", ["n", "k"]), ("b", "fp32", ["k", "m"])],
+        [("y", "fp32", ["n", "m"])],
+    )
+
+
+def write_graphs(folder: Path, graphs: Mapping[str, bytes]) -> None:
+    """Write model files by their names without the suffix."""
+    for name, data in graphs.items():
+        (folder / f"{name}.onnx").write_bytes(data)
