@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from ..backends import (
     AdapterSpec,
     Chunk,
+    GraphModel,
     InferdError,
     LanguageModel,
     MemoryEstimator,
@@ -45,6 +47,7 @@ from . import messages as m
 from .build import EXIT_OTHER_BUILD, build_id
 from .engine.engine import Engine
 from .engine.reporter import set_library_level, write_library_line
+from .engine.tensor_engine import TensorEngine
 from .kv.disk import KvFiles
 from .settings import EngineSettings
 
@@ -233,10 +236,13 @@ def run_worker(link: SocketLink, record: int = -1) -> None:
             return
         set_library_level(command.logging)
         model = _load_model(link, commands, command)
-        engine = None if model is None else _start_engine(link, model, command, record)
-        if model is not None and engine is not None:
-            _run_engine(link, engine, commands.for_engine())
-            model.close()
+        if model is not None and not isinstance(model, LanguageModel):
+            _serve_graph(link, model, command, record, commands)
+        elif model is not None:
+            engine = _start_engine(link, model, command, record)
+            if engine is not None:
+                _run_engine(link, engine, commands.for_engine())
+                model.close()
         link.drain(1.0)
     except LinkClosed:
         pass
@@ -282,7 +288,7 @@ class _EarlyCommands:
 
 def _load_model(
     link: SocketLink, commands: _EarlyCommands, command: m.LoadModel
-) -> LanguageModel | None:
+) -> LanguageModel | GraphModel | None:
     sent, spec = 0.0, command.spec
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
@@ -297,7 +303,8 @@ def _load_model(
     try:
         shaped = _agree_on_shape(link, commands, spec, command.known)
         model = load_model(shaped, progress, renders=True)
-        assert isinstance(model, LanguageModel), "the engine's loop is one of tokens"
+        if not isinstance(model, LanguageModel):
+            return cast(GraphModel, model)
         # The first token takes about 15 ms more. An echo model's `fail_at_step` counts all steps.
         if spec.backend != "echo" or command.settings.get("careful_s"):
             commands.apply_threads(model)  # with too many, the token can take seconds
@@ -326,6 +333,29 @@ def _start_engine(
     link.send_reports([m.Loaded(model.info, adapters, model.tuning)])
     engine.reporter.configure_log(command.logging)
     return engine
+
+
+def _serve_graph(
+    link: SocketLink, model: GraphModel, command: m.LoadModel, record: int, commands: _EarlyCommands
+) -> None:
+    """Report that a graph is loaded, then compute it until `Quit`."""
+    settings = EngineSettings(**command.settings)
+    engine = TensorEngine(model, record=record, strict=settings.priority_strict)
+    try:
+        engine.start()
+    except InferdError as exc:
+        link.send_reports([m.ModelNotLoaded(exc.to_wire())])
+        return
+    link.send_reports([m.Loaded(model.info, [], None)])
+    _freeze_objects()
+    link.wake_on(engine.fileno())
+    received = commands.for_engine()
+    while not engine.quit:
+        link.send_reports(engine.advance(received))
+        if not engine.quit:
+            received = link.receive_commands(engine.wait_s_max())
+    engine.close()
+    model.close()
 
 
 def compute_token(model: LanguageModel) -> None:
@@ -392,9 +422,7 @@ def _agree_on_shape(
 
 def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
     """Run the engine until `Quit`, from *commands* on; wait only if there is nothing to compute."""
-    gc.collect()
-    gc.freeze()  # otherwise collections between steps took up to 5 ms for the objects so far
-    gc.enable()
+    _freeze_objects()
     for lane in engine.tokenizing.lanes:
         link.wake_on(lane.thread.fileno())
     if engine.kv.disk is not None:
@@ -415,6 +443,13 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
     engine.metrics.publish(at_once=True)
     link.send_reports(engine.kv.close())
     engine.tokenizing.close()
+
+
+def _freeze_objects() -> None:
+    """Leave the objects so far out of collections, which took up to 5 ms for them between steps."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 if __name__ == "__main__":
