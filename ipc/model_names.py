@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..backends import ENGINES, FILE_SUFFIXES
 from ..backends.errors import ModelNotFound
 from ..backends.gguf import PART
 from ..backends.params import nearest
@@ -23,6 +24,7 @@ NAME_CHARACTERS_MAX = 128
 MODEL_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 """The name of a model. It is used in file names, so it cannot contain a path."""
 FILE_SUFFIX = ".gguf"
+"""The end of the names of language models' files."""
 _LATEST = ":latest"
 """The tag that Ollama's clients add."""
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
@@ -32,6 +34,11 @@ _NAMES_LISTED_MAX = 100
 
 def is_model_file(name: str) -> bool:
     """Return whether a file's name ends as those of models do, in any case."""
+    return name.lower().endswith(tuple(FILE_SUFFIXES))
+
+
+def is_gguf_file(name: str) -> bool:
+    """Return whether a file's name ends as those of language models and their parts do."""
     return name.lower().endswith(FILE_SUFFIX)
 
 
@@ -89,7 +96,7 @@ def model_not_found(text: str, names: Collection[str], sentence: str, advice: st
 
 
 def _without_suffix(path: str) -> str:
-    return path[: -len(FILE_SUFFIX)] if is_model_file(path) else path
+    return path.rpartition(".")[0] if is_model_file(path) else path
 
 
 M = TypeVar("M", bound=Mapping[str, object])
@@ -125,7 +132,12 @@ def preferred_model(models: Sequence[ModelInfo], memory: Mapping[str, Any]) -> s
 
 
 def _generates(model: ModelInfo) -> bool:
-    """Return whether a model generates text, which is known once it has been loaded."""
+    """Return whether a model generates text, which is known once it has been loaded, or of a graph
+    before.
+    """
+    backend = ENGINES.get(str(model.get("backend")))
+    if backend is not None and backend.graphs:
+        return False
     return bool((model.get("info") or {}).get("generates", True))
 
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from .. import ENGINES, backend_of_file
 from . import MAGIC, FileFacts
 from .header import (
     CutOffHeader,
@@ -182,7 +183,9 @@ class OtherContent(msgspec.Struct, frozen=True):
 
 
 def other_content(file: Path) -> OtherContent | None:
-    """Return the reason why *file* is certainly not a language model, or None. Blocks."""
+    """Return the reason why *file* is certainly not a model, or None. Files are language models
+    unless their name ends as that of a graph. Blocks.
+    """
     try:
         status = os.stat(file)
     except OSError as exc:  # a load reports a denied access, or a file server that does not answer
@@ -197,7 +200,8 @@ def other_content(file: Path) -> OtherContent | None:
             beginning = os.pread(fd, CONTENT_BYTES, 0)
     except OSError:
         return None  # a load reports it
-    return _content(beginning)
+    is_graph = ENGINES[backend_of_file(file.name)].graphs
+    return _download(beginning) if is_graph else _content(beginning)
 
 
 def dangling_reason(error: OSError) -> str:
@@ -210,14 +214,21 @@ def dangling_reason(error: OSError) -> str:
     return "it is a link to a missing file" if is_missing else ""
 
 
-def _content(beginning: bytes) -> OtherContent | None:
+def _download(beginning: bytes) -> OtherContent | None:
+    """Return the reason for a file that a failed download has left."""
     if beginning.startswith(_LFS_POINTER):
         return OtherContent("it is a pointer of Git LFS: `git lfs pull` gets the model")
+    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()[:15].lower()
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<?xml")):
+        return OtherContent("it is a web page: download the file itself")
+    return None
+
+
+def _content(beginning: bytes) -> OtherContent | None:
+    if (failed := _download(beginning)) is not None:
+        return failed
     if not beginning.startswith(MAGIC):
-        text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()[:15].lower()
-        is_page = text.startswith((b"<!doctype html", b"<html", b"<head", b"<?xml"))
-        page = "a web page: download the file itself"
-        return OtherContent(f"it is {page if is_page else 'not a GGUF file'}")
+        return OtherContent("it is not a GGUF file")
     values = read_beginning(beginning)
     kind = _TYPES.get(str(values.get("general.type"))) or _ARCHITECTURES.get(
         str(values.get("general.architecture"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ...backends import ENGINES
 from ...backends.engine_options import engine_options_of
 from ...backends.errors import ModelNotFound, UnsupportedOperation
 from ...backends.model_spec import ModelSpec
@@ -21,12 +22,17 @@ def measured_spec(model: str, config: Config) -> ModelSpec:
 
     :raises ModelNotFound: the name is unknown, or has no file.
     :raises NotFound: the file does not exist.
-    :raises UnsupportedOperation: it is an echo model.
+    :raises UnsupportedOperation: it is an echo model or a graph.
     """
     name, own = _found(model, config)
     if own.backend == ECHO or name == ECHO:
         raise UnsupportedOperation(
             "an echo model computes nothing, so it has no settings to measure",
+            hint="measure a model with a GGUF file; `inferd models` lists them",
+        )
+    if ENGINES[own.backend].graphs:
+        raise UnsupportedOperation(
+            f"{name!r} is a graph, which has no settings to measure",
             hint="measure a model with a GGUF file; `inferd models` lists them",
         )
     if own.file is None:
@@ -50,7 +56,7 @@ def _found(model: str, config: Config) -> tuple[str, ModelConfig]:
     """Return the name and the configuration of *model*."""
     file = file_of(model)
     if file is not None:
-        return file.name, ModelConfig(file=Path(os.path.abspath(file)))
+        return file.name, ModelConfig().with_file(Path(os.path.abspath(file)))
     check_offered(model, config)
     files = find_models(config.models_dir).files
     name = find_name(model, {ECHO, *config.tables, *files}) or model
@@ -58,4 +64,5 @@ def _found(model: str, config: Config) -> tuple[str, ModelConfig]:
         name = find_name(derived.of, {ECHO, *config.models, *files}) or derived.of
     configured = config.models.get(name, ModelConfig())
     own = configured.file or files.get(name)
-    return name, ModelConfig(file=own, backend=configured.backend, options=configured.options)
+    found = ModelConfig(backend=configured.backend, options=configured.options)
+    return name, found.with_file(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,6 +150,8 @@ def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator
     nextn = "its NextN layer" if (found["info"] or {}).get("nextn") else None
     state = [*_entries_of_state(found), ("drafts with", nextn), ("accepted drafts", drafts)]
     yield "State", state
+    for title, key in (("Inputs", "inputs"), ("Outputs", "outputs")):
+        yield title, _entries_of_tensors((found["info"] or {}).get(key) or ())
     yield "Projector", _entries_of_projector(found.get("projector") or {})
     yield "Draft model", _entries_of_draft_model(found.get("draft_model") or {})
     title = "Memory, estimated" if found["memory"] else "Memory for its next load, estimated"
@@ -204,6 +206,13 @@ def _answer_entries(info: Mapping[str, Any]) -> Iterator[Entry]:
     yield "answers", "; ".join(form.warnings) or None
 
 
+def _entries_of_tensors(tensors: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """Return the types and shapes of a graph's inputs or outputs by name."""
+    from ...backends.tensors import shape_text
+
+    return [(one["name"], f"{one['type']} {shape_text(one['shape'])}") for one in tensors]
+
+
 def _swap_text(found: Mapping[str, Any]) -> str | None:
     to = found.get("swapped_to")
     return f"{to}; `inferd swap {found['name']} --undo` ends it" if to else None
@@ -237,6 +246,8 @@ def _tools_text(found: Mapping[str, Any]) -> str | None:
     """
     info, facts = found["info"], found.get("file_info")
     if info is not None:
+        if info.get("inputs"):
+            return None  # a graph
         return "yes" if info["has_chat_template"] and "tools" not in info["unused"] else "no"
     if facts is None or _sets_template(found):
         return None
@@ -265,7 +276,7 @@ def _entries_of_state(found: Mapping[str, Any]) -> list[Entry]:
     info, error = found["info"], found["error"]
     shape = info or found.get("estimate") or {}
     slots, ctx_size = shape.get("slots"), shape.get("ctx_size")
-    sessions = f"{ctx_size} tokens in each of {slots} sessions at once" if slots else None
+    sessions = f"{ctx_size} tokens in each of {slots} sessions at once" if ctx_size else None
     if info is None:
         state = "not loaded" if found["state"] == "cold" else found["state"]
         cause = error_from_wire(error).text_for_people if error else None
@@ -311,11 +322,12 @@ def _entries_of_memory(found: Mapping[str, Any]) -> list[Entry]:
     if need["context"] and need["total"] is None:
         states = f"at most {states}"
     devices = need["devices"] or {}
+    is_graph = need["context"] == 0 and not shape.get("ctx_size")
     return [
         ("weights", size_text(need["weights"])),
-        ("KV states", states),
+        ("KV states", None if is_graph else states),
         ("of these by options", _options_text(found["options"], need.get("options"))),
-        ("compute buffers", _size(need["compute"]) or UNKNOWN_YET),
+        ("compute buffers", None if is_graph else _size(need["compute"]) or UNKNOWN_YET),
         ("program", _size(need["process"])),
         ("images and sounds", _size(need.get("projector") or None)),
         (

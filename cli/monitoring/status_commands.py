@@ -103,7 +103,10 @@ def media_text(model: Mapping[str, Any]) -> str | None:
     return ", ".join(MEDIA_NAMES.get(kind, kind) for kind in kinds) or None
 
 
-_OPTIONAL = {"LABEL": "label", "NODE": "node", "SHARED BY": "shared_by", "READS": "media"}
+_OPTIONAL = {
+    **{"LABEL": "label", "NODE": "node", "SHARED BY": "shared_by"},
+    **{"READS": "media", "TENSORS": "tensors"},
+}
 
 
 def columns_for(entries: Sequence[Mapping[str, Any]], columns: Columns) -> Columns:
@@ -114,6 +117,17 @@ def columns_for(entries: Sequence[Mapping[str, Any]], columns: Columns) -> Colum
         if all(entry.get(key) in (None, "") for entry in entries)
     }
     return {name: text for name, text in columns.items() if name not in unused}
+
+
+def _tensors_text(info: Mapping[str, Any]) -> str:
+    """Return the inputs and outputs of a graph, without their names; empty for other models."""
+    from ...backends.tensors import shape_text
+
+    inputs, outputs = (
+        ", ".join(f"{one['type']} {shape_text(one['shape'])}" for one in info.get(key) or ())
+        for key in ("inputs", "outputs")
+    )
+    return shortened(f"{inputs} → {outputs}") if outputs else ""
 
 
 def _position(task: dict[str, Any] | None) -> int | None:
@@ -141,7 +155,8 @@ LOADED_MODELS: Columns = {
     "MEMORY": memory_text,
     "PROCESSOR": processor_text,
     "READS": "media",
-    "CONTEXT": lambda m: m["info"].get("ctx_size"),
+    "CONTEXT": lambda m: m["info"].get("ctx_size") or None,
+    "TENSORS": "tensors",
     "UNTIL": until_text,
     "SESSIONS": "sessions",
     "TASKS": "tasks",
@@ -217,7 +232,7 @@ def ps(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False
         return
     for model in models:
         model["info"] = model["info"] or {}
-        model["media"] = media_text(model)
+        model["media"], model["tensors"] = media_text(model), _tensors_text(model["info"])
         model["sessions"] = sum(_is_of_model(session, model) for session in sessions)
     table_of(columns_for(models, LOADED_MODELS), models)
     if sessions:

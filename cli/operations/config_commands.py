@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,7 +101,7 @@ def _memory_warnings(config: Config, files: Mapping[str, Path]) -> Iterator[str]
             continue
         model = config.models.get(base, ModelConfig())
         if model.backend != ECHO and base != ECHO:
-            model = replace(model, file=model.file or files.get(base))
+            model = model.with_file(model.file or files.get(base))
             with suppress(OSError, DamagedHeader):  # the load reports it
                 if (need := need_by_header(config, model)) is not None:
                     needs[base] = need

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from ...backends.errors import InvalidArgument, TooLarge, not_utf8
 from ...backends.params import nearest
-from ...backends.tensors import TENSOR_TYPES
+from ...backends.tensors import OTHER_TYPES, TENSOR_TYPES
 from ...backends.texts import mark_bytes, offset_of
 from ...ipc.messages import Tensor
 from ...ipc.server.connection import Request
@@ -90,6 +90,8 @@ def tensor_type(tensor: Tensor) -> int:
     """Return the number of a tensor's type. No number is refused, because hosts have disagreed on
     U8 and I32 (2 and 3, 3 and 4).
     """
+    if isinstance(tensor.type, str) and tensor.type in OTHER_TYPES:
+        return OTHER_TYPES[tensor.type]
     return number_of(tensor.type, TENSOR_TYPES, "tensor type")
 
 

@@ -35,6 +35,7 @@ from .tensors import (
     compute_kept,
     compute_named,
     is_configuration,
+    is_graph,
     is_tensor,
     prompt_number,
     read_tensor,
@@ -157,7 +158,7 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
     session, p = daemon.session(request), request.params
     tensor = await read_tensor(request, p.tensor)
     if await is_tensor(session, p.index, tensor):
-        set_tensor(session, p.index, tensor)
+        await set_tensor(session, p.index, tensor)
     elif p.index == w.METADATA_INDEX:
         set_metadata(session, tensor.data)
         await session.wait_recorded()
@@ -219,7 +220,7 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     """
     session, p = daemon.session(request), request.params
     daemon.check_open()
-    if p.inputs is None and session.tensors.inputs:
+    if p.inputs is None and (session.tensors.inputs or is_graph(session)):
         await compute_kept(daemon, request, session)
         return w.ComputeResult()
     inputs = [(name, await read_tensor(request, tensor)) for name, tensor in p.inputs or ()]

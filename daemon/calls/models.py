@@ -7,11 +7,12 @@ import os
 import stat
 from collections.abc import Mapping
 from functools import partial
-from pathlib import PurePath
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
 from msgspec.structs import asdict
 
+from ...backends import ENGINES
 from ...backends.errors import (
     InvalidArgument,
     InvalidEncoding,
@@ -37,7 +38,7 @@ from ..media.settings import has_encoder
 from ..models import model_adapters
 from ..models.catalog import NamedModel, other_name_refused
 from ..models.description import describe_model, show_model
-from ..models.model import PassedFile
+from ..models.model import ManagedModel, PassedFile
 from ..models.model_files import files_in_use, identity_of
 from ..models.projectors import HOW_TO_GET, HOW_TO_PASS
 from ..models.registry import Lease
@@ -62,6 +63,8 @@ BACKEND_DEFAULTS: dict[str, Any] = {
 }
 """The defaults of wasi_nn_backend (`parse_config_to_params`) that differ from the daemon's."""
 PRELOAD = b"preload:"
+_ENCODINGS_SERVED = tuple(dict.fromkeys(engine.encoding for engine in ENGINES.values()))
+_ONNX_BEGINNING = b"\x08"
 NAME_BYTES_MAX = 4095
 _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
 
@@ -73,19 +76,47 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
         number = number_of(p.encoding, w.ENCODINGS, "encoding")
     except InvalidArgument as exc:
         raise InvalidEncoding(exc.message) from None
-    if number not in (w.ENCODINGS["ggml"], w.ENCODINGS["autodetect"]):
-        name = next((n for n, v in w.ENCODINGS.items() if v == number), str(number))
-        raise InvalidEncoding(f"models of the encoding {name} are not supported")
+    encoding = next((n for n, v in w.ENCODINGS.items() if v == number), str(number))
+    if encoding not in ("autodetect", *_ENCODINGS_SERVED):
+        raise InvalidEncoding(
+            f"models of the encoding {encoding} are not supported",
+            hint=f"use {' or '.join(_ENCODINGS_SERVED)}, or autodetect",
+        )
     options = parse_json_options(metadata_text(p.builders[1])) if len(p.builders) > 1 else Options()
     _apply_target(number_of(p.target, w.TARGETS, "target"), options)
     if p.fd >= 0:
         file = await _take_file(request, p.fd)
+        if encoding == "autodetect":
+            encoding = await request.connection.user.run(_encoding_of, file.fd)
         name = f"descriptor-{daemon.new_handle():x}"
         quota = daemon.connections.access.quota_of(request.owner.user)
-        lease = daemon.registry.lease_descriptor(name, file, request.owner.user, quota)
+        backend: Literal["llama", "onnx"] = "onnx" if encoding == "onnx" else "llama"
+        lease = daemon.registry.lease_descriptor(name, file, request.owner.user, quota, backend)
     else:
         lease = _lease(daemon, request, _builder_name(p.builders))
+        _check_encoding(encoding, lease)
     return await _open_graph(daemon, request, lease, options)
+
+
+def _check_encoding(encoding: str, lease: Lease) -> None:
+    """Check that a model has the *encoding* that a call has named.
+
+    :raises InvalidEncoding: it has another one.
+    """
+    own = ENGINES[lease.model.config.backend].encoding
+    if encoding not in ("autodetect", own):
+        lease.close()
+        raise InvalidEncoding(
+            f"the encoding of {lease.name!r} is {own}, and not {encoding}",
+            hint=f"load it with {own} or autodetect",
+        )
+
+
+def _encoding_of(fd: int) -> str:
+    """Return the encoding of a passed file. ONNX files, which have no mark, begin with the number
+    of their version.
+    """
+    return "onnx" if os.pread(fd, 1, 0) == _ONNX_BEGINNING else "ggml"
 
 
 def _lease(daemon: Daemon, request: Request, name: str) -> Lease:
@@ -329,7 +360,7 @@ async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     await registry.projectors.read([registry.projector_wish(one.model) for one in listed])
 
     def describe(named: NamedModel) -> w.ModelInfo:
-        facts = registry.file_facts.known_facts(files_in_use(named.model.config.file))
+        facts = registry.file_facts.known_facts(_gguf_files(named.model))
         return describe_model(registry, named, facts)
 
     files = catalog.files_not_offered() if request.params.all_files else []
@@ -344,13 +375,18 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     named = daemon.find_model(request, request.params.name)
     model = named.model
     facts, cause = None, None
-    if files := files_in_use(model.config.file):
+    if files := _gguf_files(model):
         try:
             facts = await daemon.registry.file_facts.facts_of(files)
         except LoadFailed as exc:
             cause = exc.message
     await daemon.registry.projectors.read([daemon.registry.projector_wish(model)])
     return w.ModelsResult(models=[show_model(daemon.registry, named, facts, cause)])
+
+
+def _gguf_files(model: ManagedModel) -> list[Path]:
+    """Return the files of a model whose headers state facts."""
+    return [] if ENGINES[model.config.backend].graphs else files_in_use(model.config.file)
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:

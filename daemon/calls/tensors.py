@@ -10,12 +10,14 @@ import msgspec
 
 from ...backends import tensors as t
 from ...backends.base import ModelInfo
-from ...backends.errors import Cancelled, InvalidArgument, SessionBusy, Timeout
+from ...backends.errors import Cancelled, InvalidArgument, SessionBusy, Timeout, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...ipc.server.request_bytes import COPIES
+from ...scheduler.messages import ComputedTensors
 from ...sessions import Session
 from ..core import Daemon
+from ..models.registry import Lease
 from .arguments import seconds_of, tensor_bytes, tensor_type
 
 CONFIGURATION_NAMES = ("1", "metadata", "options", "config")
@@ -28,6 +30,11 @@ async def read_tensor(request: Request, tensor: w.Tensor) -> t.Tensor:
     """Return a tensor with its bytes, which may be in a descriptor."""
     data = await tensor_bytes(request, tensor)
     return t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
+
+
+def is_graph(session: Session) -> bool:
+    """Return whether a session's model is a graph, which is known without loading it."""
+    return isinstance(session.model, Lease) and session.model.is_graph
 
 
 def is_configuration(name: str, tensor: t.Tensor) -> bool:
@@ -50,11 +57,15 @@ async def are_tensors(session: Session, inputs: Sequence[t.NamedTensor]) -> bool
 
 async def is_tensor(session: Session, index: int, tensor: t.Tensor) -> bool:
     """Return whether the input of an index is for the tensor model. A model of both kinds takes
-    numbers so, and any other input as text; u8 at index 1 are parameters of any model. Beside a
-    turn, any input is refused as a text is.
+    numbers so, and any other input as text; u8 at index 1 are parameters of any model, except of a
+    graph whose input 1 they fit. Beside a turn, any input is refused as a text is.
     """
     if session.active or session.state in ENDED:
         return False  # without the model, which may have been evicted
+    if is_graph(session):
+        if index != w.METADATA_INDEX or tensor.type != t.TENSOR_TYPES["u8"]:
+            return True
+        return t.fits_index((await info_of(session)).inputs, index, tensor)
     if index == w.METADATA_INDEX and not tensor.holds_numbers:
         return False
     info = await info_of(session)
@@ -102,13 +113,17 @@ def text_output(data: bytes, prompt: w.Tensor) -> w.Tensor:
     return w.Tensor(data=data, dimensions=[len(data)], type=t.TENSOR_TYPES["u8"])
 
 
-def set_tensor(session: Session, index: int, tensor: t.Tensor) -> None:
+async def set_tensor(session: Session, index: int, tensor: t.Tensor) -> None:
     """Set an input of the tensor model.
 
-    :raises InvalidArgument: the session has as many inputs as one computation may have.
+    :raises InvalidArgument: the session has as many inputs as one computation may have, or the
+        input does not fit the graph.
     :raises QuotaExceeded: the owner's sessions would become too large.
     """
     _check_free(session)
+    if is_graph(session):
+        t.check_index((await info_of(session)).inputs, index, tensor)
+        _check_free(session)
     inputs = session.tensors.inputs
     if index not in inputs and len(inputs) >= w.INPUTS_MAX:
         raise InvalidArgument(
@@ -126,8 +141,11 @@ async def compute_kept(daemon: Daemon, request: Request, session: Session) -> No
     :raises Cancelled: an input, a turn or `fini_single` has dropped the outputs meanwhile.
     :raises QuotaExceeded: the owner's sessions would become too large.
     """
-    before = session.tensors.outputs
-    outputs = await _compute(daemon, request, session, session.tensors.named_inputs())
+    before, inputs = session.tensors.outputs, session.tensors.named_inputs()
+    if is_graph(session):  # the name of an input may be the index of another one
+        declared = (await info_of(session)).inputs
+        inputs = [(declared[int(index)].name, tensor) for index, tensor in inputs]
+    outputs = await _compute(daemon, request, session, inputs)
     if session.tensors.outputs is not before:  # each drop makes a new list
         raise Cancelled("another call has dropped the outputs that were computed")
     session.check_growth(sum(len(tensor.data) for _, tensor in outputs))
@@ -151,18 +169,25 @@ async def compute_named(
             w.Tensor(
                 data=tensor.data,
                 dimensions=list(tensor.dimensions),
-                type=spelled.get((name, tensor.type), tensor.type),
+                type=spelled.get((name, tensor.type), _spelled_type(tensor)),
             ),
         )
         for name, tensor in await _compute(daemon, request, session, inputs)
     ]
 
 
+def _spelled_type(tensor: t.Tensor) -> int | str:
+    """Return the number of a type, or the name of one that has none for clients."""
+    name = t.TYPE_NAMES.get(tensor.type, "")
+    return name if name in t.OTHER_TYPES else tensor.type
+
+
 async def _compute(
     daemon: Daemon, request: Request, session: Session, inputs: Sequence[t.NamedTensor]
 ) -> list[t.NamedTensor]:
     """Return the outputs of *inputs* in the call's time limits. After the death of a worker the
-    call is not repeated, because its inputs may be the cause.
+    call is not repeated, because its inputs may be the cause. Of a graph the cause is known: a call
+    with other inputs is repeated once.
 
     :raises SessionBusy: a turn or another computation is under way.
     :raises Timeout: a time limit has passed.
@@ -173,9 +198,8 @@ async def _compute(
     session.tensors.computation = ended = anyio.Event()
     try:
         with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
-            client = await session.model.ready()
             wait_s = seconds_of(p.queue_timeout_s)
-            outputs, seconds = await client.compute_tensors(session.requester, inputs, wait_s)
+            outputs, seconds = await _compute_once_more(session, inputs, wait_s)
         owner, key = session.owner, session.settings.key
         daemon.usage.count_computation(owner, key, session.model, seconds)
     except TimeoutError:
@@ -186,6 +210,19 @@ async def _compute(
         ended.set()
     request.charge.grow(COPIES * sum(len(tensor.data) for _, tensor in outputs))
     return outputs
+
+
+async def _compute_once_more(
+    session: Session, inputs: Sequence[t.NamedTensor], wait_s: float
+) -> ComputedTensors:
+    client = await session.model.ready()
+    try:
+        return await client.compute_tensors(session.requester, inputs, wait_s)
+    except WorkerCrashed as exc:
+        if not is_graph(session) or exc.data.get("cause") == "input":
+            raise
+    client = await session.model.ready()
+    return await client.compute_tensors(session.requester, inputs, wait_s)
 
 
 def _check_free(session: Session) -> None:

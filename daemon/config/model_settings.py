@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ...backends import backend_of_file
 from ...backends.echo.options import EchoOptions
 from ...backends.engine_options import engine_options_of, read_engine_options
 from ...backends.errors import InvalidArgument
@@ -150,8 +151,12 @@ class NameTemplate:
 class ModelConfig:
     """One model. `options` holds the checked values of parameters of all levels, by their names."""
 
-    file: Path | None = setting(None, "a GGUF file, beside this one or in models-dir", form=_FILE)
-    backend: Literal["llama", "echo"] = setting("llama", "engine that runs the model")
+    file: Path | None = setting(
+        None, "a GGUF or ONNX file, beside this one or in models-dir", form=_FILE
+    )
+    backend: Literal["llama", "echo", "onnx"] = setting(
+        "llama", "engine that runs the model; of a file NAME.onnx always onnx"
+    )
     options: dict[str, Any] = field(default_factory=dict)
     echo: dict[str, Any] = setting(
         {}, "options of an echo model", form=Form(_parse_echo, table_schema(_ECHO_KEYS))
@@ -163,6 +168,13 @@ class ModelConfig:
     )
     templates: dict[str, NameTemplate] = field(default_factory=dict)
     """The chat templates of other names of the model."""
+
+    def with_file(self, file: Path | None) -> ModelConfig:
+        """Return this configuration with *file*, whose name's end decides on the backend."""
+        if file is None or self.backend == ECHO:
+            return replace(self, file=file)
+        backend: Any = backend_of_file(file.name)
+        return replace(self, file=file, backend=backend)
 
 
 MODEL_KEYS = settings_of(ModelConfig)
@@ -233,7 +245,9 @@ def _read_model(
     if not is_echo and own.get("echo"):
         errors.add("echo: only a model with backend = 'echo' has these options")
     if "file" in values:
-        values["file"] = _find_file(values["file"], folders, errors.at("file: "))
+        values["file"] = file = _find_file(values["file"], folders, errors.at("file: "))
+        if not is_echo:
+            values["backend"] = _backend_of(values.get("backend"), file, errors)
     values["adapters"] = find_adapters(values.get("adapters", {}), folders, errors)
     options = read_options_table(parameters, folders, errors, known=tuple(MODEL_KEYS))
     try:
@@ -241,6 +255,16 @@ def _read_model(
     except InvalidArgument as exc:
         errors.add(f"{exc.message}; {exc.hint}")
     return ModelConfig(options=options, **values)
+
+
+def _backend_of(configured: str | None, file: Path, errors: ErrorList) -> str:
+    """Return the backend that a file's name states. Another one that was *configured* is an error,
+    except `llama` for a file whose name ends as none of a model does.
+    """
+    found = backend_of_file(file.name)
+    if configured not in (None, found):
+        errors.add(f"backend: {file.name!r} is run by {found!r}, and not by {configured!r}")
+    return found
 
 
 def find_adapters(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -98,10 +97,10 @@ class ModelCatalog:
         found = {ECHO: ModelConfig(backend=ECHO)}
         found |= self._settings.swapped_names(self.config.models_dir)
         files, models = self._find_files().files, self.config.models
-        found |= {n: ModelConfig(file=p) for n, p in files.items()}
+        found |= {n: ModelConfig().with_file(p) for n, p in files.items()}
         for name, config in models.items():
-            own = config.file or (files.get(name) if config.backend == "llama" else None)
-            found[name] = replace(config, file=own)
+            own = config.file or (files.get(name) if config.backend != ECHO else None)
+            found[name] = config.with_file(own)
         found = {name: config for name, config in found.items() if name not in self.config.names}
         for name, derived in self.config.names.items():
             if base := find_name(derived.of, found):
@@ -327,7 +326,7 @@ class ModelCatalog:
         if is_model_file(to) and "\0" not in to:
             file = parts_of(self.config.models_dir / to)[0]
             if file in self._find_files().files.values():
-                return ModelConfig(file=file)
+                return ModelConfig().with_file(file)
         named = self.find(to, uid)
         if named.is_derived:
             raise other_name_refused(named.name, named.model.name)

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from ...backends import ENGINES
 from ...backends.encoder_prompts import ctx_size_trained
 from ...backends.engine_options import cache_share_max, engine_options_of
 from ...backends.errors import LoadFailed
@@ -15,6 +16,7 @@ from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX, read_facts
 from ...backends.gguf.projector import ProjectorHeader
 from ...backends.memory import MemoryNeed
+from ...backends.onnx.memory import weight_bytes as weight_bytes_of_graph
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
 from ..config.model_settings import ECHO, ModelConfig
@@ -127,6 +129,8 @@ def _estimate_memory(
         shape, need = estimate.shape, with_adapters(estimate, spec).need
         need = with_encoder(need, encoder)
         return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
+    if ENGINES[model.config.backend].graphs:
+        return _memory(MemoryNeed(weights=graph_bytes(model.config.file)))
     if facts is None:
         return None
     ctx_size = spec.ctx_size or ctx_size_default(facts)
@@ -159,6 +163,11 @@ def kv_bytes_by_header(facts: FileFacts, options: Mapping[str, Any], tokens: int
     return None if kv_bytes > NUMBER_MAX else kv_bytes
 
 
+def graph_bytes(file: Path | None) -> int:
+    """Return the memory of a graph's weights, without those in other files."""
+    return weight_bytes_of_graph(size_bytes(file))
+
+
 def weight_bytes(config: ModelConfig) -> int:
     """Return the bytes of a model's files and adapters."""
     return size_bytes(config.file) + sum(adapter_bytes(a.file) for a in config.adapters.values())
@@ -172,6 +181,8 @@ def need_by_header(config: Config, model: ModelConfig) -> int | None:
     :raises DamagedHeader: it has no valid header.
     """
     options = config.defaults | model.options
+    if ENGINES[model.backend].graphs:
+        return graph_bytes(model.file)
     if model.file is None or (has_gpus() and options.get("n-gpu-layers") != 0):
         return None
     facts = read_facts(files_in_use(model.file))
@@ -238,6 +249,8 @@ def _choice_of(registry: Registry, model: ManagedModel) -> ProjectorChoice:
 def _reads(registry: Registry, model: ManagedModel) -> list[str]:
     if model.config.backend == ECHO:
         return ["text", "image", "audio"] if model.config.echo.get("media") else ["text"]
+    if ENGINES[model.config.backend].graphs:
+        return []
     return ["text", *_kinds(_choice_of(registry, model).header)]
 
 

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...backends import ENGINES, FILE_SUFFIXES, backend_of_file
 from ...backends.gguf import PART, parts_of
 from ...backends.gguf.facts import OtherContent, dangling_reason
 from ...backends.params import nearest
-from ...ipc.model_names import FILE_SUFFIX, find_name, is_model_file, name_of_file
+from ...ipc.model_names import FILE_SUFFIX, find_name, is_gguf_file, is_model_file, name_of_file
 from ..config.model_settings import ECHO, ModelConfig
 from ..config.names import DerivedName
 from ..printable import escape_controls
@@ -36,7 +37,7 @@ _PROJECTOR_NAME = re.compile(r"(?:^|[^a-z0-9])mmproj")
 
 def is_named_projector(file: str) -> bool:
     """Return whether a file is named as projectors are: `mmproj-F16.gguf`, `NAME-mmproj.gguf`."""
-    return is_model_file(file) and _PROJECTOR_NAME.search(file.lower()) is not None
+    return is_gguf_file(file) and _PROJECTOR_NAME.search(file.lower()) is not None
 
 
 class FoundModels(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class FoundModels(msgspec.Struct, frozen=True):
         """Return the reason why the file *text*, or the one of this name, is not offered, or an
         empty text.
         """
-        for path in (text, f"{text}{FILE_SUFFIX}"):
+        for path in (text, *(f"{text}{suffix}" for suffix in FILE_SUFFIXES)):
             if reason := self.refused.get(path) or (PROJECTOR if path in self.projectors else ""):
                 return reason
         return ""
@@ -74,8 +75,8 @@ def find_models(directory: Path) -> FoundModels:
     """Return the models in *directory*. A split model counts if any part exists; its load then
     reports missing parts.
 
-    If several files would have the same name, `NAME.gguf` has it. Without such a file none has it,
-    so that a name never comes to mean another file.
+    If several files would have the same name, `NAME.gguf` has it, or else `NAME.onnx`. Without such
+    a file none has it, so that a name never comes to mean another file.
 
     :raises OSError: the directory cannot be read.
     """
@@ -136,7 +137,8 @@ def is_other_model(table: ModelConfig | DerivedName, file: Path) -> bool:
     """Return whether a table of the configuration gives its name to something else than *file*."""
     if isinstance(table, DerivedName):
         return True
-    return table.backend != "llama" or table.file not in (None, file)
+    other_backend = table.backend not in ("llama", backend_of_file(file.name))
+    return other_backend or table.file not in (None, file)
 
 
 def models_in(directory: Path) -> dict[str, Path]:
@@ -149,7 +151,8 @@ def models_in(directory: Path) -> dict[str, Path]:
 
 def _has_own_name(path: str, name: str) -> bool:
     part = PART.fullmatch(path)
-    return path == f"{name}{FILE_SUFFIX}" or (part is not None and part["stem"] == name)
+    own = [f"{name}{suffix}" for suffix in FILE_SUFFIXES]
+    return path in own or (part is not None and part["stem"] == name)
 
 
 def _refusal(path: str, name: str) -> str:
@@ -242,8 +245,11 @@ def missing_files(
                 )
         elif model.file is not None:
             files[name] = model.file
-        elif model.backend == "llama" and name not in others:
-            lines.append(f"[models.{name}]: `file` is missing, and so is {name}.gguf in models-dir")
+        elif model.backend != ECHO and name not in others:
+            suffix = f".{ENGINES[model.backend].file_format}"
+            lines.append(
+                f"[models.{name}]: `file` is missing, and so is {name}{suffix} in models-dir"
+            )
         files |= {f"{name}.adapters.{key}": a.file for key, a in model.adapters.items()}
     causes = {name: _cause_of_absence(file) for name, file in files.items()}
     return lines + [f"[models.{n}]: {files[n]} {cause}" for n, cause in causes.items() if cause]

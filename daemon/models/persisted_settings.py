@@ -101,7 +101,7 @@ class PersistedModels:
             and (file := swap.configured.file) is not None
             and file != swap.now.file
             and file.is_relative_to(folder)
-            and swap.configured == ModelConfig(file=file)
+            and swap.configured == ModelConfig().with_file(file)
         }
 
     def store_settings(self, name: str, settings: PersistedSettings) -> None:

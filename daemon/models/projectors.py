@@ -33,9 +33,8 @@ from ...backends.gguf.projector import (
 )
 from ...backends.media_process import ProjectorFacts
 from ...backends.params import MMPROJ_AUTO, MMPROJ_NONE
-from ...ipc.model_names import is_model_file
+from ...ipc.model_names import is_gguf_file
 from ...ipc.server.descriptors import BlockingThread
-from ..config.model_settings import ECHO
 from ..media.settings import has_encoder
 from ..printable import escape_controls
 from .model_files import ENTRIES_MAX, Signature, is_named_projector, signature_of
@@ -114,7 +113,7 @@ def wish_of(
         named = str(requested.get("mmproj", ""))
     if named in (MMPROJ_AUTO, MMPROJ_NONE):
         value, named = named, ""
-    return Wish(name, None if backend == ECHO else file, value, named, models_dir)
+    return Wish(name, file if backend == "llama" else None, value, named, models_dir)
 
 
 # The choice, in a thread.
@@ -172,7 +171,7 @@ class ProjectorFinder:
                     found = [entry.name for entry in islice(entries, ENTRIES_MAX)]
             except OSError:
                 found = []
-            self._listed[folder] = [name for name in found if is_model_file(name)], signature
+            self._listed[folder] = [name for name in found if is_gguf_file(name)], signature
         return self._listed[folder]
 
 

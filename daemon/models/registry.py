@@ -7,12 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import anyio.abc
 import structlog
 
+from ...backends import ENGINES
 from ...backends.errors import (
     Busy,
     Cancelled,
@@ -80,6 +81,11 @@ class Lease:
     def base(self) -> str:
         """The model's own name."""
         return self.model.name
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the model is a graph, which has no language."""
+        return ENGINES[self.model.config.backend].graphs
 
     @property
     def ceilings(self) -> NameCeilings:
@@ -282,7 +288,7 @@ class Registry:
         """
         options = model.options()
         text = str(options.get(DRAFT_MODEL, (requested or {}).get(DRAFT_MODEL, "")))
-        if not text or model.config.file is None:
+        if not text or model.config.file is None or ENGINES[model.config.backend].graphs:
             return NO_DRAFT_MODEL
         if DRAFT_MODEL in options and os.path.isabs(text):
             return DraftModelChoice(text, text)
@@ -359,17 +365,26 @@ class Registry:
         )
 
     def lease_descriptor(
-        self, name: str, file: PassedFile, uid: int, quota: Quota = NO_QUOTA
+        self,
+        name: str,
+        file: PassedFile,
+        uid: int,
+        quota: Quota = NO_QUOTA,
+        backend: Literal["llama", "onnx"] = "llama",
     ) -> Lease:
         """Return a lease on *file*, a model that only *uid* sees. The user's leases on one file
-        share its model. The registry closes the file when the model is unloaded.
+        share its model. The registry closes the file when the model is unloaded. *backend* runs
+        the model.
 
         :raises QuotaExceeded: the user has too many models from descriptors.
         """
         own = {
             m.passed_file.identity: m
             for m in self.catalog.known()
-            if m.uid == uid and m.passed_file is not None and m.leases
+            if m.uid == uid
+            and m.passed_file is not None
+            and m.leases
+            and m.config.backend == backend
         }
         model = own.get(file.identity)
         if model is not None:
@@ -380,7 +395,7 @@ class Registry:
         except QuotaExceeded:
             file.close()
             raise
-        model = self.catalog.add_model(name, ModelConfig(), uid)
+        model = self.catalog.add_model(name, ModelConfig(backend=backend), uid)
         model.passed_file = file
         return Lease(self, model)
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ...backends import AdapterSpec, MemoryNeed, ModelSpec
+from ...backends import ENGINES, AdapterSpec, MemoryNeed, ModelSpec
 from ...backends.engine_options import engine_options_of
 from ...backends.errors import (
     InferdError,
@@ -173,6 +173,8 @@ def _engine_options(model: ManagedModel) -> dict[str, Any]:
     """Return the options of the model's backend."""
     if model.config.backend == "echo":
         return model.config.echo
+    if ENGINES[model.config.backend].graphs:
+        return {}
     return engine_options_of(model.options())
 
 

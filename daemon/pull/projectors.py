@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.model_names import is_model_file
+from ...ipc.model_names import is_gguf_file
 from ..models.model_files import is_named_projector
 from ..models.projectors import ProjectorFinder, rank_projectors, wish_of
 from .part import PullFailed
@@ -66,7 +66,7 @@ def choose_projector(file: str, files: Iterable[str]) -> str | None:
     """Return the projector of the model *file* among the *files* of its repository: one in the same
     folder or else at the top, whose name fits best. Of several types of weights, F16 is chosen.
     """
-    paths = [path for path in files if is_model_file(path) and ".." not in path.split("/")]
+    paths = [path for path in files if is_gguf_file(path) and ".." not in path.split("/")]
     models = {_name(path) for path in paths if not is_named_projector(_name(path))}
     for folder in dict.fromkeys((_folder(file), "")):
         here = [path for path in paths if _folder(path) == folder]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import nearest
-from ...ipc.model_names import is_model_file, name_of_file
+from ...ipc.model_names import is_gguf_file, name_of_file
 from .part import BLOCK, Part, PullFailed, hash_file
 from .target import Source
 from .web import WebFile
@@ -136,7 +136,7 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
     if name := known_name(text):
         return Wheels(KNOWN_MODELS[name].requirement, KNOWN_MODELS[name].sha256, name)
     path = Path(os.path.expanduser(text))
-    if text and (os.path.exists(path) or "/" in text or is_model_file(text)):
+    if text and (os.path.exists(path) or "/" in text or is_gguf_file(text)):
         return LocalFile(path)
     raise InvalidArgument(
         f"no model is known by the name {text!r}; {nearest(text, KNOWN_MODELS)}".rstrip("; "),

@@ -266,6 +266,7 @@ class ProcessClient:
         sent = list(inputs)
         command = partial(m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s)
         computed = await self.query(command, sent, requester.owner.user)
+        self.tasks.made_progress = True
         return msgspec.convert(computed, m.ComputedTensors)
 
     # KV states and memory.

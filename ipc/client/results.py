@@ -183,7 +183,7 @@ class ModelInfo(TypedDict):
     state: str
     """`cold`, `loading`, `ready`, `unloading` or `failed`."""
     backend: str
-    """`llama` or `echo`."""
+    """`llama`, `onnx` or `echo`."""
     file: str
     """Its path; empty for `echo` and for models from descriptors."""
     swapped_to: str

@@ -60,7 +60,9 @@ class Tensor(Map):
     dimensions: list[int] = []
     """Not checked: of a text only the bytes count."""
     type: int | str = "u8"
-    """Name or number of a [tensor type](#wasi-nn-numbers); any number is accepted."""
+    """Name or number of a [tensor type](#wasi-nn-numbers); any number is accepted. Some types of
+    graphs only have names.
+    """
     fd: int = -1
     """0 or more: the bytes are in a [descriptor](#descriptors), and `data` is empty."""
 

@@ -11,7 +11,7 @@ ENCODINGS = {
     "ggml": 6, "neuralspeed": 7, "burn": 8, "whisper": 9, "mlx": 10, "piper": 11, "chattts": 12,
     "openvinogenai": 13, "bitnet": 14,
 }  # fmt: skip
-"""Graph encodings by WasmEdge's numbers; only ggml and autodetect are loaded."""
+"""Graph encodings by WasmEdge's numbers; ggml, onnx and autodetect are loaded."""
 TARGETS = {"cpu": 0, "gpu": 1, "tpu": 2, "auto": 3, "npu": 4}
 """Execution targets, in the order of their numbers; 0 to 3 are WasmEdge's."""
 
@@ -26,7 +26,9 @@ class LoadParams(Map):
     `fd`. Second: parameters as JSON.
     """
     encoding: int | str = "autodetect"
-    """A [graph encoding](#wasi-nn-numbers): ggml or autodetect; others are `InvalidEncoding`."""
+    """A [graph encoding](#wasi-nn-numbers): that of the model, ggml or onnx, or autodetect;
+    others are `InvalidEncoding`.
+    """
     target: int | str = "auto"
     """An [execution target](#wasi-nn-numbers): cpu puts no layers on the GPU, gpu all that the
     configuration allows; tpu and npu are `UnsupportedOperation`.

@@ -120,7 +120,7 @@ def inspect_models(config: Config, account: Account) -> Models:
 def _find_projectors(config: Config, files: Mapping[str, Path]) -> dict[str, ProjectorChoice]:
     finder, found = ProjectorFinder(), {}
     for name, file in files.items():
-        model = config.models.get(name, ModelConfig())
+        model = config.models.get(name, ModelConfig()).with_file(file)
         options = config.defaults | model.options
         choice = finder.find(wish_of(name, file, model.backend, options, config.models_dir))
         if choice.file or choice.note or choice.refusal is not None:

@@ -172,7 +172,7 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
             "[defaults]\ntemp = 1\ntemperature = 1",
             "[defaults] temperature: given twice, in two spellings of temp",
         ),
-        ("[models.a]\nbackend = 'x'", "[models.a] backend: 'x' is not one of llama, echo"),
+        ("[models.a]\nbackend = 'x'", "[models.a] backend: 'x' is not one of llama, echo, onnx"),
         (
             "[models.a]\nbackend = 'echo'\nfile = 'f'",
             "[models.a] file: an echo model has no file",

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from inferd.backends.gguf.facts import OtherContent
+from inferd.backends.gguf.facts import OtherContent, other_content
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.models import model_files
 from inferd.daemon.models.model_files import PROJECTOR, files_not_offered, find_models
+from tests.onnx_graphs import affine, write_graphs
 
 
 def write_files(folder: Path, *paths: str) -> None:
@@ -155,3 +156,17 @@ def test_files_named_as_projectors_are_no_models_and_take_no_names(tmp_path: Pat
         ("mmproj-x.gguf", "it is a web page", False),
         ("x-mmproj.gguf", PROJECTOR, True),
     ]
+
+
+def test_a_graph_is_offered_unless_its_download_has_failed(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"good": affine(), "both": affine(), "page": b"<html>", "empty": b""})
+    (tmp_path / "both.gguf").write_bytes(b"GGUF")
+    found = find_models(tmp_path)
+    assert found.files["good"] == tmp_path / "good.onnx"
+    assert found.files["both"] == tmp_path / "both.gguf"
+    others = files_not_offered(tmp_path, found, {}, other_content)
+    assert {one.file: one.reason for one in others} == {
+        "both.onnx": "its name 'both' is also that of both.gguf: rename it",
+        "empty.onnx": "it is empty: its download or copy has failed",
+        "page.onnx": "it is a web page: download the file itself",
+    }

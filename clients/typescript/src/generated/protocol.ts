@@ -131,7 +131,7 @@ export interface Tensor {
   data?: Uint8Array | undefined;
   /** Not checked: of a text only the bytes count. */
   dimensions?: number[] | undefined;
-  /** Name or number of a tensor type; any number is accepted. */
+  /** Name or number of a tensor type; any number is accepted. Some types of graphs only have names. */
   type?: number | string | undefined;
   /** 0 or more: the bytes are in a descriptor, and `data` is empty. */
   fd?: number | undefined;
@@ -295,7 +295,7 @@ export interface ModelInfo {
   of: string;
   /** `cold`, `loading`, `ready`, `unloading` or `failed`. */
   state: string;
-  /** `llama` or `echo`. */
+  /** `llama`, `onnx` or `echo`. */
   backend: string;
   /** Its path; empty for `echo` and for models from descriptors. */
   file: string;
@@ -562,7 +562,7 @@ export interface ErrorFields {
 export interface LoadParams {
   /** first: the model's name, or `preload:` and its name; absent or empty with `fd`. Second: parameters as JSON. */
   builders?: Uint8Array[] | undefined;
-  /** A graph encoding: ggml or autodetect; others are `InvalidEncoding`. */
+  /** A graph encoding: that of the model, ggml or onnx, or autodetect; others are `InvalidEncoding`. */
   encoding?: number | string | undefined;
   /** An execution target: cpu puts no layers on the GPU, gpu all that the configuration allows; tpu and npu are `UnsupportedOperation`. */
   target?: number | string | undefined;

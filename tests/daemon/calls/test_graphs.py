@@ -1,0 +1,442 @@
+"""Graphs in ONNX through the daemon: names and indices, types, refusals, crashes and hangs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from inferd import (
+    Client,
+    InferdError,
+    InvalidArgument,
+    InvalidEncoding,
+    LoadFailed,
+    Tensor,
+    Timeout,
+    UnsupportedOperation,
+    WorkerCrashed,
+)
+from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import document
+from tests.daemon.command_line import inferd as run_inferd
+from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.onnx_graphs import affine, division, graph, identity, loop, write_graphs
+from tests.raw import RawClient
+
+GRAPHS = {
+    "affine": affine(),
+    "division": division(),
+    "loop": loop(),
+    "types": identity("bool", "u8", "bf16"),
+    "strings": identity("string"),
+    "broken": b"\x08\x0a" + bytes(100),
+    "odd": identity("u8", "i64", shape=[]),
+}
+FOREVER = 1 << 62
+
+
+def magika_file() -> Path:
+    spec = importlib.util.find_spec("magika")
+    assert spec is not None and spec.origin is not None
+    [file] = Path(spec.origin).parent.glob("models/standard_v3_*/model.onnx")
+    return file
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    models = tmp_path_factory.mktemp("models")
+    write_graphs(models, GRAPHS)
+    config = f"""
+[daemon]
+worker-hang-timeout-s = 3
+[models.magika]
+file = {json.dumps(str(magika_file()))}
+threads = 1
+[models.named]
+of = "affine"
+"""
+    with running_daemon(config, models_dir=models) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with Client(daemon.socket) as connected:
+        yield connected
+
+
+def floats(*values: float, dimensions: list[int] | None = None) -> Tensor:
+    return Tensor(
+        data=struct.pack(f"{len(values)}f", *values),
+        dimensions=[1, len(values)] if dimensions is None else dimensions,
+        type="fp32",
+    )
+
+
+def integers(*values: int) -> Tensor:
+    data = struct.pack(f"{len(values)}i", *values)
+    return Tensor(data=data, dimensions=[len(values)], type="i32")
+
+
+def looped(times: int) -> dict[str, Tensor]:
+    return {
+        "x": floats(1, 2, dimensions=[2]),
+        "times": Tensor(data=struct.pack("q", times), dimensions=[1], type="i64"),
+    }
+
+
+def context_on(client: Client, model: str) -> int:
+    return client.init_execution_context(client.load(model))
+
+
+def state_of(client: Client, model: str) -> dict[str, Any]:
+    return dict(client.show(model))
+
+
+def test_a_file_of_the_models_directory_is_served_by_name_and_by_index(client: Client) -> None:
+    graph = client.load("affine", encoding="onnx")
+    assert graph.tensors and graph.ctx_size == 0
+    context = client.init_execution_context(graph)
+    named = client.compute(context, {"b": floats(10, 20), "a": floats(1, 2)}).outputs
+    assert named == [("y", Tensor(data=floats(12, 24).data, dimensions=[1, 2], type=1))]
+    client.set_input(context, 0, floats(1, 2))
+    client.set_input(context, 1, floats(5, 5))
+    client.compute(context)
+    assert client.get_output(context, 0) == floats(7, 9).data
+    mixed = client.compute(context, {"1": floats(0, 0), "a": floats(1, 2)}).outputs
+    assert mixed[0][1].data == floats(2, 4).data
+
+
+@pytest.mark.parametrize("encoding", ["onnx", 1, "autodetect", 5])
+def test_a_graph_is_loaded_by_its_encoding_or_without_one(client: Client, encoding: object) -> None:
+    for name in ("affine", "affine.onnx", "named"):
+        assert client.load(name, encoding=encoding).tensors  # type: ignore[arg-type]
+    assert client.load_by_name("affine").tensors
+
+
+def test_other_encodings_are_refused(client: Client) -> None:
+    for name, encoding in (("affine", "ggml"), ("echo", "onnx"), ("affine", "pytorch")):
+        with pytest.raises(InvalidEncoding):
+            client.load(name, encoding=encoding)
+    assert state_of(client, "echo")["leases"] == 0
+
+
+@pytest.mark.parametrize("encoding", ["onnx", "autodetect"])
+def test_a_graph_is_loaded_from_a_descriptor(
+    daemon: RunningDaemon, tmp_path: Path, encoding: str
+) -> None:
+    write_graphs(tmp_path, {"mine": affine()})
+    with open(tmp_path / "mine.onnx", "rb") as file, RawClient(daemon.socket) as raw:
+        graph = raw.call("load", [file.fileno()], fd=0, encoding=encoding)["graph"]
+        context = raw.call("init_execution_context", graph=graph)["context"]
+        values = {"data": floats(1, 2).data, "dimensions": [1, 2], "type": "fp32"}
+        result = raw.call("compute", context=context, inputs=[["a", values], ["b", values]])
+        assert result["outputs"][0][1]["data"] == floats(3, 6).data
+
+
+def test_inputs_are_checked_when_they_are_set(client: Client) -> None:
+    context = context_on(client, "affine")
+    for index, tensor, message in (
+        (2, floats(1, 2), "no input 2"),
+        (0, integers(1, 2), "got a tensor of i32"),
+        (0, floats(1, 2, 3), r"\[1, 3\]"),
+        (1, Tensor(data=bytes(9), dimensions=[1, 2], type="fp32"), "got 9 bytes"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            client.set_input(context, index, tensor)
+    with pytest.raises(InvalidArgument, match=r"'a' .* is missing"):
+        client.compute(context)
+    client.set_input(context, 0, floats(1, 2))
+    with pytest.raises(InvalidArgument, match=r"'b' .* is missing"):
+        client.compute(context)
+    with pytest.raises(InvalidArgument, match="no input 'c'"):
+        client.compute(context, {"a": floats(1, 2), "b": floats(1, 2), "c": floats(1, 2)})
+
+
+def test_types_have_numbers_of_several_hosts_and_names(client: Client) -> None:
+    context = context_on(client, "types")
+    outputs = client.compute(
+        context,
+        {
+            "x0": Tensor(data=b"\1\0", dimensions=[2], type="bool"),
+            "x1": Tensor(data=b"ab", dimensions=[2], type=2),  # u8 in wasi-nn's first version
+            "x2": Tensor(data=b"", dimensions=[0], type="bf16"),
+        },
+    ).outputs
+    assert outputs == [
+        ("y0", Tensor(data=b"\1\0", dimensions=[2], type="bool")),
+        ("y1", Tensor(data=b"ab", dimensions=[2], type=3)),
+        ("y2", Tensor(data=b"", dimensions=[0], type=6)),
+    ]
+    with pytest.raises(InvalidArgument, match="tensor type"):
+        client.set_input(context, 0, Tensor(data=b"", dimensions=[0], type="i4"))
+
+
+def test_bytes_at_index_1_are_an_input_if_they_fit_and_else_parameters(client: Client) -> None:
+    context = context_on(client, "types")
+    client.set_input(context, 1, Tensor(data=b"{}", dimensions=[2], type="u8"))
+    client.set_input(context, 0, Tensor(data=b"\0", dimensions=[1], type="bool"))
+    client.set_input(context, 2, Tensor(data=b"", dimensions=[0], type="bf16"))
+    client.compute(context)
+    assert [client.get_output(context, index) for index in range(3)] == [b"\0", b"{}", b""]
+    other = context_on(client, "affine")
+    client.set_input(other, 1, b'{"temp": 0.5}')
+    client.set_input(other, 1, floats(1, 2))
+
+
+def test_scalars_pass_by_index(client: Client) -> None:
+    context = context_on(client, "odd")
+    client.set_input(context, 0, Tensor(data=b"a", dimensions=[], type="u8"))
+    client.set_input(context, 1, Tensor(data=bytes(8), dimensions=[1], type="i64"))
+    client.compute(context)
+    assert (client.get_output(context, 0), client.get_output(context, 1)) == (b"a", bytes(8))
+
+
+def test_calls_of_language_models_are_refused(client: Client) -> None:
+    graph = client.load("affine")
+    context = client.init_execution_context(graph)
+    calls = (
+        lambda: client.prompt_compute(context, "hi"),
+        lambda: client.compute_single(context),
+        lambda: client.tokenize(graph, "hi"),
+        lambda: client.embed(graph, ["hi"]),
+        lambda: list(client.stream(context, "hi")),
+        lambda: client.run_inference(context, "hi"),
+    )
+    for call in calls:
+        with pytest.raises((UnsupportedOperation, InvalidArgument)):
+            call()
+    assert client.compute(context, {"a": floats(1, 2), "b": floats(0, 0)}).outputs
+
+
+def test_graphs_that_cannot_be_served_are_refused(client: Client) -> None:
+    with pytest.raises(UnsupportedOperation, match="of type string"):
+        client.load("strings")
+    with pytest.raises(LoadFailed):
+        client.load("broken")
+
+
+def test_show_and_ps_print_inputs_and_outputs(daemon: RunningDaemon, client: Client) -> None:
+    client.load("affine")
+    shown = state_of(client, "affine")
+    assert (shown["backend"], shown["state"], shown["reads"]) == ("onnx", "ready", [])
+    assert shown["file_error"] is None and shown["memory"]["weights"] > 0
+    assert shown["info"]["inputs"] == [
+        {"name": "a", "type": "fp32", "shape": ["n", 2]},
+        {"name": "b", "type": "fp32", "shape": ["n", 2]},
+    ]
+    text = run_inferd("show", "affine", socket=daemon.socket).stdout
+    assert "Inputs\n  a   fp32 [n, 2]\n  b   fp32 [n, 2]\n\nOutputs\n  y   fp32 [n, 2]\n" in text
+    assert "KV states" not in text and "tokens in each" not in text
+    loaded = run_inferd("ps", socket=daemon.socket).stdout
+    assert "fp32 [n, 2], fp32 [n, 2] → fp32 [n, 2]" in loaded
+    [model] = [
+        m
+        for m in document(run_inferd("ps", "--json", socket=daemon.socket))["models"]
+        if m["name"] == "affine"
+    ]
+    assert model["info"]["outputs"] == [{"name": "y", "type": "fp32", "shape": ["n", 2]}]
+
+
+def test_magika_has_the_results_of_the_engine_in_one_process(client: Client) -> None:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(magika_file()), options, providers=["CPUExecutionProvider"]
+    )
+    context = context_on(client, "magika")
+    rng = random.Random(1)
+    for count in (1, 3):
+        data = np.array([[rng.randrange(257) for _ in range(2048)] for _ in range(count)], np.int32)
+        tensor = Tensor(data=data.tobytes(), dimensions=[count, 2048], type="i32")
+        [(_, output)] = client.compute(context, {"bytes": tensor}).outputs
+        [expected] = session.run(None, {"bytes": data})
+        assert (output.data, output.dimensions) == (expected.tobytes(), list(expected.shape))
+
+
+def test_inputs_that_end_the_process_are_refused_and_others_are_computed(client: Client) -> None:
+    deadly = {"a": integers(-(2**31)), "b": integers(-1)}
+    context, pid = context_on(client, "division"), state_of(client, "division")["pid"]
+    other = context_on(client, "affine")
+    affine_pid = state_of(client, "affine")["pid"]
+    for _ in range(2):  # the second time without a process
+        with pytest.raises(WorkerCrashed, match="this input crashes") as caught:
+            client.compute(context, deadly)
+        assert not caught.value.retryable
+    outputs = client.compute(context, {"a": integers(7), "b": integers(2)}).outputs
+    assert outputs[0][1].data == integers(3).data
+    assert state_of(client, "division")["pid"] not in (0, pid)
+    assert client.compute(other, {"a": floats(1, 2), "b": floats(0, 0)}).outputs
+    assert state_of(client, "affine")["pid"] == affine_pid
+
+
+def test_a_computation_that_waited_in_a_process_that_crashed_is_repeated(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"crash": _slow_division()})
+    with running_daemon(models_dir=tmp_path) as daemon, RawClient(daemon.socket) as raw:
+        contexts = [raw.context("crash") for _ in range(3)]
+        numbers = [
+            raw.start_request("compute", context=context, inputs=_slow_inputs(*values))
+            for context, values in zip(contexts, ((-(2**31), -1), (8, 2), (9, 3)), strict=True)
+        ]
+        with pytest.raises(WorkerCrashed, match="this input crashes"):
+            raw.wait_result(numbers[0])
+        for number, expected in zip(numbers[1:], (4, 3), strict=True):
+            outputs = dict(raw.wait_result(number)["outputs"])
+            assert outputs["y"]["data"] == integers(expected).data
+
+
+def _slow_division() -> bytes:
+    """Return a graph that divides after some milliseconds, in which further requests arrive."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    def value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Identity", ["v"], ["v2"])],
+        "body",
+        [
+            value("i", TensorProto.INT64, []),
+            value("c", TensorProto.BOOL, []),
+            value("v", TensorProto.INT32, ["n"]),
+        ],
+        [value("c2", TensorProto.BOOL, []), value("v2", TensorProto.INT32, ["n"])],
+    )
+    return graph(
+        [
+            helper.make_node("Loop", ["times", "true", "a"], ["later"], body=body),
+            helper.make_node("Div", ["later", "b"], ["y"]),
+        ],
+        [("a", "i32", ["n"]), ("b", "i32", ["n"]), ("times", "i64", [])],
+        [("y", "i32", ["n"])],
+        [helper.make_tensor("true", TensorProto.BOOL, [], [True])],
+    )
+
+
+def _slow_inputs(a: int, b: int) -> list[list[Any]]:
+    def message(tensor: Tensor) -> dict[str, Any]:
+        return {"data": tensor.data, "dimensions": tensor.dimensions, "type": tensor.type}
+
+    times = Tensor(data=struct.pack("q", 100_000), dimensions=[1], type="i64")
+    named = (("a", integers(a)), ("b", integers(b)), ("times", times))
+    return [[name, message(tensor)] for name, tensor in named]
+
+
+def test_a_cancelled_computation_ends_and_its_process_stays(client: Client) -> None:
+    with pytest.raises(Timeout):
+        client.compute(context_on(client, "loop"), looped(FOREVER), timeout=0.2)
+    pid = state_of(client, "loop")["pid"]
+    assert client.compute(context_on(client, "loop"), looped(3)).outputs
+    assert state_of(client, "loop")["pid"] == pid
+
+
+def test_a_computation_that_never_ends_is_killed_and_refused(client: Client) -> None:
+    context = context_on(client, "loop")
+    pid = state_of(client, "loop")["pid"]
+    with pytest.raises(WorkerCrashed, match="this input crashes"):
+        client.compute(context, looped(FOREVER))
+    assert client.compute(context, looped(3)).outputs
+    assert state_of(client, "loop")["pid"] != pid
+
+
+def test_callers_get_the_outputs_of_their_own_inputs(daemon: RunningDaemon) -> None:
+    failures: list[str] = []
+
+    def call(number: int) -> None:
+        with Client(daemon.socket) as client:
+            context = context_on(client, "affine")
+            for n in range(60):
+                value = float(1000 * number + n)
+                size = 1 + (number + n) % 3
+                a, b = (floats(*[v] * 2 * size, dimensions=[size, 2]) for v in (value, 0.5))
+                output = client.compute(context, {"a": a, "b": b}).outputs[0][1]
+                if output.data != floats(*[2 * value + 0.5] * 2 * size).data:
+                    failures.append(f"{number}: {n}")
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_users_get_the_outputs_of_their_own_inputs(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"affine": affine()})
+    config = f"[models.shared]\nfile = {json.dumps(str(tmp_path / 'affine.onnx'))}\n"
+    with daemon_for_all(config) as daemon, client_of(daemon, ADA) as a, client_of(daemon, BOB) as b:
+        users = [(one, one.context("shared"), mark) for one, mark in ((a, 0x11), (b, 0x22))]
+        for size in (1, 5, 2, 3):
+            requests = []
+            for raw, context, mark in users:
+                tensor = {"data": bytes([mark]) * 8 * size, "dimensions": [size, 2], "type": 1}
+                zeros = {**tensor, "data": bytes(8 * size)}
+                inputs = [["a", tensor], ["b", zeros]]
+                requests.append(raw.start_request("compute", context=context, inputs=inputs))
+            for (raw, _, mark), number in zip(users, requests, strict=True):
+                [(_, output)] = raw.wait_result(number)["outputs"]
+                [value] = struct.unpack("f", bytes([mark]) * 4)
+                assert output["data"] == struct.pack("f", 2 * value) * 2 * size
+                assert output["dimensions"] == [size, 2]
+
+
+def test_damaged_files_are_typed_errors_and_disturb_no_other_graph(tmp_path: Path) -> None:
+    rng, data = random.Random(7), classifier()
+    mutants = {"whole": affine()}
+    for number in range(30):
+        damaged = bytearray(data)
+        if number % 3 == 0:
+            del damaged[rng.randrange(len(damaged)) :]
+        for _ in range(1 + number % 7):
+            if damaged:
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        mutants[f"mutant{number}"] = bytes(damaged)
+    write_graphs(tmp_path, mutants)
+    with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        context = context_on(client, "whole")
+        pid, refused = state_of(client, "whole")["pid"], 0
+        for name in mutants:
+            if name != "whole":
+                try:
+                    client.unload(client.load(name))
+                except InferdError as exc:
+                    refused += 1
+                    assert exc.message.isprintable()
+        assert 0 < refused <= 30
+        assert client.compute(context, {"a": floats(1, 2), "b": floats(0, 0)}).outputs
+        assert state_of(client, "whole")["pid"] == pid
+
+
+def classifier() -> bytes:
+    """Return a graph with several operators and some weights."""
+    from onnx import TensorProto, helper
+
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [8, 4], bytes(range(128)), True)
+    return graph(
+        [
+            helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
+            helper.make_node("MatMul", ["f", "w"], ["m"]),
+            helper.make_node("Relu", ["m"], ["r"]),
+            helper.make_node("Softmax", ["r"], ["y"], axis=-1),
+        ],
+        [("x", "u8", ["n", 8])],
+        [("y", "fp32", ["n", 4])],
+        [weights],
+    )
+
+
+def test_graphs_and_language_models_share_a_daemon(client: Client) -> None:
+    session = client.init_execution_context(client.load("echo"))
+    assert client.compute(context_on(client, "affine"), {"a": floats(1, 2), "b": floats(0, 0)})
+    assert client.prompt_compute(session, "hi") == "hi"
