@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import select
 import socket
 import sys
@@ -27,6 +28,7 @@ from typing import cast
 import msgspec
 
 from ..backends import (
+    ENGINES,
     AdapterSpec,
     Chunk,
     GraphModel,
@@ -212,6 +214,11 @@ grown by 256 tokens. The previous buffers left 32 MB in the heap; now those belo
 3 MB.
 """
 PROGRESS_STEP = 0.01
+GRAPH_SPARE_BYTES = 4 << 30
+GRAPH_SPARE_FACTOR = 4
+"""A graph's process may allocate this many bytes, or this many times its weights if that is more.
+Without a limit, a small file took 8.5 GB before the engine failed.
+"""
 
 
 def main() -> None:
@@ -302,6 +309,8 @@ def _load_model(
 
     try:
         shaped = _agree_on_shape(link, commands, spec, command.known)
+        if ENGINES[spec.backend].graphs:
+            _limit_memory(spec)
         model = load_model(shaped, progress, renders=True)
         if not isinstance(model, LanguageModel):
             return cast(GraphModel, model)
@@ -333,6 +342,20 @@ def _start_engine(
     link.send_reports([m.Loaded(model.info, adapters, model.tuning)])
     engine.reporter.configure_log(command.logging)
     return engine
+
+
+def _limit_memory(spec: ModelSpec) -> None:
+    """Limit the memory that the process of a graph may allocate from now on. The engine reports the
+    limit as an error.
+    """
+    with contextlib.closing(estimate_memory(spec)) as estimator:
+        weights = estimator.need(estimator.shape).weights
+    pages = int(Path("/proc/self/statm").read_bytes().split()[5])
+    allocated = pages * os.sysconf("SC_PAGE_SIZE")
+    limit = allocated + max(GRAPH_SPARE_BYTES, GRAPH_SPARE_FACTOR * weights)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _serve_graph(

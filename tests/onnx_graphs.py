@@ -85,12 +85,15 @@ def loop() -> bytes:
     )
 
 
-def product() -> bytes:
-    """Return a graph that multiplies two matrices, which nothing interrupts."""
+def allocation() -> bytes:
+    """Return a graph that fills as many numbers as `n` says, and returns their sum."""
     return graph(
-        [helper.make_node("MatMul", ["a", "b"], ["y"])],
-        [("a", "fp32", ["n", "k"]), ("b", "fp32", ["k", "m"])],
-        [("y", "fp32", ["n", "m"])],
+        [
+            helper.make_node("ConstantOfShape", ["n"], ["zeros"]),
+            helper.make_node("ReduceSum", ["zeros"], ["y"], keepdims=0),
+        ],
+        [("n", "i64", [1])],
+        [("y", "fp32", [])],
     )
 
 

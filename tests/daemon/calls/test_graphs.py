@@ -21,6 +21,7 @@ from inferd import (
     InvalidArgument,
     InvalidEncoding,
     LoadFailed,
+    OutOfMemory,
     Tensor,
     Timeout,
     UnsupportedOperation,
@@ -30,7 +31,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document
 from tests.daemon.command_line import inferd as run_inferd
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
-from tests.onnx_graphs import affine, division, graph, identity, loop, write_graphs
+from tests.onnx_graphs import affine, allocation, division, graph, identity, loop, write_graphs
 from tests.raw import RawClient
 
 GRAPHS = {
@@ -40,6 +41,7 @@ GRAPHS = {
     "types": identity("bool", "u8", "bf16"),
     "strings": identity("string"),
     "broken": b"\x08\x0a" + bytes(100),
+    "allocation": allocation(),
     "odd": identity("u8", "i64", shape=[]),
 }
 FOREVER = 1 << 62
@@ -348,6 +350,21 @@ def test_a_computation_that_never_ends_is_killed_and_refused(client: Client) -> 
         client.compute(context, looped(FOREVER))
     assert client.compute(context, looped(3)).outputs
     assert state_of(client, "loop")["pid"] != pid
+
+
+def test_a_computation_past_the_limit_on_memory_fails_and_its_process_stays(
+    client: Client,
+) -> None:
+    context = context_on(client, "allocation")
+    pid = state_of(client, "allocation")["pid"]
+
+    def numbers(count: int) -> dict[str, Tensor]:
+        return {"n": Tensor(data=struct.pack("q", count), dimensions=[1], type="i64")}
+
+    with pytest.raises(OutOfMemory, match="too little memory for the computation"):
+        client.compute(context, numbers(1 << 33))
+    assert client.compute(context, numbers(1 << 10)).outputs[0][1].data == bytes(4)
+    assert state_of(client, "allocation")["pid"] == pid
 
 
 def test_callers_get_the_outputs_of_their_own_inputs(daemon: RunningDaemon) -> None:
