@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ MESSAGE_CHARACTERS_MAX = 500
 """The most characters of the engine's text in an error."""
 PROVIDER = "CPUExecutionProvider"
 """By name, because the package also has a provider that sends tensors to remote endpoints."""
+_AS_REQUESTED = 1
+"""kSameAsRequested."""
 _SILENT = 4
 """The log level of fatal errors: the engine also raises what it logs."""
 _DTYPES: dict[str, Any] = {
@@ -65,6 +68,8 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     try:
+        _register_allocator()
+        options.add_session_config_entry("session.use_env_allocators", "1")
         session = onnxruntime.InferenceSession(path, options, providers=[PROVIDER])
         names = [one.name for one in session.get_inputs()]
     except Exception as exc:  # the engine's errors have no common class
@@ -77,6 +82,19 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
     if not progress(1.0):
         raise load_cancelled(spec.name)
     return OnnxModel(spec, session, header, path)
+
+
+@cache
+def _register_allocator() -> None:
+    """Let the sessions of this process get memory in pieces of the size that they request. By
+    default each piece is twice as large as the last one, and remains so after a request that was
+    refused: then every later request fails.
+    """
+    kinds = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType
+    memory = onnxruntime.OrtMemoryInfo("Cpu", kinds[0].ORT_ARENA_ALLOCATOR, 0, kinds[1].DEFAULT)
+    onnxruntime.create_and_register_allocator(
+        memory, onnxruntime.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED})
+    )
 
 
 class OnnxModel:
