@@ -59,6 +59,15 @@ def affine() -> bytes:
     )
 
 
+def truth() -> bytes:
+    """Return a graph whose output is true where a u8 is not zero."""
+    return graph(
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BOOL)],
+        [("x", "u8", ["n"])],
+        [("y", "bool", ["n"])],
+    )
+
+
 def division() -> bytes:
     """Return a graph that divides int32; −2³¹ by −1 ends the process of ONNX Runtime."""
     return graph(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...backends.errors import ErrorFields
-from ...backends.tensors import Tensor
+from ...backends.tensors import OTHER_TYPES, Tensor
 from ...ipc import messages as w
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ def as_message(tensor: Tensor) -> w.Tensor:
 
 
 def as_tensor(message: w.Tensor) -> Tensor:
-    """Return a tensor of the daemon, which spells types as the input's: by numbers here."""
-    assert isinstance(message.type, int)
-    return Tensor(message.data, tuple(message.dimensions), message.type)
+    """Return a tensor of the daemon, which spells types as the input's: by numbers here, except
+    those that have none for clients.
+    """
+    number = OTHER_TYPES[message.type] if isinstance(message.type, str) else message.type
+    return Tensor(message.data, tuple(message.dimensions), number)

@@ -88,7 +88,7 @@ async def load_preload(
         return await client.load_by_name_with_config(preload.model, config, timeout=timeout_s)
     name = f"preload:{preload.model}".encode()
     builders = [name, config] if config else [name]
-    return await client.load(builders, "ggml", preload.target, timeout=timeout_s)
+    return await client.load(builders, "autodetect", preload.target, timeout=timeout_s)
 
 
 def _check_exists(path: str) -> None:

@@ -26,7 +26,7 @@ from ...backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
-from ...backends.tensors import TENSOR_TYPES, Tensor
+from ...backends.tensors import TENSOR_TYPES, TYPE_NAMES, Tensor
 from ...ipc.messages import METADATA_INDEX
 from ..guests import CONTEXTS_MAX, TARGETS, ImageDirectory, Preload, is_image
 from .dialects import component_code, component_text
@@ -276,7 +276,8 @@ def _to_component(tensor: Tensor) -> Held:
     name = next((name for name, number in TENSOR_TYPES.items() if number == tensor.type), None)
     if name is None:
         raise UnsupportedOperation(
-            f"a component has no tensors of the type {tensor.type}", hint="use another model"
+            f"a component has no tensors of the type {TYPE_NAMES.get(tensor.type, tensor.type)}",
+            hint="use another model",
         )
     return list(tensor.dimensions), name.upper(), tensor.data
 
