@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from bench import daemon, gateway, llama_server, texts
 from bench import streams as s
 from bench.clients import (
@@ -25,6 +27,7 @@ from bench.clients import (
 from bench.fim_model import write_fim
 from bench.runs import Figure, Target
 from bench.streams import Stream
+from inferd.daemon.state_files import TUNING_FILE
 
 from . import urgent
 from .base import GATEWAY, INFERD, LLAMA_SERVER, Scenario, Side, Started, Work, as_slow_as_inferd
@@ -46,6 +49,7 @@ EDITS = len(PLACES) * len(TYPED)
 TOKENS_LEAST, TOKENS_MOST = 8, 16
 LOW, LOW_TOKENS = 40, 192
 FIRST_S, EVERY_S = 1.0, 2.0
+IDLE_S_MAX = 180
 EDIT = "edit"
 HEAD_TOKENS_MAX = 24
 """The most tokens at the front of all prompts: names of the project and of the file, marks."""
@@ -167,12 +171,30 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
     }
 
 
+async def measure_setting(text: str, home: Path, model: str) -> bool:
+    """Use a daemon as an editor does, and wait while it is idle and measures which setting is
+    fastest for such steps. Return whether its state in *home* has the result.
+    """
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(daemon.running(text, home))
+        await server.keep_loaded(stack, model)
+        connect = partial(server.client, model=model)
+        await drive(connect, connect, Work(IDLE, 0, 0))
+        for _ in range(IDLE_S_MAX):
+            if (home / TUNING_FILE).exists():
+                break
+            await anyio.sleep(1)
+    return (home / TUNING_FILE).exists()
+
+
 async def start(stack: AsyncExitStack) -> Started:
     """Start llama-server with its default caches, and a daemon with a gateway before it."""
     file = write_fim(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferd-bench-"))))
     reference = await stack.enter_async_context(llama_server.running(SLOTS, CTX_SIZE, model=file))
     text = daemon.configuration(SLOTS, CTX_SIZE, {"models-dir": str(file.parent)})
-    server = await stack.enter_async_context(daemon.running(text))
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferd-bench-")))
+    measured = await measure_setting(text, home, file.stem)
+    server = await stack.enter_async_context(daemon.running(text, home))
     await server.keep_loaded(stack, file.stem)
     http = await stack.enter_async_context(gateway.running(server))
     own = partial(server.client, model=file.stem)
@@ -187,7 +209,8 @@ async def start(stack: AsyncExitStack) -> Started:
             partial(infill_client, http.port, file.stem, http.key),
         ),
     }
-    return Started(sides, {"model": f"{file.stem}: SmolLM2 135M with tokens to fill in the middle"})
+    model = f"{file.stem}: SmolLM2 135M with tokens to fill in the middle"
+    return Started(sides, {"model": model, "its setting": "measured" if measured else "a rule"})
 
 
 SCENARIO = Scenario(
@@ -204,10 +227,12 @@ every {EVERY_S:g} s; llama-server has no priorities and serves in the order of a
 times are those of the whole queue. {SLOTS} slots of {CTX_SIZE} tokens.
 
 The model is a copy of SmolLM2-135M-Instruct, with the same weights, in whose vocabulary four unused
-control tokens are those to fill in the middle. Both servers lay out the prompt alike. Of a prefix
-with more than 1536 tokens, as at the last place, llama-server takes the last 1536, while inferd's
-beginning stays the same for 256 tokens. **{LLAMA_SERVER}** and **{GATEWAY}** answer `/infill`, of
-which llama-server ignores the priority; **{INFERD}** streams by its own protocol.""",
+control tokens are those to fill in the middle. inferd has edited a file before and was idle for up
+to {IDLE_S_MAX} s, in which it measured its setting for such steps. Both servers lay out the prompt
+alike. Of a prefix with more than 1536 tokens, as at the last place, llama-server takes the last
+1536, while inferd's beginning stays the same for 256 tokens. **{LLAMA_SERVER}** and **{GATEWAY}**
+answer `/infill`, of which llama-server ignores the priority; **{INFERD}** streams by its own
+protocol.""",
     figures=(
         Figure("ttft_median_s", "first token, median, s", 3),
         Figure("ttft_worst_s", "first token, worst, s", 3),
