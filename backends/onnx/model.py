@@ -209,7 +209,7 @@ def _check_types(spec: ModelSpec, header: OnnxHeader) -> None:
             if info.type not in _NUMBERS:
                 raise UnsupportedOperation(
                     f"the {what} {info.name[:100]!r} of {spec.name!r} is of type {info.type}",
-                    hint=f"export the model with tensors of {', '.join(_NUMBERS)}",
+                    hint=f"export the model with types among {', '.join(_NUMBERS)}",
                     data={"model": spec.name, "type": info.type},
                 )
 

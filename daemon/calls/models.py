@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+import anyio
 from msgspec.structs import asdict
 
 from ...backends import ENGINES
@@ -17,6 +18,7 @@ from ...backends.errors import (
     InvalidArgument,
     InvalidEncoding,
     LoadFailed,
+    Timeout,
     TooLarge,
     UnsupportedOperation,
 )
@@ -87,7 +89,7 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     if p.fd >= 0:
         file = await _take_file(request, p.fd)
         if encoding == "autodetect":
-            encoding = await request.connection.user.run(_encoding_of, file.fd)
+            encoding = await _read_encoding(daemon, request, file)
         name = f"descriptor-{daemon.new_handle():x}"
         quota = daemon.connections.access.quota_of(request.owner.user)
         backend: Literal["llama", "onnx"] = "onnx" if encoding == "onnx" else "llama"
@@ -112,11 +114,32 @@ def _check_encoding(encoding: str, lease: Lease) -> None:
         )
 
 
+async def _read_encoding(daemon: Daemon, request: Request, file: PassedFile) -> str:
+    """Return the encoding of a passed file.
+
+    :raises LoadFailed: its file system does not answer; the file will be closed.
+    """
+    seconds = daemon.config.worker_hang_timeout_s
+    try:
+        with anyio.fail_after(seconds):
+            return await request.connection.user.run(_encoding_of, file.fd)
+    except (TimeoutError, Timeout):
+        file.close()
+        raise LoadFailed(
+            "the passed file could not be read, because its file system does not answer",
+            hint="pass a memfd, or a file on a file system that answers",
+            data={"cause": "silent", "seconds": seconds},
+        ) from None
+
+
 def _encoding_of(fd: int) -> str:
     """Return the encoding of a passed file. ONNX files, which have no mark, begin with the number
-    of their version.
+    of their version. Why a file cannot be read is said at its load.
     """
-    return "onnx" if os.pread(fd, 1, 0) == _ONNX_BEGINNING else "ggml"
+    try:
+        return "onnx" if os.pread(fd, 1, 0) == _ONNX_BEGINNING else "ggml"
+    except OSError:
+        return "ggml"
 
 
 def _lease(daemon: Daemon, request: Request, name: str) -> Lease:

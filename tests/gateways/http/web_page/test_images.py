@@ -37,6 +37,9 @@ def file_of(name: str, data: bytes = PICTURE, kind: str = "image/png") -> FilePa
 
 def opened(open_page: PageOpener, http: RunningGateway, model: str = "eyes") -> Page:
     page = open_page(http)
+    # Playwright intercepts the browser's file chooser only while someone listens. Turned on for
+    # each chooser, it can come too late for a key that opens one.
+    page.on("filechooser", lambda chooser: None)
     choose(page, model)
     return page
 
