@@ -122,7 +122,7 @@ def test_forced_tokens_are_counted() -> None:
 def test_drafts_are_counted_by_drafter_and_shown() -> None:
     text = "the quick brown fox; the quick brown fox; the quick brown fox; " * 3
     with (
-        running_daemon(echo_model("m", step_ms=1, speculation="ngram")) as daemon,
+        running_daemon(echo_model("m", step_ms=10, speculation="ngram")) as daemon,
         Client(daemon.socket) as client,
         client.session("m", raw=True) as session,
     ):
@@ -153,7 +153,7 @@ def test_drafts_are_counted_by_drafter_and_shown() -> None:
 def test_a_prediction_is_drafted() -> None:
     text = "".join(chr(97 + (n * n * 7 + n // 5) % 26) for n in range(150))
     with (
-        running_daemon(echo_model("m", step_ms=1, speculation="ngram")) as daemon,
+        running_daemon(echo_model("m", step_ms=10, speculation="ngram")) as daemon,
         Client(daemon.socket) as client,
         client.session("m", raw=True) as session,
     ):
