@@ -115,20 +115,21 @@ def _check_encoding(encoding: str, lease: Lease) -> None:
 
 
 async def _read_encoding(daemon: Daemon, request: Request, file: PassedFile) -> str:
-    """Return the encoding of a passed file.
+    """Return the encoding of a passed file, or close the file, which no model has yet.
 
-    :raises LoadFailed: its file system does not answer; the file will be closed.
+    :raises LoadFailed: its file system does not answer.
     """
-    seconds = daemon.config.worker_hang_timeout_s
     try:
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(daemon.config.worker_hang_timeout_s):
             return await request.connection.user.run(_encoding_of, file.fd)
-    except (TimeoutError, Timeout):
+    except BaseException as exc:
         file.close()
+        if not isinstance(exc, (TimeoutError, Timeout)):
+            raise
         raise LoadFailed(
             "the passed file could not be read, because its file system does not answer",
             hint="pass a memfd, or a file on a file system that answers",
-            data={"cause": "silent", "seconds": seconds},
+            data={"cause": "silent"},
         ) from None
 
 

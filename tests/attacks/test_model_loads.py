@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -197,3 +199,23 @@ def test_loads_of_files_that_never_answer_leave_places_for_others() -> None:
                 user.wait_result(number)
             assert caught.value.data["cause"] == "silent"
         bob.context("victim")
+
+
+def test_a_passed_file_is_closed_if_its_client_vanishes_while_it_is_read() -> None:
+    with daemon_for_all(echo_model("victim")) as daemon:
+        with silent_file() as fd:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            with client_of(daemon, ADA) as ada:
+                ada.start_request("load", [fd], builders=[], fd=0)
+                wait_until(lambda: path in paths_open(daemon.pid))
+        # Its file system has ended; the path of a file that is still open is now relative to it.
+        wait_until(lambda: not any(p.endswith(Path(path).name) for p in paths_open(daemon.pid)), 20)
+
+
+def paths_open(pid: int) -> list[str]:
+    """Return the paths of a process's open files."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(entry))
+    return found
