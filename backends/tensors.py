@@ -126,7 +126,7 @@ def fits_index(declared: Sequence[TensorInfo], index: int, tensor: Tensor) -> bo
 def check_index(declared: Sequence[TensorInfo], index: int, tensor: Tensor) -> None:
     """Check that *tensor* fits the input of an index.
 
-    :raises InvalidArgument: there is no such input, or it is of another type or shape.
+    :raises InvalidArgument: the model has no such input, or the tensor does not fit it.
     """
     if index >= len(declared):
         raise InvalidArgument(f"the model has no input {index}", hint=_known_inputs(declared))

@@ -539,7 +539,7 @@ class Jobs:
         """Delete the oldest results of a user, if there is no space for *size* more bytes, or for
         as many *entries*.
 
-        :raises QuotaExceeded: there is no space even so; nothing is then deleted.
+        :raises QuotaExceeded: the space would not suffice even then, so nothing was deleted.
         """
         limits, used = self.limits, self._used[user]
         excesses = {

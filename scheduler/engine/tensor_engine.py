@@ -1,8 +1,8 @@
 """The engine of a graph: one computation at a time in a thread, in a fair order.
 
-A computation that waits is dropped once nobody awaits it or its time has passed; one that runs is
-then cancelled. The record names the request that is computed, so that the daemon knows the input of
-a process that crashed or hung.
+If its caller has left or its time has passed, a waiting computation is dropped, and a running one
+is cancelled. The record names the request that is computed, so that the daemon knows the input of a
+process that crashed or hung.
 """
 
 from __future__ import annotations
