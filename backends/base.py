@@ -19,7 +19,7 @@ from .batch import Chunk, MediaFormat, Move
 from .embedder import Embedder, EmbedInfo
 from .model_spec import AdapterInfo, AdapterSpec
 from .params import SamplingParams
-from .tensors import NamedTensor, TensorInfo
+from .tensors import NamedTensor, Tensor, TensorInfo
 from .tuning_choice import ModelTuning, ProbeRunner
 
 Message = Mapping[str, Any]
@@ -315,8 +315,13 @@ class TensorModel(Model, Protocol):
 class Computation(Protocol):
     """The computation of a graph's outputs from inputs that fit."""
 
-    def run(self) -> list[NamedTensor]:
-        """Return the outputs by name, once. One thread at a time computes a graph.
+    @property
+    def inputs(self) -> Sequence[tuple[TensorInfo, Tensor]]:
+        """The tensors in the order of the inputs that the model declares."""
+
+    def run(self, lane: int = 0) -> list[NamedTensor]:
+        """Return the outputs by name, once. Any thread may call it, beside the computations of
+        other lanes. A lane has one computation at a time.
 
         :raises InvalidArgument: the engine refuses the inputs.
         :raises Cancelled: `cancel` was called.
@@ -338,6 +343,14 @@ class GraphModel(TensorModel, Protocol):
         """Return the computation of *inputs*, without beginning it.
 
         :raises InvalidArgument: an input is missing, unknown, or of another type or shape.
+        """
+
+    def add_lane(self) -> None:
+        """Prepare one more computation at a time, beside those under way. A model begins with lane
+        0; the next one is lane 1. Each computes on `ModelSpec.lane_threads` threads.
+
+        :raises OutOfMemory: there is too little memory.
+        :raises BackendError: the engine has no more lanes.
         """
 
 

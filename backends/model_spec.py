@@ -99,6 +99,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_split: tuple[float, ...] = ()
     """Each device's share of these layers; if empty, free memory decides."""
     threads: int = 0
+    lanes: int = 1
+    """The computations of a graph that may be under way at once, which divide its threads."""
     chat_template: str = ""
     """Replaces the model file's template."""
     chat_template_file: str = ""
@@ -118,6 +120,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Loaded after the model."""
     tuning: LoadTuning | None = None
     """Decides on the settings that are not configured; None stands for an unknown CPU."""
+
+    @property
+    def lane_threads(self) -> int:
+        """The threads of each computation of a graph."""
+        return max(1, self.threads // self.lanes)
 
 
 class Shape(msgspec.Struct, frozen=True):

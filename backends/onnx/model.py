@@ -61,7 +61,7 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
     if not progress(0.0):
         raise load_cancelled(spec.name)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = max(1, spec.threads)
+    options.intra_op_num_threads = spec.lane_threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
     # Threads that spin take the cores from other models' steps.
@@ -98,9 +98,10 @@ def _register_allocator() -> None:
 
 
 class OnnxModel:
-    """The `GraphModel` of an ONNX file, with a session of ONNX Runtime.
+    """The `GraphModel` of an ONNX file, with a session of ONNX Runtime that all lanes share.
 
-    The session's threads are created once: their number does not change later.
+    A session with one thread computes in the callers' threads. Otherwise it creates its threads
+    once: their number does not change later.
     """
 
     tuning = None
@@ -143,6 +144,9 @@ class OnnxModel:
         matched = match_inputs(self.info.inputs, inputs)
         return OnnxComputation(self._session, matched, self.info.outputs)
 
+    def add_lane(self) -> None:
+        """Do nothing: any number of threads may run the session."""
+
     def close(self) -> None:
         """Free the session."""
         self._session = None
@@ -159,7 +163,8 @@ class OnnxComputation:
         inputs: Sequence[tuple[TensorInfo, Tensor]],
         outputs: Sequence[TensorInfo],
     ):
-        self._session, self._inputs, self._outputs = session, inputs, outputs
+        self.inputs = inputs
+        self._session, self._outputs = session, outputs
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = _SILENT
 
@@ -167,12 +172,12 @@ class OnnxComputation:
         """End the run before its next operator."""
         self._options.terminate = True
 
-    def run(self) -> list[NamedTensor]:
-        """Return the outputs; see `Computation`."""
+    def run(self, lane: int = 0) -> list[NamedTensor]:
+        """Return the outputs; see `Computation`. All lanes are equal."""
         names = [info.name for info in self._outputs]
         try:
             # The values share the memory of the tensors' bytes, which the list keeps alive.
-            values = {info.name: _value(info, tensor) for info, tensor in self._inputs}
+            values = {info.name: _value(info, tensor) for info, tensor in self.inputs}
             found = self._session.run_with_ort_values(names, values, self._options)
         except Exception as exc:  # the engine's errors have no common class
             raise _run_error(exc) from None

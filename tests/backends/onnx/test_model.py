@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
 import pytest
+from msgspec.structs import replace
 
 from inferd.backends import GraphModel, LanguageModel, ModelSpec, estimate_memory, load_model
 from inferd.backends.errors import (
@@ -81,6 +83,26 @@ def test_a_computation_can_be_cancelled_before_it_begins_and_others_are_not(tmp_
     with pytest.raises(Cancelled):
         one.run()
     assert two.run() == [("y", floats(1, 2))]
+
+
+def test_lanes_compute_at_once_and_one_can_be_cancelled(tmp_path: Path) -> None:
+    model = loaded(tmp_path, loop())
+    model.add_lane()
+    endless = model.new_computation([("x", floats(1)), times(1 << 62)])
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(endless.run, 0)
+        other = model.new_computation([("x", floats(2)), times(3)])
+        assert other.run(1) == [("y", floats(2))]
+        assert not ended.done()
+        endless.cancel()
+        with pytest.raises(Cancelled):
+            ended.result()
+    assert [info.name for info, _ in other.inputs] == ["x", "times"]
+
+
+def test_lanes_divide_the_threads() -> None:
+    spec = ModelSpec(name="g", threads=4)
+    assert [replace(spec, lanes=lanes).lane_threads for lanes in (1, 2, 4, 8)] == [4, 2, 1, 1]
 
 
 def test_inputs_that_the_engine_refuses_are_invalid(tmp_path: Path) -> None:
