@@ -13,6 +13,8 @@ ADAPTERS_MAX = 64
 """Adapters per model."""
 SCALE_MAX = 100.0
 """Scales are in −100 … 100."""
+LANES_MAX = 128
+"""The most lanes of a graph. With more threads than that, each lane has several."""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -426,12 +426,14 @@ class ComputedTensors(NamedTuple):
 
 class ComputeTensors(RequestMessage):
     """Compute the outputs of a tensor model: `ComputedTensors`. The computation must begin within
-    *wait_s* seconds, if that is not 0.
+    *wait_s* seconds, if that is not 0. A graph computes it *alone*, beside no other one, if it may
+    have crashed the previous process.
     """
 
     inputs: list[NamedTensor]
     requester: Requester = NOBODY
     wait_s: float = 0.0
+    alone: bool = False
 
 
 class RankPrompt(RequestMessage):

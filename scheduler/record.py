@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-_HEAD = struct.Struct("=dII")
+_HEAD = struct.Struct("=dIII")
 _IDS_MAX = 509
 ACTIVITY_BYTES = 4096
 _TEXT_THREAD = ACTIVITY_BYTES - 1
@@ -44,13 +44,15 @@ class ActivityKind(IntEnum):
 class Activity:
     """The activity that began at *at* (seconds of CLOCK_MONOTONIC, which all processes share).
     *beside_text* means that a thread tokenizes a text or computes tensors meanwhile, so a crash has
-    two possible causes.
+    two possible causes. Of activities at the same time, *at* is the begin of the oldest, which the
+    first *oldest* ids belong to; None: all of them.
     """
 
     kind: ActivityKind
     ids: tuple[int, ...]
     at: float
     beside_text: bool = False
+    oldest: int | None = None
 
 
 def create_record() -> int:
@@ -70,18 +72,27 @@ class Recorder:
         self._threads_busy = 0
         self.record_activity(ActivityKind.IDLE)
 
-    def record_activity(self, kind: ActivityKind, ids: Sequence[int] = ()) -> None:
-        """Record the activity that begins now."""
+    def record_activity(
+        self,
+        kind: ActivityKind,
+        ids: Sequence[int] = (),
+        *,
+        oldest: int | None = None,
+        at: float | None = None,
+    ) -> None:
+        """Record the activity that begins now, or began *at* this time; see `Activity`."""
         if ids:
             ids = ids[:_IDS_MAX]
             struct.pack_into(f"={len(ids)}Q", self._page, _HEAD.size, *ids)
-        _HEAD.pack_into(self._page, 0, time.monotonic(), kind, len(ids))
+        began_at = time.monotonic() if at is None else at
+        first = len(ids) if oldest is None else oldest
+        _HEAD.pack_into(self._page, 0, began_at, kind, len(ids), first)
 
     def read_activity(self) -> Activity:
         """Return the latest activity."""
-        at, kind, count = _HEAD.unpack_from(self._page, 0)
+        at, kind, count, oldest = _HEAD.unpack_from(self._page, 0)
         ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
-        return Activity(ActivityKind(kind), ids, at, bool(self._page[_TEXT_THREAD]))
+        return Activity(ActivityKind(kind), ids, at, bool(self._page[_TEXT_THREAD]), oldest)
 
     def record_text_thread(self, *, busy: bool) -> None:
         """Record that a thread which works on texts or tensors begins or ends its work."""

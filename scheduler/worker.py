@@ -363,7 +363,7 @@ def _serve_graph(
 ) -> None:
     """Report that a graph is loaded, then compute it until `Quit`."""
     settings = EngineSettings(**command.settings)
-    engine = TensorEngine(model, record=record, strict=settings.priority_strict)
+    engine = TensorEngine(model, command.spec, record=record, strict=settings.priority_strict)
     try:
         engine.start()
     except InferdError as exc:

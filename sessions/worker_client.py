@@ -170,10 +170,15 @@ class WorkerClient(TaskClient, Protocol):
         """Return the client for a user's texts, which are queued by *requester*'s class."""
 
     async def compute_tensors(
-        self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
+        self,
+        requester: Requester,
+        inputs: Sequence[NamedTensor],
+        wait_s: float = 0.0,
+        *,
+        alone: bool = False,
     ) -> m.ComputedTensors:
         """Return the outputs that a tensor model computes of *inputs*, which are queued by the
-        *requester*'s class, and the time that it took.
+        *requester*'s class, and the time that it took. *alone* is as in `ComputeTensors`.
 
         :raises UnsupportedOperation: the model computes no tensors.
         :raises Timeout: the computation did not begin within *wait_s* seconds, if that is not 0.

@@ -18,10 +18,15 @@ from ...scheduler.messages import ComputedTensors
 from ...sessions import Session
 from ..core import Daemon
 from ..models.registry import Lease
+from ..workers.deaths import GUILTY, SUSPECT
 from .arguments import seconds_of, tensor_bytes, tensor_type
 
 CONFIGURATION_NAMES = ("1", "metadata", "options", "config")
 """Names of the inputs of type u8 that are a language model's parameters as JSON."""
+GRAPH_DEATHS_MAX = 4
+"""The call on a graph fails when so many workers have died since its begin. A guilty input ends
+two: one beside others, and one alone.
+"""
 ENDED = ("dormant", "closed", "unloaded")
 """States of sessions that compute nothing."""
 
@@ -186,8 +191,7 @@ async def _compute(
     daemon: Daemon, request: Request, session: Session, inputs: Sequence[t.NamedTensor]
 ) -> list[t.NamedTensor]:
     """Return the outputs of *inputs* in the call's time limits. After the death of a worker the
-    call is not repeated, because its inputs may be the cause. Of a graph the cause is known: a call
-    with other inputs is repeated once.
+    call is not repeated, because its inputs may be the cause; see `_compute_on_graph` for graphs.
 
     :raises SessionBusy: a turn or another computation is under way.
     :raises Timeout: a time limit has passed.
@@ -199,7 +203,11 @@ async def _compute(
     try:
         with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
             wait_s = seconds_of(p.queue_timeout_s)
-            outputs, seconds = await _compute_once_more(session, inputs, wait_s)
+            if is_graph(session):
+                outputs, seconds = await _compute_on_graph(session, inputs, wait_s)
+            else:
+                client = await session.model.ready()
+                outputs, seconds = await client.compute_tensors(session.requester, inputs, wait_s)
         owner, key = session.owner, session.settings.key
         daemon.usage.count_computation(owner, key, session.model, seconds)
     except TimeoutError:
@@ -212,17 +220,23 @@ async def _compute(
     return outputs
 
 
-async def _compute_once_more(
+async def _compute_on_graph(
     session: Session, inputs: Sequence[t.NamedTensor], wait_s: float
 ) -> ComputedTensors:
-    client = await session.model.ready()
-    try:
-        return await client.compute_tensors(session.requester, inputs, wait_s)
-    except WorkerCrashed as exc:
-        if not is_graph(session) or exc.data.get("cause") == "input":
-            raise
-    client = await session.model.ready()
-    return await client.compute_tensors(session.requester, inputs, wait_s)
+    """Compute with a graph, again if its worker dies, unless these inputs are known as the cause.
+    If they may be, because others were under way, they are computed alone the next time.
+    """
+    alone, deaths = False, 0
+    while True:
+        client = await session.model.ready()
+        try:
+            return await client.compute_tensors(session.requester, inputs, wait_s, alone=alone)
+        except WorkerCrashed as exc:
+            deaths += 1
+            cause = exc.data.get("cause")
+            if cause == GUILTY or deaths >= GRAPH_DEATHS_MAX:
+                raise
+            alone = alone or cause == SUSPECT
 
 
 def _check_free(session: Session) -> None:

@@ -24,7 +24,7 @@ from ...backends.errors import (
     OutOfMemory,
     UnsupportedOperation,
 )
-from ...backends.model_spec import TemplateSpec
+from ...backends.model_spec import LANES_MAX, TemplateSpec
 from ...scheduler.messages import MemoryEstimate
 from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
@@ -141,6 +141,7 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
     ctx_size = max(options.get("ctx-size", 0), 0)
     if not ctx_size and requested.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
         ctx_size = requested["ctx-size"]
+    threads = options.get("threads", 0) or config.cores
     keeps_threads = bool(options.get("threads", 0) or options.get("threads-batch", 0))
     return ModelSpec(
         name=model.name,
@@ -153,7 +154,8 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         n_gpu_layers=options.get("n-gpu-layers", requested.get("n-gpu-layers", -1)),
         main_gpu=options.get("main-gpu", requested.get("main-gpu", -1)),
         tensor_split=tuple(options.get("tensor-split", requested.get("tensor-split", ()))),
-        threads=options.get("threads", 0) or config.cores,
+        threads=threads,
+        lanes=min(threads, LANES_MAX) if ENGINES[model.config.backend].graphs else 1,
         **_template(model, config),
         templates=tuple(
             TemplateSpec(name=name, source=t.source, path=t.file, tool_format=t.tool_format)

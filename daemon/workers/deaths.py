@@ -136,6 +136,14 @@ class Death:
         return cause_of(self)
 
     @property
+    def suspects(self) -> tuple[int, ...]:
+        """The tasks or requests that may be the cause: those under way or, if the process hung, the
+        oldest of them.
+        """
+        activity = self.activity
+        return activity.ids[: activity.oldest] if self.cause is Cause.HANG else activity.ids
+
+    @property
     def verdict(self) -> Verdict:
         """The treatment of the tasks, or of the load."""
         return VERDICTS[self.cause][self.phase]
@@ -171,6 +179,8 @@ OWNERS_MAX = 1000
 VERDICTS_MAX = 3
 """Verdicts within `QUARANTINE_S` after which the model refuses the owner for `BAN_S`."""
 BAN_S = 600.0
+GUILTY, SUSPECT = "input", "suspect"
+"""The cause in the error of an input that has crashed a process, or may have."""
 WORKER_PROCESS, ENCODER_PROCESS = "worker", "encoder"
 """The processes of a model, in words."""
 
@@ -241,8 +251,18 @@ def quarantine_error(model: str, process: str = WORKER_PROCESS) -> WorkerCrashed
         f"this input crashes the {process} process of {model!r}",
         hint="change the input: unchanged it is refused for an hour; the daemon's log has the cause"
         " of the crash",
-        data={"model": model, "cause": "input"},
+        data={"model": model, "cause": GUILTY},
         retryable=False,
+    )
+
+
+def suspect_error(model: str) -> WorkerCrashed:
+    """Return the error of an input that may have crashed the worker process of a model, because it
+    was computed beside others.
+    """
+    return WorkerCrashed(
+        f"the worker process of {model!r} ended while it computed this input beside others",
+        data={"model": model, "cause": SUSPECT},
     )
 
 

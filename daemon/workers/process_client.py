@@ -31,7 +31,7 @@ from ..media.encoder import (
 )
 from ..media.wanted_media import SendCommand, WantedMedia
 from .cores import ENCODING
-from .deaths import Death, DeathPhase, Quarantine, Verdict, quarantine_error
+from .deaths import Death, DeathPhase, Quarantine, Verdict, quarantine_error, suspect_error
 from .process import describe_exit
 from .recovery import fail_readers, out_of_memory
 
@@ -260,11 +260,18 @@ class ProcessClient:
         return await self.encoder.read(requester, contents)
 
     async def compute_tensors(
-        self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
+        self,
+        requester: Requester,
+        inputs: Sequence[NamedTensor],
+        wait_s: float = 0.0,
+        *,
+        alone: bool = False,
     ) -> m.ComputedTensors:
-        """Return the outputs that a tensor model computes of *inputs*."""
+        """Return the outputs that a tensor model computes of *inputs*; see `WorkerClient`."""
         sent = list(inputs)
-        command = partial(m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s)
+        command = partial(
+            m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s, alone=alone
+        )
         computed = await self.query(command, sent, requester.owner.user)
         self.tasks.made_progress = True
         return msgspec.convert(computed, m.ComputedTensors)
@@ -419,20 +426,24 @@ class ProcessClient:
         self._flush()
 
     def _refusal(self, number: int, text: ClientText) -> InferdError | None:
-        """Return the error of the query that crashed the process, or None for another query."""
-        death = self.death
+        """Return the error of the query that crashed the process, or may have; None for another.
+        A query is only guilty if no other one was under way.
+        """
+        death, name = self.death, self.spec.name
         if (
             death is None
             or death.phase is not DeathPhase.PROMPT
-            or number not in death.activity.ids
+            or number not in (suspects := death.suspects)
         ):
             return None
         match death.verdict:
+            case Verdict.REFUSE_INPUT | Verdict.REFUSE_TASK_FOR_MEMORY if len(suspects) > 1:
+                return suspect_error(name)
             case Verdict.REFUSE_INPUT if not death.activity.beside_text:
                 self.quarantine.add_text(*text)
-                return quarantine_error(self.spec.name)
+                return quarantine_error(name)
             case Verdict.REFUSE_TASK_FOR_MEMORY:
-                return out_of_memory(self.spec.name, "this text")
+                return out_of_memory(name, "this text")
         return None
 
 

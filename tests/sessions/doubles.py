@@ -183,7 +183,12 @@ class InProcessClient:
         return ChatTokens(text, tokens, rest is not None)
 
     async def compute_tensors(
-        self, requester: Requester, inputs: Sequence[NamedTensor], wait_s: float = 0.0
+        self,
+        requester: Requester,
+        inputs: Sequence[NamedTensor],
+        wait_s: float = 0.0,
+        *,
+        alone: bool = False,
     ) -> m.ComputedTensors:
         await anyio.lowlevel.checkpoint()
         return m.ComputedTensors(list(inputs), 0.0)

@@ -297,6 +297,31 @@ def test_a_computation_that_waited_in_a_process_that_crashed_is_repeated(tmp_pat
             assert outputs["y"]["data"] == integers(expected).data
 
 
+def test_of_inputs_under_way_in_a_crash_only_the_guilty_one_is_refused(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"crash": _slow_division()})
+    config = "[daemon]\ncores = 4\n"
+    divisors = (2, -1, 3, 4, 5, 6)  # the second one ends the process
+    with (
+        running_daemon(config, models_dir=tmp_path) as daemon,
+        RawClient(daemon.socket) as raw,
+    ):
+        contexts = [raw.context("crash") for _ in divisors]
+        numbers = [
+            raw.start_request("compute", context=context, inputs=_slow_inputs(-(2**31), divisor))
+            for context, divisor in zip(contexts, divisors, strict=True)
+        ]
+        for number, divisor in zip(numbers, divisors, strict=True):
+            if divisor == -1:
+                with pytest.raises(WorkerCrashed, match="this input crashes"):
+                    raw.wait_result(number)
+            else:
+                outputs = dict(raw.wait_result(number)["outputs"])
+                assert outputs["y"]["data"] == integers(int(-(2**31) / divisor)).data
+        # The innocent inputs may be sent again.
+        again = raw.call("compute", context=contexts[0], inputs=_slow_inputs(-(2**31), 2))
+        assert dict(again["outputs"])["y"]["data"] == integers(-(2**30)).data
+
+
 def _slow_division() -> bytes:
     """Return a graph that divides after some milliseconds, in which further requests arrive."""
     import onnx

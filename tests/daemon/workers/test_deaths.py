@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_each_cell_of_the_table(cause: Cause, phase: DeathPhase, verdict: Verdic
 def test_the_table_is_complete() -> None:
     assert {(c, p) for c, p, _ in CELLS} == {(c, p) for c in Cause for p in DeathPhase}
     assert all(set(VERDICTS[cause]) == set(DeathPhase) for cause in Cause)
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_of_a_hung_process_only_the_oldest_work_is_suspect(cause: Cause) -> None:
+    activity = Activity(ActivityKind.PROMPT, (7, 8, 9), 0.0, oldest=2)
+    death = replace(EVIDENCE[cause], activity=activity)
+    assert death.suspects == ((7, 8) if cause is Cause.HANG else (7, 8, 9))
 
 
 FAULTS = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP", "SIGBUS")

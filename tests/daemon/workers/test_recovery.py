@@ -15,11 +15,13 @@ from anyio.abc import TaskGroup
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import (
     Cancelled,
+    InferdError,
     LoadFailed,
     OutOfMemory,
     QuotaExceeded,
     WorkerCrashed,
 )
+from inferd.backends.tensors import Tensor
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
@@ -482,6 +484,41 @@ async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
             with pytest.raises(WorkerCrashed, match="is unloaded for good"):
                 await predecessor.ready()
         await registry.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "alone_error"), [(-SIGABRT, WorkerCrashed), (-SIGKILL, OutOfMemory)]
+)
+async def test_inputs_that_were_computed_beside_others_are_suspects_and_guilty_alone(
+    code: int, alone_error: type[InferdError]
+) -> None:
+    sent: list[m.Command] = []
+    client = client_of(sent)
+    causes: dict[int, str] = {}
+
+    async def compute(number: int) -> None:
+        with pytest.raises((WorkerCrashed, OutOfMemory)) as caught:
+            await client.compute_tensors(Requester(Owner(7)), [("a", Tensor(bytes([number])))])
+        causes[number] = str(caught.value.data.get("cause", ""))
+        if number == 3:
+            assert isinstance(caught.value, alone_error)
+
+    for numbers, under_way in (((0, 1, 2), 2), ((3, 4), 1)):
+        first = len(sent)
+        async with anyio.create_task_group() as group:
+            for number in numbers:
+                group.start_soon(compute, number)
+            await anyio.wait_all_tasks_blocked()
+            ids = [c.id for c in sent[first:] if isinstance(c, m.ComputeTensors)]
+            activity = Activity(ActivityKind.PROMPT, tuple(ids[:under_way]), 0.0)
+            client.death = Death(activity=activity, code=code, was_oom_killed=code == -SIGKILL)
+            client.settle(code)
+    guilty = "input" if code == -SIGABRT else ""
+    assert causes == {0: "suspect", 1: "suspect", 2: "", 3: guilty, 4: ""}
+    for number in range(5):
+        text = [("a", Tensor(bytes([number])))]
+        refusal = client.quarantine.refusal_of_text("m", 7, text)
+        assert (refusal is not None) == (number == 3 and code == -SIGABRT)
 
 
 async def test_tokens_that_crash_the_process_are_refused_to_their_user_alone() -> None:

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from inferd.backends import GraphModel, ModelSpec, load_model
+from inferd.backends.errors import OutOfMemory
 from inferd.backends.tensors import TENSOR_TYPES, NamedTensor, Tensor
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tensor_engine import TensorEngine
@@ -31,11 +32,13 @@ class Clock:
 class Bench:
     """An engine with a graph that copies its input as often as a request says."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, lanes: int = 1):
         (folder / "loop.onnx").write_bytes(loop())
-        spec = ModelSpec(name="loop", backend="onnx", path=str(folder / "loop.onnx"), threads=1)
+        path = str(folder / "loop.onnx")
+        spec = ModelSpec(name="loop", backend="onnx", path=path, threads=lanes, lanes=lanes)
         self.clock = Clock()
-        self.engine = TensorEngine(cast(GraphModel, load_model(spec, lambda _: True)), self.clock)
+        self.model = cast(GraphModel, load_model(spec, lambda _: True))
+        self.engine = TensorEngine(self.model, spec, self.clock)
         self.engine.start()
         self.reports: list[m.Report] = []
 
@@ -48,10 +51,20 @@ class Bench:
             self.send()
         return self.reports
 
+    def under_way(self) -> tuple[int, ...]:
+        return self.engine.recorder.read_activity().ids
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
+    yield made
+    made.engine.close()
+
+
+@pytest.fixture
+def lanes(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, 2)
     yield made
     made.engine.close()
 
@@ -64,10 +77,16 @@ def inputs(times: int, value: float = 1.0) -> list[NamedTensor]:
 
 
 def request(
-    number: int, times: int = 1, user: int = 1, wait_s: float = 0.0, priority: int = 1
+    number: int,
+    times: int = 1,
+    user: int = 1,
+    wait_s: float = 0.0,
+    priority: int = 1,
+    *,
+    alone: bool = False,
 ) -> m.ComputeTensors:
     requester = Requester(Owner(user), Priority(priority))
-    return m.ComputeTensors(number, inputs(times, number), requester, wait_s)
+    return m.ComputeTensors(number, inputs(times, number), requester, wait_s, alone)
 
 
 def error_of(report: m.Report) -> str:
@@ -164,9 +183,93 @@ def test_the_statistics_count_computations(bench: Bench) -> None:
     assert (report.value["computations"], report.value["running"]) == (1, 0)
 
 
-def test_a_quitting_engine_cancels_its_computation(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.send(request(1, FOREVER), request(2, FOREVER))
+def test_lanes_compute_at_once_and_one_of_them_can_be_cancelled(lanes: Bench) -> None:
+    lanes.send(request(1, FOREVER), request(2, FOREVER), request(3, FOREVER), request(4))
+    assert lanes.under_way() == (1, 2)
+    lanes.send(m.DropInput(2))
+    [two] = lanes.wait_reports(1)
+    assert error_of(two) == "Cancelled"
+    assert lanes.under_way() == (1, 3)
+    lanes.send(m.DropInput(1))
+    one, four = lanes.wait_reports(3)[1:]
+    assert error_of(one) == "Cancelled"
+    assert output_of(four) == (4, 4.0)
+    assert lanes.under_way() == (3,)
+
+
+def test_the_record_shows_for_how_long_the_oldest_computation_has_run(lanes: Bench) -> None:
+    lanes.send(request(1, FOREVER))
+    began_at = lanes.engine.recorder.read_activity().at
+    for number in (2, 3):
+        lanes.send(request(number, FOREVER))
+        activity = lanes.engine.recorder.read_activity()
+        assert (activity.ids, activity.oldest, activity.at) == ((1, 2), 1, began_at)
+    lanes.send(m.DropInput(1))
+    lanes.wait_reports(1)
+    activity = lanes.engine.recorder.read_activity()
+    assert (activity.ids, activity.oldest) == ((2, 3), 1)
+    assert activity.at > began_at
+
+
+def test_no_more_computations_begin_than_there_are_cores(lanes: Bench) -> None:
+    lanes.send(m.SetThreads(1), request(1, FOREVER), request(2, FOREVER), request(3))
+    assert lanes.under_way() == (1,)
+    lanes.send(m.SetThreads(9))
+    assert lanes.under_way() == (1, 2)
+    lanes.send(m.SetThreads(1), m.DropInput(1))
+    lanes.wait_reports(1)
+    assert lanes.under_way() == (2,), "the third waits for the only core"
+    lanes.send(m.DropInput(2))
+    assert output_of(lanes.wait_reports(3)[2]) == (3, 3.0)
+
+
+def test_a_suspect_is_computed_beside_no_other_input(lanes: Bench) -> None:
+    lanes.send(request(1, FOREVER), request(2, FOREVER, alone=True), request(3))
+    assert lanes.under_way() == (1,)
+    lanes.send(m.DropInput(1))
+    lanes.wait_reports(1)
+    assert lanes.under_way() == (2,), "the third waits for the suspect"
+    lanes.send(m.DropInput(2))
+    assert output_of(lanes.wait_reports(3)[2]) == (3, 3.0)
+
+
+def test_users_share_the_lanes_by_the_time_that_their_computations_are_expected_to_take(
+    lanes: Bench,
+) -> None:
+    lanes.send(request(1, 300_000, user=1))
+    lanes.wait_reports(1)  # the engine expects as much of the next one
+    lanes.send(request(2, FOREVER, user=3), request(3, FOREVER, user=3))
+    lanes.send(*(request(n, FOREVER, user=4) for n in (4, 5)), request(6, FOREVER, user=5))
+    lanes.send(m.DropInput(2), m.DropInput(3))
+    lanes.wait_reports(3)
+    assert lanes.under_way() == (4, 6), "the first computation of a user precedes the second one"
+
+
+class FewThreads:
+    """A model that has no further lane."""
+
+    def __init__(self, model: GraphModel):
+        self.new_computation = model.new_computation
+
+    def add_lane(self) -> None:
+        raise OutOfMemory("there is too little memory for a lane")
+
+
+def test_an_engine_works_on_with_the_lanes_that_could_be_started(lanes: Bench) -> None:
+    lanes.engine._model = cast(GraphModel, FewThreads(lanes.model))
+    lanes.send(request(1, FOREVER), request(2))
+    [event] = lanes.reports
+    assert isinstance(event, m.LogEvent)
+    assert event.event == "graph.lane_failed"
+    assert event.fields["lanes"] == 1
+    lanes.send(m.SetThreads(2), m.DropInput(1))
+    assert output_of(lanes.wait_reports(3)[2]) == (2, 2.0)
+    assert len(lanes.reports) == 3, "no further lane was tried"
+
+
+def test_a_quitting_engine_cancels_its_computations(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, 2)
+    bench.send(request(1, FOREVER), request(2, FOREVER), request(3, FOREVER))
     bench.send(m.Quit())
     assert bench.engine.quit
     bench.engine.close()
