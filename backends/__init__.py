@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .errors import UnsupportedOperation
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .base import (
         CompiledGrammar,
         Computation,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from .memory import Device, MemoryEstimator, MemoryNeed
     from .model_spec import AdapterInfo, AdapterSpec, LoadProgress, ModelSpec, Shape
     from .params import SamplingParams
+    from .tensors import DeclaredTensors
 
 __all__ = (
     "AdapterInfo",
@@ -56,6 +59,7 @@ __all__ = (
     "Shape",
     "TensorModel",
     "load_model",
+    "declared_tensors",
     "estimate_memory",
 )
 
@@ -75,7 +79,8 @@ class Engine(NamedTuple):
     """A backend: the format of its model files, or an empty text if its models have no file; the
     places of its functions, imported at the first use because `echo` runs without llama.cpp; the
     program of its encoder process, if it has one; the name of its encoding in wasi-nn; the extra
-    that installs it; and whether its models are graphs, which have no language.
+    that installs it; whether its models are graphs, which have no language; and the place of the
+    function that returns the `DeclaredTensors` of a graph's file without an engine, if it has one.
     """
 
     file_format: str
@@ -85,6 +90,7 @@ class Engine(NamedTuple):
     encoding: str = "ggml"
     extra: str = "daemon"
     graphs: bool = False
+    declared: str = ""
 
 
 ENGINES = {
@@ -102,6 +108,7 @@ ENGINES = {
         encoding="onnx",
         extra="onnx",
         graphs=True,
+        declared="onnx.header:declared_tensors",
     ),
 }
 """By the name of the backend in the configuration."""
@@ -128,6 +135,16 @@ def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
     """
     model: Model = _found(spec, "load")(spec, progress, renders=renders)
     return model
+
+
+def declared_tensors(backend: str, path: Path) -> DeclaredTensors:
+    """Return the inputs and outputs of the graph in a file, whose engine has a function for it.
+
+    :raises LoadFailed: the file cannot be read, or is damaged.
+    """
+    read = resolve_name(f"{__name__}.{ENGINES[backend].declared}")
+    found: DeclaredTensors = read(path)
+    return found
 
 
 def estimate_memory(spec: ModelSpec) -> MemoryEstimator:

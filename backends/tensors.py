@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -75,6 +75,13 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.name[:NAME_CHARACTERS_MAX]!r} ({self.type} {shape_text(self.shape)})"
+
+
+class DeclaredTensors(NamedTuple):
+    """The inputs and outputs that a graph's file declares."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
 
 
 def shape_text(shape: Sequence[int | str] | None) -> str:

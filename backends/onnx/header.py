@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ..errors import LoadFailed
-from ..tensors import TensorInfo
+from ..tensors import DeclaredTensors, TensorInfo
 
 ELEMENT_TYPES = {
     1: "fp32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 8: "string", 9: "bool",
@@ -30,6 +30,10 @@ TENSORS_MAX = 4096
 SIZE_MAX = 1 << 40
 """The largest size of a dimension. Larger ones are nonsense, and would not fit into a reply."""
 DIMENSION_CHARACTERS_MAX = 100
+FIELDS_MAX = 1_000_000
+"""The most fields of a file that are read, in some seconds. A node is one, a weight about six."""
+TEXT_BYTES_MAX = 64 << 20
+"""The bytes of all names and descriptions together."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -44,6 +48,12 @@ class OnnxHeader(NamedTuple):
     external: frozenset[str]
 
 
+def declared_tensors(path: str | Path) -> DeclaredTensors:
+    """Return the inputs and outputs of an ONNX file; see `read_onnx_header`."""
+    header = read_onnx_header(path)
+    return DeclaredTensors(header.inputs, header.outputs)
+
+
 def read_onnx_header(path: str | Path) -> OnnxHeader:
     """Return the header of an ONNX file. Blocks.
 
@@ -51,7 +61,7 @@ def read_onnx_header(path: str | Path) -> OnnxHeader:
     """
     try:
         with open(path, "rb", opener=_open_regular) as file:
-            return _read_model(file, os.fstat(file.fileno()).st_size)
+            return _read_model(_Source(file), os.fstat(file.fileno()).st_size)
     except OSError as exc:
         raise LoadFailed(
             f"cannot read {str(path)!r}: {exc.strerror or exc}", hint="check the file's path"
@@ -66,6 +76,26 @@ class _Damaged(Exception):
     pass
 
 
+class _Source:
+    """A file, or a part of it in memory, whose fields and texts count towards those of *whole*."""
+
+    def __init__(self, file: BinaryIO, whole: _Source | None = None):
+        self.file, self._whole = file, whole or self
+        self._fields, self._text_bytes = 0, 0
+
+    def count_field(self) -> None:
+        """Count a field."""
+        self._whole._fields += 1
+        if self._whole._fields > FIELDS_MAX:
+            raise _Damaged(f"it has more than {FIELDS_MAX} fields")
+
+    def count_text(self, size: int) -> None:
+        """Count the bytes of a name or description, which will be read."""
+        self._whole._text_bytes += size
+        if self._whole._text_bytes > TEXT_BYTES_MAX:
+            raise _Damaged(f"its names and descriptions have more than {TEXT_BYTES_MAX} bytes")
+
+
 def _open_regular(path: str, flags: int) -> int:
     # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -75,114 +105,116 @@ def _open_regular(path: str, flags: int) -> int:
     return fd
 
 
-def _read_model(file: BinaryIO, size: int) -> OnnxHeader:
-    graphs = [end for number, kind, end in _fields(file, size) if (number, kind) == (7, _BYTES)]
+def _read_model(source: _Source, size: int) -> OnnxHeader:
+    graphs = [end for number, kind, end in _fields(source, size) if (number, kind) == (7, _BYTES)]
     if not graphs:
         raise _Damaged("it has no graph")
     if len(graphs) > 1:
         raise _Damaged("it has several graphs")
-    file.seek(0)
-    for number, kind, end in _fields(file, size):
+    source.file.seek(0)
+    for number, kind, end in _fields(source, size):
         if (number, kind) == (7, _BYTES):
-            return _read_graph(file, end)
+            return _read_graph(source, end)
     raise AssertionError("the graph was found before")
 
 
-def _read_graph(file: BinaryIO, end: int) -> OnnxHeader:
+def _read_graph(source: _Source, end: int) -> OnnxHeader:
     title, inputs, outputs = "", list[TensorInfo](), list[TensorInfo]()
     weights, external = set[str](), set[str]()
-    for number, kind, field_end in _fields(file, end):
+    for number, kind, field_end in _fields(source, end):
         if kind != _BYTES:
             continue
         match number:
             case 2:
-                title = _text(file, field_end)
+                title = _text(source, field_end)
             case 5:
-                name, files = _read_weight(file, field_end)
+                name, files = _read_weight(source, field_end)
                 weights.add(name)
                 external |= files
             case 11 | 12:
                 found = inputs if number == 11 else outputs
                 if len(found) >= TENSORS_MAX:
                     raise _Damaged(f"it has more than {TENSORS_MAX} inputs or outputs")
-                found.append(_read_value(_read(file, field_end)))
+                found.append(_read_value(source, field_end))
     # Older files list the weights among the inputs; a caller need not set these.
     needed = tuple(info for info in inputs if info.name not in weights)
     return OnnxHeader(title, needed, tuple(outputs), frozenset(external))
 
 
-def _read_weight(file: BinaryIO, end: int) -> tuple[str, set[str]]:
+def _read_weight(source: _Source, end: int) -> tuple[str, set[str]]:
     name, files = "", set[str]()
-    for number, kind, field_end in _fields(file, end):
+    for number, kind, field_end in _fields(source, end):
         if kind != _BYTES:
             continue
         if number == 8:
-            name = _text(file, field_end)
+            name = _text(source, field_end)
         elif number == 13:
             entry = dict.fromkeys((1, 2), "")
-            for key, key_kind, key_end in _fields(file, field_end):
+            for key, key_kind, key_end in _fields(source, field_end):
                 if key_kind == _BYTES and key in entry:
-                    entry[key] = _text(file, key_end)
+                    entry[key] = _text(source, key_end)
             if entry[1] == "location":
                 files.add(entry[2])
     return name, files
 
 
-def _read_value(data: bytes) -> TensorInfo:
-    file, end = io.BytesIO(data), len(data)
-    name, kind, shape = "", "unknown", None
-    for number, wire, field_end in _fields(file, end):
+def _read_value(source: _Source, end: int) -> TensorInfo:
+    data = _read(source, end)
+    part, name, kind, shape = _Source(io.BytesIO(data), source), "", "unknown", None
+    for number, wire, field_end in _fields(part, len(data)):
         if (number, wire) == (1, _BYTES):
-            name = _text(file, field_end)
+            name = _text(part, field_end)
         elif (number, wire) == (2, _BYTES):
-            kind, shape = _read_type(file, field_end)
+            kind, shape = _read_type(part, field_end)
     return TensorInfo(name, kind, shape)
 
 
-def _read_type(file: BinaryIO, end: int) -> tuple[str, tuple[int | str, ...] | None]:
+def _read_type(source: _Source, end: int) -> tuple[str, tuple[int | str, ...] | None]:
     kind: str = "unknown"
     shape: tuple[int | str, ...] | None = None
-    for number, wire, field_end in _fields(file, end):
+    for number, wire, field_end in _fields(source, end):
         if wire == _BYTES and number in _CONTAINERS:
             kind = _CONTAINERS[number]
         elif wire == _BYTES and number == 1:
-            for key, key_wire, key_end in _fields(file, field_end):
+            for key, key_wire, key_end in _fields(source, field_end):
                 if (key, key_wire) == (1, _VARINT):
                     kind = ELEMENT_TYPES.get(key_end, f"type {key_end}")
                 elif (key, key_wire) == (2, _BYTES):
-                    shape = _read_shape(file, key_end)
+                    shape = _read_shape(source, key_end)
     return kind, shape
 
 
-def _read_shape(file: BinaryIO, end: int) -> tuple[int | str, ...]:
+def _read_shape(source: _Source, end: int) -> tuple[int | str, ...]:
     shape: list[int | str] = []
-    for number, wire, field_end in _fields(file, end):
+    for number, wire, field_end in _fields(source, end):
         if (number, wire) != (1, _BYTES):
             continue
         size: int | str = ""
-        for key, key_wire, key_end in _fields(file, field_end):
+        for key, key_wire, key_end in _fields(source, field_end):
             if (key, key_wire) == (1, _VARINT):
                 # Exporters write -1 for a free dimension; a negative number has all 64 bits.
                 size = key_end if key_end <= SIZE_MAX else ""
             elif (key, key_wire) == (2, _BYTES):
-                text = _text(file, key_end)[:DIMENSION_CHARACTERS_MAX]
+                text = _text(source, key_end)[:DIMENSION_CHARACTERS_MAX]
                 size = "".join(c if c.isprintable() else "?" for c in text)
         shape.append(size)
     return tuple(shape)
 
 
-def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(source: _Source, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield the fields of a message that ends at *end*: their numbers and kinds, and the value of a
     number, or else the end of the field. The next field is read from there.
     """
+    file = source.file
     while (at := file.tell()) < end:
-        key = _varint(file, end)
+        source.count_field()
+        key = _varint(source, end)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
-            yield number, kind, _varint(file, end)
+            yield number, kind, _varint(source, end)
             continue
         if kind == _BYTES:
-            size = _varint(file, end)
+            size = _varint(source, end)
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
@@ -194,8 +226,8 @@ def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int, int]]:
         file.seek(field_end)
 
 
-def _varint(file: BinaryIO, end: int) -> int:
-    value = shift = 0
+def _varint(source: _Source, end: int) -> int:
+    file, value, shift = source.file, 0, 0
     while file.tell() < end and shift < 70:
         byte = file.read(1)
         if not byte:
@@ -207,12 +239,13 @@ def _varint(file: BinaryIO, end: int) -> int:
     raise _Damaged("a number is cut off")
 
 
-def _read(file: BinaryIO, end: int) -> bytes:
-    size = end - file.tell()
+def _read(source: _Source, end: int) -> bytes:
+    size = end - source.file.tell()
     if size > FIELD_BYTES_MAX:
         raise _Damaged(f"a name or description has {size} bytes, more than {FIELD_BYTES_MAX}")
-    return file.read(size)
+    source.count_text(size)
+    return source.file.read(size)
 
 
-def _text(file: BinaryIO, end: int) -> str:
-    return _read(file, end).decode("utf-8", "replace")
+def _text(source: _Source, end: int) -> str:
+    return _read(source, end).decode("utf-8", "replace")

@@ -151,7 +151,7 @@ def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator
     state = [*_entries_of_state(found), ("drafts with", nextn), ("accepted drafts", drafts)]
     yield "State", state
     for title, key in (("Inputs", "inputs"), ("Outputs", "outputs")):
-        yield title, _entries_of_tensors((found["info"] or {}).get(key) or ())
+        yield title, _entries_of_tensors(found.get(key) or (found["info"] or {}).get(key) or ())
     yield "Projector", _entries_of_projector(found.get("projector") or {})
     yield "Draft model", _entries_of_draft_model(found.get("draft_model") or {})
     title = "Memory, estimated" if found["memory"] else "Memory for its next load, estimated"

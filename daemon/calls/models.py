@@ -398,14 +398,17 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     """Describe one model, with the facts that its file's header states."""
     named = daemon.find_model(request, request.params.name)
     model = named.model
-    facts, cause = None, None
-    if files := _gguf_files(model):
-        try:
+    facts, declared, cause = None, None, None
+    try:
+        if files := _gguf_files(model):
             facts = await daemon.registry.file_facts.facts_of(files)
-        except LoadFailed as exc:
-            cause = exc.message
+        elif model.loaded is None and model.config.file is not None:
+            backend, file = model.config.backend, model.config.file
+            declared = await daemon.registry.declared_tensors.tensors_of(backend, file)
+    except LoadFailed as exc:
+        cause = exc.message
     await daemon.registry.projectors.read([daemon.registry.projector_wish(model)])
-    return w.ModelsResult(models=[show_model(daemon.registry, named, facts, cause)])
+    return w.ModelsResult(models=[show_model(daemon.registry, named, facts, declared, cause)])
 
 
 def _gguf_files(model: ManagedModel) -> list[Path]:

@@ -17,6 +17,7 @@ from ...backends.gguf.facts import NUMBER_MAX, read_facts
 from ...backends.gguf.projector import ProjectorHeader
 from ...backends.memory import MemoryNeed
 from ...backends.onnx.memory import weight_bytes as weight_bytes_of_graph
+from ...backends.tensors import DeclaredTensors
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
 from ..config.model_settings import ECHO, ModelConfig
@@ -80,11 +81,18 @@ def describe_model(registry: Registry, named: NamedModel, facts: FileFacts | Non
 
 
 def show_model(
-    registry: Registry, named: NamedModel, facts: FileFacts | None, file_error: str | None
+    registry: Registry,
+    named: NamedModel,
+    facts: FileFacts | None,
+    declared: DeclaredTensors | None,
+    file_error: str | None,
 ) -> ShownModel:
-    """Return the description of a model with the *facts* of its file, or the reason why its header
-    cannot be read.
+    """Return the description of a model with the *facts* of its file, or the inputs and outputs
+    that a graph's file has *declared*, or the reason why its header cannot be read.
     """
+    loaded = named.model.loaded
+    if loaded is not None and ENGINES[named.model.config.backend].graphs:
+        declared = DeclaredTensors(loaded.info.inputs, loaded.info.outputs)
     return ShownModel(
         **asdict(describe_model(registry, named, facts)),
         options=registry.options_of(named.name, named.model),
@@ -93,6 +101,8 @@ def show_model(
         estimate=_estimate_memory(registry, named.model, facts),
         names=registry.catalog.other_names_of(named.model),
         ceilings=_ceilings(registry, named.name),
+        inputs=None if declared is None else [asdict(one) for one in declared.inputs],
+        outputs=None if declared is None else [asdict(one) for one in declared.outputs],
     )
 
 

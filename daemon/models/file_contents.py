@@ -1,5 +1,5 @@
-"""Contents of the models' files: the facts in their headers, and the files that hold no language
-model.
+"""Contents of the models' files: the facts in their headers, the inputs and outputs of graphs, and
+the files that hold no language model.
 
 Threads read the files, because a file server may not answer. A file is read again after a change.
 """
@@ -7,17 +7,20 @@ Threads read the files, because a file server may not answer. A file is read aga
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import anyio
 
+from ...backends import ENGINES, declared_tensors
 from ...backends.errors import LoadFailed
 from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import OtherContent, other_content, read_facts
 from ...backends.gguf.header import DamagedHeader
+from ...backends.tensors import DeclaredTensors
 from ...ipc.server.descriptors import BlockingThread
 from .model_files import Signature, signature_of
 
@@ -27,14 +30,18 @@ MODELS_MAX = 1000
 """Models whose facts are kept."""
 
 
-class FileFactsCache:
-    """The facts by the models' files. Owned by the daemon's event loop."""
+F = TypeVar("F")
 
-    def __init__(self) -> None:
+
+class FactsCache(Generic[F]):
+    """The facts by the models' files, which *read* returns. Owned by the daemon's event loop."""
+
+    def __init__(self, read: Callable[[Sequence[Path]], F]) -> None:
+        self._read = read
         self._thread = BlockingThread("model-headers")
-        self._by_files: dict[tuple[Path, ...], tuple[Signature, Future[FileFacts]]] = {}
+        self._by_files: dict[tuple[Path, ...], tuple[Signature, Future[F]]] = {}
 
-    async def facts_of(self, files: Sequence[Path]) -> FileFacts:
+    async def facts_of(self, files: Sequence[Path]) -> F:
         """Return the facts about the model in *files*.
 
         :raises LoadFailed: a file cannot be read, is damaged, or does not answer.
@@ -51,7 +58,7 @@ class FileFactsCache:
             reason = str(exc)
         raise LoadFailed(f"{files[0].name} cannot be read: {reason}")
 
-    def known_facts(self, files: Sequence[Path]) -> FileFacts | None:
+    def known_facts(self, files: Sequence[Path]) -> F | None:
         """Return the facts about the model in *files* if they were read already, without a wait.
         Otherwise begin to read them, unless another file is being read.
         """
@@ -67,7 +74,7 @@ class FileFactsCache:
             return None
         return reading.result()
 
-    def _reading(self, files: tuple[Path, ...]) -> Future[FileFacts]:
+    def _reading(self, files: tuple[Path, ...]) -> Future[F]:
         signature = signature_of(files)
         stored_for, reading = self._by_files.get(files, (None, None))
         if reading is not None and stored_for == signature:
@@ -75,17 +82,46 @@ class FileFactsCache:
         self._by_files.pop(files, None)
         while len(self._by_files) >= MODELS_MAX:
             del self._by_files[next(iter(self._by_files))]
-        reading = Future()
+        reading = Future[F]()
         self._by_files[files] = signature, reading
-        self._thread.submit(partial(_read_header, files, reading))
+        self._thread.submit(partial(self._read_header, files, reading))
         return reading
 
+    def _read_header(self, files: Sequence[Path], reading: Future[F]) -> None:
+        try:
+            reading.set_result(self._read(files))
+        except Exception as exc:  # it belongs to the callers that wait
+            reading.set_exception(exc)
 
-def _read_header(files: Sequence[Path], reading: Future[FileFacts]) -> None:
-    try:
-        reading.set_result(read_facts(files))
-    except Exception as exc:  # it belongs to the callers that wait
-        reading.set_exception(exc)
+
+class FileFactsCache(FactsCache[FileFacts]):
+    """The facts about language models."""
+
+    def __init__(self) -> None:
+        super().__init__(read_facts)
+
+
+class DeclaredTensorsCache:
+    """The inputs and outputs of graphs by their files, for each engine that reads them."""
+
+    def __init__(self) -> None:
+        self._caches = {
+            name: FactsCache(partial(_read_declared, name))
+            for name, engine in ENGINES.items()
+            if engine.declared
+        }
+
+    async def tensors_of(self, backend: str, file: Path) -> DeclaredTensors | None:
+        """Return the inputs and outputs of a graph, or None if they are known once it is loaded.
+
+        :raises LoadFailed: the file cannot be read, is damaged, or does not answer.
+        """
+        cache = self._caches.get(backend)
+        return None if cache is None else await cache.facts_of([file])
+
+
+def _read_declared(backend: str, files: Sequence[Path]) -> DeclaredTensors:
+    return declared_tensors(backend, files[0])
 
 
 KINDS_S_MAX = 2.0

@@ -47,7 +47,7 @@ from ..state_files import KV_DIR
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import fail_readers
 from .catalog import Allowed, ModelCatalog, NamedModel
-from .file_contents import FileFactsCache
+from .file_contents import DeclaredTensorsCache, FileFactsCache
 from .kv_index import KvFilePlace, KvIndex
 from .loader import Loader, LoadListener
 from .model import NO_DRAFT_MODEL, DraftModelChoice, ManagedModel, PassedFile
@@ -225,6 +225,7 @@ class Registry:
             seconds=seconds,
         )
         self.file_facts = FileFactsCache()
+        self.declared_tensors = DeclaredTensorsCache()
         self.projectors = Projectors()
         self.catalog.scan()
 

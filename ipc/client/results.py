@@ -296,6 +296,13 @@ class ShownModel(ModelInfo):
     """The bounds of turns by this name: `n-predict-max`, `reasoning-max` (by class) and
     `priority-max`, as far as the configuration sets them.
     """
+    inputs: list[dict[str, Any]] | None
+    """Of a graph, array of map: the `name` of each input, its `type` and its `shape`, whose
+    sizes are numbers, or texts if they are free; `shape` is nil if the file does not state it.
+    Nil for other models, and if the file cannot be read before it is loaded.
+    """
+    outputs: list[dict[str, Any]] | None
+    """As `inputs`."""
 
 
 class SessionInfo(TypedDict):

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from inferd.backends.errors import LoadFailed
-from inferd.backends.onnx.header import SIZE_MAX, read_onnx_header
+from inferd.backends.onnx import header
+from inferd.backends.onnx.header import SIZE_MAX, declared_tensors, read_onnx_header
 from inferd.backends.tensors import TensorInfo
 from tests.onnx_graphs import affine, graph, identity
 
@@ -25,15 +26,15 @@ def test_inputs_and_outputs_have_types_and_shapes(tmp_path: Path) -> None:
             [("y0", "fp32", ["n", 3, -1]), ("y1", "i64", []), ("y2", "bool", None)],
         )
     )
-    header = read_onnx_header(file)
-    assert header.title == "graph"
-    assert header.inputs == (
+    found = read_onnx_header(file)
+    assert found.title == "graph"
+    assert found.inputs == (
         TensorInfo("x0", "fp32", ("n", 3, "")),
         TensorInfo("x1", "i64", ()),
         TensorInfo("x2", "bool", None),
     )
-    assert header.outputs[0] == TensorInfo("y0", "fp32", ("n", 3, ""))
-    assert header.external == frozenset()
+    assert found.outputs[0] == TensorInfo("y0", "fp32", ("n", 3, ""))
+    assert found.external == frozenset()
 
 
 def test_weights_that_an_older_file_lists_among_the_inputs_are_not_needed(tmp_path: Path) -> None:
@@ -94,3 +95,19 @@ def test_random_damage_is_an_error_or_another_header(tmp_path: Path) -> None:
             refused += 1
             assert exc.message.isprintable()
     assert 0 < refused < 2000
+
+
+def test_the_fields_and_texts_of_a_file_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.onnx"
+    file.write_bytes(affine())
+    for name, least, message in (
+        ("FIELDS_MAX", 40, "more than 40 fields"),
+        ("TEXT_BYTES_MAX", 60, "more than 60 bytes"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(header, name, least)
+            with pytest.raises(LoadFailed, match=message):
+                read_onnx_header(file)
+    assert declared_tensors(file).inputs == read_onnx_header(file).inputs

@@ -13,7 +13,8 @@ import pytest
 
 from inferd.backends.errors import LoadFailed
 from inferd.daemon.models import file_contents
-from inferd.daemon.models.file_contents import FileFactsCache
+from inferd.daemon.models.file_contents import DeclaredTensorsCache, FileFactsCache
+from tests.onnx_graphs import affine
 from tests.tiny_gguf import write_tiny
 
 
@@ -105,3 +106,16 @@ async def test_the_facts_of_a_bounded_number_of_models_are_kept(
         shutil.copy(write_tiny("llama", tmp_path), file)
         await cache.facts_of([file])
     assert len(cache._by_files) == 2
+
+
+@pytest.mark.asyncio
+async def test_the_tensors_of_a_graph_are_read_from_its_file(tmp_path: Path) -> None:
+    cache, file = DeclaredTensorsCache(), tmp_path / "a.onnx"
+    file.write_bytes(affine())
+    found = await cache.tensors_of("onnx", file)
+    assert found is not None and [info.name for info in found.inputs] == ["a", "b"]
+    assert await cache.tensors_of("onnx", file) is found
+    assert await cache.tensors_of("llama", file) is None
+    file.write_bytes(b"\x08")
+    with pytest.raises(LoadFailed, match="not an ONNX file"):
+        await cache.tensors_of("onnx", file)

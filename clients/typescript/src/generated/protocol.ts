@@ -364,6 +364,10 @@ export interface ShownModel extends ModelInfo {
   names: string[];
   /** The bounds of turns by this name: `n-predict-max`, `reasoning-max` (by class) and `priority-max`, as far as the configuration sets them. */
   ceilings: Fields;
+  /** Of a graph, array of map: the `name` of each input, its `type` and its `shape`, whose sizes are numbers, or texts if they are free; `shape` is nil if the file does not state it. Nil for other models, and if the file cannot be read before it is loaded. */
+  inputs: Fields[] | null;
+  /** As `inputs`. */
+  outputs: Fields[] | null;
 }
 
 export interface FileInfo {
