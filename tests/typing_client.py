@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, assert_type
 
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from inferd import (
     Answer,
@@ -14,6 +15,7 @@ from inferd import (
     AsyncPull,
     AsyncSession,
     AsyncStream,
+    AsyncTensorGraph,
     Audio,
     Client,
     ComputeResult,
@@ -40,6 +42,8 @@ from inferd import (
     StateInfo,
     Stream,
     Tensor,
+    TensorGraph,
+    TensorInfo,
     ToolCall,
     ToolCallPart,
     __version__,
@@ -77,6 +81,10 @@ async def asynchronous() -> None:
         assert_type(ToolCall("i", "f", "{}").values, dict[str, Any])
         assert_type(Piece("x").tool_calls, Sequence[ToolCallPart])
         assert_type(client.stream(12, "x"), AsyncStream)
+        assert_type(client.graph("m"), AsyncTensorGraph)
+        async with client.graph("m") as tensors:
+            assert_type(tensors.inputs, tuple[TensorInfo, ...])
+            assert_type(await tensors.run({"x": [[1.0]]}), dict[str, NDArray[Any]])
         assert_type(await client.chat(12, [{"role": "user", "content": "x"}]), Reply)
         await client.compute_single(12, priority="lowest")  # type: ignore[arg-type]
         client.session("m", session_id="diary", resume=True, on_loss=print)
@@ -189,6 +197,13 @@ def synchronous() -> None:
         assert_type(client.models(), list[ModelInfo])
         assert_type(client.chat("m", "x", priority="low"), Reply)
         assert_type(client.stream(12, "x"), Stream)
+        assert_type(client.graph("m").run({"x": b"1"}, timeout=3), dict[str, NDArray[Any]])
+        assert_type(client.graph("m").run_tensors({"x": 1}), dict[str, Tensor])
+        client.graph("m").run({"x": None})  # type: ignore[dict-item]
+        client.graph("m").run({"x": 1}, raw=True)  # type: ignore[call-arg]
+        with client.graph("m") as graph_of_tensors:
+            assert_type(graph_of_tensors, TensorGraph)
+            assert_type(graph_of_tensors.outputs[0].shape, tuple[int | str, ...] | None)
         assert_type(client.chat(12, "x"), Reply)
         client.set_input(12, 0)  # type: ignore[call-arg]
         client.compute_single(12, priority="lowest")  # type: ignore[arg-type]

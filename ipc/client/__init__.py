@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...backends.errors import ErrorFields
+from ...backends.tensors import TensorInfo
 from ..handles import Context, Graph
 from ..media_parts import Audio, Image
 from ..messages import (
@@ -37,6 +38,7 @@ from ..payloads import Message, Prompt, TensorLike
 from .client import AsyncClient
 from .embeddings import Embeddings
 from .functions import Tool
+from .graphs import AsyncTensorGraph
 from .jobs import AsyncJobs
 from .parameters import Options, Parameters
 from .reranking import RankedDocument, Ranking
@@ -57,7 +59,7 @@ from .results import (
 )
 from .session import AsyncPull, AsyncSession
 from .streams import AsyncStream
-from .sync_client import Client, Jobs, Pull, Session, Stream
+from .sync_client import Client, Jobs, Pull, Session, Stream, TensorGraph
 from .texts import Answer, Piece, Rendered, Reply, ToolCall
 
 __all__ = (
@@ -69,6 +71,7 @@ __all__ = (
     "AsyncPull",
     "AsyncSession",
     "AsyncStream",
+    "AsyncTensorGraph",
     "Audio",
     "Client",
     "client_socket_path",
@@ -125,6 +128,8 @@ __all__ = (
     "SwapResult",
     "TaskInfo",
     "Tensor",
+    "TensorGraph",
+    "TensorInfo",
     "TensorLike",
     "Tool",
     "ToolCall",

@@ -15,6 +15,7 @@ from ..payloads import Config, Prompt, json_text, open_file
 from .attachment import ClientSessionSettings, LossCallback
 from .caller import as_event, send_request
 from .connection.core import InFlight
+from .graphs import AsyncTensorGraph
 from .jobs import AsyncJobs
 from .parameters import Options, Parameters
 from .reranking import AsyncReranking
@@ -153,6 +154,16 @@ class AsyncClient(AsyncReranking):
             on_loss=on_loss,
         )
         return AsyncSession(self, settings)
+
+    def graph(self, model: str) -> AsyncTensorGraph:
+        """Return a graph that computes tensors, such as one in ONNX, to use as a context manager::
+
+            async with client.graph("magika") as graph:
+                outputs = await graph.run({"bytes": array})
+
+        Nothing is sent before it is used.
+        """
+        return AsyncTensorGraph(self, model)
 
     @takes(TurnKeywords)
     def stream(

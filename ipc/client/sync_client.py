@@ -14,11 +14,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
+from ...backends.tensors import TensorInfo
 from ..messages import ClientHello, ServerHello
 from ..payloads import Prompt
 from .client import AsyncClient
 from .connection.blocking_connection import BlockingDriver
 from .connection.driver import Driver, run_blocking
+from .graphs import AsyncTensorGraph
 from .jobs import AsyncJobs, JobResults
 from .results import Metadata
 from .session import AsyncPull, AsyncSession, SessionProperties
@@ -210,6 +212,54 @@ class Session(SessionProperties):
     end_reasoning = synchronous(AsyncSession.end_reasoning)
 
 
+class TensorGraph:
+    """A graph that computes tensors, made by `Client.graph`. See `AsyncTensorGraph`."""
+
+    def __init__(self, graph: AsyncTensorGraph):
+        self._asynchronous = graph
+
+    def __repr__(self) -> str:
+        return f"<TensorGraph {self.model}>"
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._asynchronous.model
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The inputs, in their order. The model is loaded only if its file does not state them."""
+        return run_blocking(self._asynchronous.describe()).inputs
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The outputs, in their order."""
+        return run_blocking(self._asynchronous.describe()).outputs
+
+    def describe(self) -> Self:
+        """Read the inputs and outputs; see `AsyncTensorGraph.describe`."""
+        run_blocking(self._asynchronous.describe())
+        return self
+
+    def open(self) -> Self:
+        """Load the model, unless the graph is open; without `with`, `close` it."""
+        run_blocking(self._asynchronous.open())
+        return self
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        run_blocking(self._asynchronous.aclose())
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    run = synchronous(AsyncTensorGraph.run)
+    run_tensors = synchronous(AsyncTensorGraph.run_tensors)
+
+
 class Jobs:
     """The jobs of the client's user, `client.jobs`. See `AsyncJobs`."""
 
@@ -336,6 +386,7 @@ class Client:
         return Jobs(self._asynchronous.jobs)
 
     session = returning_sync_object(AsyncClient.session, Session)
+    graph = returning_sync_object(AsyncClient.graph, TensorGraph)
     stream = returning_sync_object(AsyncClient.stream, Stream)
     resume = returning_sync_object(AsyncClient.resume, Stream)
     load = synchronous(AsyncClient.load)

@@ -1,0 +1,282 @@
+"""Conversion of arrays, buffers and lists of numbers to the tensors that a graph declares, and of
+its outputs to arrays.
+
+NumPy makes the arrays where it is installed. This module imports it at the first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...backends.errors import InvalidArgument, ProtocolError
+from ...backends.tensors import TYPE_NAMES, TensorInfo
+from ..messages import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+ArrayLike: TypeAlias = "NDArray[Any] | Tensor | Buffer | Sequence[Any] | float"
+"""An array, a tensor, a buffer with a format, a number, or a list of numbers or of such lists."""
+CODES: dict[str, Any] = {
+    "fp16": "e", "fp32": "f", "fp64": "d", "bool": "?", "u8": "B", "i8": "b", "u16": "H",
+    "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q",
+}  # fmt: skip
+"""The characters of `struct` by the names of types; bf16 has none."""
+ARRAY_NAMES = {
+    "fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "bool": "bool",
+    "u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32", "i32": "int32",
+    "u64": "uint64", "i64": "int64",
+}  # fmt: skip
+"""NumPy's names of types, and that of the package ml_dtypes."""
+_TYPES = {name: kind for kind, name in ARRAY_NAMES.items()}
+FLOATS = ("fp16", "fp32", "fp64", "bf16")
+DEPTH_MAX = 32
+"""The most dimensions of a list."""
+_WHAT = "an array of NumPy, a list of numbers, a buffer or a Tensor"
+
+
+@cache
+def find_numpy() -> Any:
+    """Return NumPy, or None if it is not installed."""
+    try:
+        return importlib.import_module("numpy")
+    except ImportError:
+        return None
+
+
+def tensor_of(value: ArrayLike, declared: TensorInfo | None, name: str) -> Tensor:
+    """Return *value* as a tensor for the input *name*. An array becomes one of the declared type if
+    that changes no integer, and a list becomes one if its numbers have that type. The declared
+    shape is left to the daemon.
+
+    :raises InvalidArgument: the value has another type, or is not an array.
+    """
+    text = repr(name[:100]) if declared is None else str(declared)
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, list | tuple | int | float):
+        return _from_numbers(value, declared, text)
+    numpy = find_numpy()
+    if numpy is not None and hasattr(value, "__array__"):
+        return _from_array(numpy, numpy.asarray(value), declared, text)
+    return _from_buffer(value, declared, text)
+
+
+def _from_array(numpy: Any, given: Any, declared: TensorInfo | None, text: str) -> Tensor:
+    kind = _TYPES.get(given.dtype.name)
+    wanted = kind if declared is None else declared.type
+    if kind is None or wanted is None or wanted not in ARRAY_NAMES:
+        raise _wrong_type(text, str(given.dtype), wanted)
+    if wanted == kind:
+        data = (given if kind == "bf16" else given.astype(_dtype(kind), copy=False)).tobytes()
+    elif wanted == "bf16":
+        data = _to_bfloat16(numpy, given.astype("<f4")).tobytes()
+    else:
+        data = _converted(numpy, given, kind, wanted, text).tobytes()
+    return Tensor(data=data, dimensions=list(given.shape), type=wanted)
+
+
+def _converted(numpy: Any, given: Any, kind: str, wanted: str, text: str) -> Any:
+    """Return an array of another type: a floating-point one, or integers that have all values.
+
+    :raises InvalidArgument: values would change.
+    """
+    if wanted in FLOATS:
+        with numpy.errstate(over="ignore"):
+            found = given.astype(_dtype(wanted))
+        if not numpy.array_equal(numpy.isfinite(found), numpy.isfinite(given.astype("<f8"))):
+            raise _out_of_range(text, wanted)
+        return found
+    if wanted == "bool" or kind in FLOATS:
+        raise _wrong_type(text, kind, wanted)
+    limits = numpy.iinfo(_dtype(wanted))
+    if given.size and not limits.min <= int(given.min()) <= int(given.max()) <= limits.max:
+        raise _out_of_range(text, wanted)
+    return given.astype(_dtype(wanted))
+
+
+def _dtype(kind: str) -> str:
+    return f"<{CODES[kind]}" if kind != "bool" else "?"
+
+
+def _to_bfloat16(numpy: Any, floats: Any) -> Any:
+    """Return the nearest numbers of bfloat16, as their bits; of two equally near, the even one."""
+    bits = floats.view("<u4")
+    with numpy.errstate(over="ignore"):  # of numbers that are not finite
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return numpy.where(numpy.isnan(floats), numpy.uint16(0x7FC0), rounded)
+
+
+def _from_numbers(value: Any, declared: TensorInfo | None, text: str) -> Tensor:
+    if declared is None:
+        raise InvalidArgument(
+            f"the type of the input {text} is not known", hint="pass a Tensor or an array of NumPy"
+        )
+    numbers, shape = _flatten(value, text)
+    kinds = (int, float) if declared.type in FLOATS else (int,)
+    unfit = next((n for n in numbers if not isinstance(n, kinds)), None)
+    if unfit is not None:
+        raise InvalidArgument(
+            f"the input {text} got the value {unfit!r:.80}", hint=f"send numbers of {declared.type}"
+        )
+    try:
+        data = pack_numbers(numbers, declared.type)
+    except (OverflowError, ValueError, struct.error):
+        raise _out_of_range(text, declared.type) from None
+    return Tensor(data=data, dimensions=shape, type=declared.type)
+
+
+def pack_numbers(numbers: Sequence[Any], kind: str) -> bytes:
+    """Return the bytes of numbers of a type; those of other types than floating-point ones are
+    integers.
+
+    :raises ValueError: a value of bool is neither 0 nor 1.
+    :raises OverflowError: a number is out of range; or `struct.error`.
+    """
+    if kind == "bool":
+        if any(number not in (0, 1) for number in numbers):
+            raise ValueError(kind)
+        return bytes(map(int, numbers))
+    if kind in ("fp16", "fp32"):  # `array` would make numbers that are too large infinite
+        return struct.pack(f"<{len(numbers)}{CODES[kind]}", *numbers)
+    if kind == "bf16":
+        floats = struct.pack(f"<{len(numbers)}f", *numbers)
+        return b"".join(map(_bfloat16_bytes, memoryview(floats).cast("I")))
+    return array(CODES[kind], numbers).tobytes()
+
+
+def _bfloat16_bytes(bits: int) -> bytes:
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return b"\xc0\x7f"
+    return struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+def _flatten(value: Any, text: str) -> tuple[list[Any], list[int]]:
+    """Return the numbers of a list of lists, and its shape.
+
+    :raises InvalidArgument: its lists are not equally long.
+    """
+    level, shape = [value], list[int]()
+    while level and isinstance(level[0], list | tuple) and len(shape) < DEPTH_MAX:
+        sizes = {len(part) if isinstance(part, list | tuple) else -1 for part in level}
+        if len(sizes) > 1:
+            break
+        shape.append(len(level[0]))
+        level = [number for part in level for number in part]
+    if any(isinstance(number, list | tuple) for number in level):
+        raise InvalidArgument(
+            f"the input {text} got lists of different lengths",
+            hint="send lists that are equally long in each dimension",
+        )
+    return level, shape
+
+
+def _from_buffer(value: Any, declared: TensorInfo | None, text: str) -> Tensor:
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise InvalidArgument(
+            f"the input {text} got a {type(value).__name__}", hint=f"pass {_WHAT}"
+        ) from None
+    kind = _type_of_format(view)
+    if kind is None:
+        wanted = None if declared is None else declared.type
+        raise _wrong_type(text, f"the format {view.format!r}", wanted)
+    found = Tensor(data=view.tobytes(), dimensions=list(view.shape or ()), type=kind)
+    return found if declared is None else converted_tensor(found, declared)
+
+
+def converted_tensor(given: Tensor, declared: TensorInfo) -> Tensor:
+    """Return a tensor as one of the declared type, by the rules of `tensor_of`.
+
+    :raises InvalidArgument: values would change.
+    """
+    kind, wanted = type_name_of(given), declared.type
+    if kind == wanted:
+        return given
+    if kind not in ARRAY_NAMES or wanted not in ARRAY_NAMES:
+        raise _wrong_type(str(declared), kind, wanted)
+    if wanted not in FLOATS and (kind in FLOATS or wanted == "bool"):
+        raise _wrong_type(str(declared), kind, wanted)
+    try:
+        data = pack_numbers(numbers_of(given), wanted)
+    except (OverflowError, struct.error):
+        raise _out_of_range(str(declared), wanted) from None
+    return Tensor(data=data, dimensions=given.dimensions, type=wanted)
+
+
+def _type_of_format(view: memoryview) -> str | None:
+    """Return the type of a buffer's elements; C's long has 4 or 8 bytes."""
+    code = view.format.lstrip("@=<")
+    if code in ("l", "L"):
+        code = {("l", 8): "q", ("L", 8): "Q", ("l", 4): "i", ("L", 4): "I"}[code, view.itemsize]
+    return next((kind for kind, one in CODES.items() if one == code), None)
+
+
+def _wrong_type(text: str, given: str, wanted: str | None) -> InvalidArgument:
+    return InvalidArgument(
+        f"the input {text} got an array of {given}",
+        hint=f"pass it as {ARRAY_NAMES.get(wanted or '', 'another type')}",
+    )
+
+
+def _out_of_range(text: str, wanted: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the input {text} got values that {wanted} does not have", hint="send smaller numbers"
+    )
+
+
+def element_bytes(kind: str) -> int:
+    """Return the bytes of an element of a type."""
+    return struct.calcsize(CODES[kind]) if kind in CODES else 2
+
+
+def type_name_of(tensor: Tensor) -> str:
+    """Return the name of a tensor's type."""
+    if isinstance(tensor.type, str):
+        return tensor.type
+    return TYPE_NAMES.get(tensor.type, f"type {tensor.type}")
+
+
+def array_of(tensor: Tensor) -> Any:
+    """Return an output as an array of NumPy, or as it is without NumPy. NumPy has no bfloat16; its
+    numbers become those of float32, unchanged.
+
+    :raises ProtocolError: its bytes do not have its shape.
+    """
+    numpy = find_numpy()
+    if numpy is None:
+        return tensor
+    kind = type_name_of(tensor)
+    try:
+        if kind == "bf16":
+            found = (numpy.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            found = numpy.frombuffer(tensor.data, _dtype(kind)).copy()
+        return found.reshape(tensor.dimensions)
+    except (ValueError, KeyError) as exc:
+        raise ProtocolError(f"an output of {kind} cannot be read: {exc}") from None
+
+
+def numbers_of(tensor: Tensor) -> Sequence[Any]:
+    """Return the elements of a tensor as numbers of Python.
+
+    :raises ProtocolError: its bytes are not those of its type.
+    """
+    kind, data = type_name_of(tensor), tensor.data
+    try:
+        if kind == "fp16":
+            return struct.unpack(f"<{len(data) // 2}e", data)
+        if kind == "bf16":
+            bits = array("I", (each << 16 for each in memoryview(data).cast("H")))
+            return memoryview(bits.tobytes()).cast("f")
+        numbers: Sequence[Any] = memoryview(data).cast(CODES[kind])
+        return numbers
+    except (ValueError, KeyError, TypeError, struct.error) as exc:
+        raise ProtocolError(f"an output of {kind} cannot be read: {exc}") from None

@@ -1,0 +1,255 @@
+"""Graphs that compute tensors, at the client's end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, Unpack
+from warnings import warn
+
+import msgspec
+
+from ...backends.errors import InferdError, InvalidArgument, ProtocolError, SessionExpired
+from ...backends.tensors import DeclaredTensors, TensorInfo
+from .. import messages as w
+from ..handles import Context, Graph
+from .arrays import ArrayLike, array_of, tensor_of
+from .attachment import require_open
+from .caller import CLOSE_S_MAX
+from .connection.core import ConnectionCore
+from .operations import AsyncOperations
+from .results import ShownModel
+from .turn_settings import SchedulingKeywords, takes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CONTEXTS_MAX = 16
+"""Unused contexts that an open graph keeps."""
+_SHOWN_MAX = 16
+
+
+class AsyncTensorGraph:
+    """A graph that computes tensors, made by `AsyncClient.graph`. Any number of tasks may run it.
+
+    `async with` opens it, loading the model if necessary, and closes it; `open` and `aclose` do so
+    without a block. An open graph keeps the model loaded, and its runs use the same contexts. A run
+    of a graph that is not open takes longer: it opens and closes one.
+    """
+
+    def __init__(self, client: AsyncOperations, model: str):
+        self._client, self._model = client, model
+        self._declared: DeclaredTensors | None = None
+        self._graph: Graph | None = None
+        self._connection: ConnectionCore | None = None
+        self._contexts: list[Context] = []
+        self._opening = client._driver.lock()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._model}>"
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._model
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The inputs, in their order; known once it was opened or described."""
+        return self._known().inputs
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The outputs, in their order; known once it was opened or described."""
+        return self._known().outputs
+
+    def _known(self) -> DeclaredTensors:
+        if self._declared is None:
+            raise InvalidArgument(
+                "the inputs and outputs are not known yet",
+                hint="use `async with client.graph(…) as graph:`, or await graph.describe()",
+            )
+        return self._declared
+
+    async def describe(self) -> Self:
+        """Read the inputs and outputs. The model is loaded only if its file does not state them.
+
+        :raises InvalidArgument: it is not a graph.
+        """
+        if self._declared is None:
+            self._declared = _declared_in(await self._client.show(self._model))
+        if self._declared is None:
+            async with AsyncTensorGraph(self._client, self._model) as opened:
+                self._declared = opened._declared
+        return self
+
+    async def open(self) -> Self:
+        """Load the model, unless the graph is open; without `async with`, `aclose` it.
+
+        :raises InvalidArgument: it is not a graph.
+        """
+        async with self._opening:
+            if self._graph is None or self._is_lost:
+                await self._open()
+        return self
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._connection is not None and self._connection.lost
+
+    async def _open(self) -> None:
+        client = self._client
+        self._contexts, self._graph = [], None
+        graph = await client.load_by_name(self._model)
+        self._graph, self._connection = graph, client._open_connection
+        try:
+            if not graph.tensors:
+                raise InvalidArgument(
+                    f"{self._model[:100]!r} is a language model, which computes no tensors",
+                    hint="give it a prompt instead",
+                )
+            if self._declared is None:
+                self._declared = _declared_in(await client.show(self._model)) or _NOTHING_DECLARED
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Close it; a second call does nothing."""
+        contexts, graph = self._contexts, self._graph
+        self._contexts, self._graph = [], None
+        if graph is None or self._is_lost:
+            return  # the daemon has closed them
+        for context in contexts:
+            await self._close_context(context)
+        with self._client._driver.shield(), suppress(InferdError):
+            await self._client.unload(graph, keep=True, timeout=CLOSE_S_MAX)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        graph, connection = getattr(self, "_graph", None), getattr(self, "_connection", None)
+        if graph is None or connection is None or connection.lost or connection.forked:
+            return
+        params = w.UnloadParams(graph=graph, keep=True)
+        connection.run_soon(lambda: connection.post_request("unload", params))
+        text = f"unclosed {self!r}: use `async with` (`with` for `Client`), or close it"
+        warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    @takes(SchedulingKeywords)
+    async def run(
+        self, inputs: Mapping[str, ArrayLike], **keywords: Unpack[SchedulingKeywords]
+    ) -> dict[str, NDArray[Any]]:
+        """Compute the outputs of *inputs*, both by their names.
+
+        An input is an array of NumPy, a list of numbers, a buffer or a `Tensor`. Outputs are arrays
+        of NumPy; without NumPy they are tensors. bfloat16 becomes float32.
+
+        :raises InvalidArgument: an input is missing or unknown, or has another type or shape.
+        """
+        found = await self.run_tensors(inputs, **keywords)
+        return {name: array_of(tensor) for name, tensor in found.items()}
+
+    @takes(SchedulingKeywords)
+    async def run_tensors(
+        self, inputs: Mapping[str, ArrayLike], **keywords: Unpack[SchedulingKeywords]
+    ) -> dict[str, w.Tensor]:
+        """As `run`, with the outputs as tensors: their bytes, dimensions and types."""
+        if self._graph is None:
+            opened = AsyncTensorGraph(self._client, self._model)
+            opened._declared = self._declared
+            async with opened:
+                self._declared = opened._declared
+                return await opened.run_tensors(inputs, **keywords)
+        if self._connection is not None and self._connection.lost:
+            if not self._client._reconnects:
+                self._connection.raise_if_lost()
+            await self.open()
+        named = self._named(inputs)
+        try:
+            return await self._compute(named, keywords)
+        except SessionExpired:  # its contexts were unused for too long
+            self._contexts.clear()
+        return await self._compute(named, keywords)
+
+    def _named(self, inputs: Mapping[str, ArrayLike]) -> list[tuple[str, w.Tensor]]:
+        if not isinstance(inputs, Mapping):
+            raise InvalidArgument(
+                f"the inputs are a {type(inputs).__name__}",
+                hint=f"pass a map by name; {inputs_text(self.inputs)}",
+            )
+        return [
+            (name, tensor_of(value, self._find_input(name), name)) for name, value in inputs.items()
+        ]
+
+    def _find_input(self, name: str) -> TensorInfo | None:
+        """Return the input of a name or an index, or None if the graph declares none at all."""
+        inputs = self.inputs
+        found = next((info for info in inputs if info.name == name), None)
+        if found is None and name.isascii() and name.isdecimal() and int(name[:6]) < len(inputs):
+            found = inputs[int(name)]
+        if found is None and self._declared is not _NOTHING_DECLARED:
+            raise InvalidArgument(
+                f"{self._model[:100]!r} has no input {name[:100]!r}", hint=inputs_text(inputs)
+            )
+        return found
+
+    async def _compute(
+        self, inputs: list[tuple[str, w.Tensor]], keywords: SchedulingKeywords
+    ) -> dict[str, w.Tensor]:
+        try:
+            context = self._contexts.pop()
+        except IndexError:
+            context = await self._client.init_execution_context(
+                require_open(self._graph),
+                priority=keywords.get("priority"),
+                queue_timeout=keywords.get("queue_timeout"),
+                timeout=keywords.get("timeout"),
+            )
+        try:
+            result = await self._client.compute(context, inputs, **keywords)
+        except BaseException:
+            await self._close_context(context)  # it may still compute
+            raise
+        if self._graph is not None and len(self._contexts) < CONTEXTS_MAX:
+            self._contexts.append(context)
+        else:
+            await self._close_context(context)
+        return dict(result.outputs)
+
+    async def _close_context(self, context: Context) -> None:
+        if self._is_lost:
+            return
+        with self._client._driver.shield(), suppress(InferdError):
+            await self._client.finalize_execution_context(context, timeout=CLOSE_S_MAX)
+
+
+_NOTHING_DECLARED = DeclaredTensors((), ())
+"""Of a model that takes tensors with any names."""
+
+
+def inputs_text(inputs: tuple[TensorInfo, ...]) -> str:
+    """Return a hint that names a graph's inputs with their types and shapes."""
+    if not inputs:
+        return "it has no inputs"
+    shown = ", ".join(map(str, inputs[:_SHOWN_MAX])) + (", …" if len(inputs) > _SHOWN_MAX else "")
+    return f"its {'inputs are' if len(inputs) > 1 else 'input is'} {shown}"
+
+
+def _declared_in(shown: ShownModel) -> DeclaredTensors | None:
+    """Return the inputs and outputs in a model's description, or None if it has none."""
+    facts: Mapping[str, Any] = shown if shown.get("inputs") is not None else shown["info"] or {}
+    if not facts.get("inputs") and not facts.get("outputs"):
+        return None
+    try:
+        return DeclaredTensors(*(_read(facts[key]) for key in ("inputs", "outputs")))
+    except (msgspec.ValidationError, KeyError) as exc:
+        raise ProtocolError(f"the inputs and outputs cannot be read: {exc}") from None
+
+
+def _read(tensors: Any) -> tuple[TensorInfo, ...]:
+    return msgspec.convert(tensors, tuple[TensorInfo, ...])
