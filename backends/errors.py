@@ -47,7 +47,8 @@ _FOR_PROGRAMS = re.compile(
 )
 """Words of hints that only a program can follow."""
 _ABOUT_CALLS = re.compile(
-    r"\b(frames?|msgpack|handles?|graphs?|params|builder|execution context|the credit|tensor's)\b"
+    r"\b(frames?|msgpack|handles?|params|builder|execution context|the credit|tensor's)\b"
+    r"|\bgraph \d|\d graphs\b|\bgraph (?:encoding|of context)\b"
     r"|\ba tensor of \d|\bis not a tensor\b|\bon this connection\b|\bdescriptors?\b(?!-)"
     r"|^the context (?:has no history|is |makes embeddings)|\bearlier calls\b|\bno call\b"
     r"|\b(connect_timeout|delete_session|fini_single|resume_timeout|undo_s)\b"

@@ -10,7 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..backends.errors import Busy, InferdError, InvalidArgument, ModelNotFound, SessionExpired
+from ..backends.errors import (
+    Busy,
+    InferdError,
+    InvalidArgument,
+    ModelNotFound,
+    SessionExpired,
+    UnsupportedOperation,
+)
 from .output import fraction_bar, note
 
 if TYPE_CHECKING:
@@ -105,12 +112,29 @@ def session_of(
                 session = repeat_refused(open_session)
             except ModelNotFound as exc:
                 raise with_pull_hint(model, exc) from None
+        _check_generates(client, session)
         note_not_applied(session.graph, config)
         try:
             yield session
         finally:
             if is_temporary:
                 _delete_session(client, session, model)
+
+
+def _check_generates(client: Client, session: Session) -> None:
+    """Check that the model of a session is not a graph.
+
+    :raises UnsupportedOperation: it is one.
+    """
+    from ..ipc.client.graphs import inputs_text
+
+    graph = session.graph
+    if graph.tensors and not graph.ctx_size:
+        inputs = client.graph(graph.model).inputs
+        raise UnsupportedOperation(
+            f"{graph.model!r} is a graph, which takes no text",
+            hint=f"`inferd run MODEL --input NAME=FILE.npy` computes it; {inputs_text(inputs)}",
+        )
 
 
 def _delete_session(client: Client, session: Session, model: str) -> None:

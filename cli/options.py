@@ -89,7 +89,7 @@ ModelName = Annotated[
     str, typer.Argument(help="The model's name.", autocompletion=completion.models)
 ]
 ModelOrFile = Annotated[
-    str, typer.Argument(help="A model's name, or a GGUF file.", autocompletion=completion.models)
+    str, typer.Argument(help="A model's name, or its file.", autocompletion=completion.models)
 ]
 SystemPrompt = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")

@@ -1,4 +1,4 @@
-"""`inferd run`: one prompt and its streamed answer."""
+"""`inferd run`: one prompt and its streamed answer, or a graph's outputs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,6 +55,24 @@ INPUT_BYTES_MAX = 64 << 20
 Raw = Annotated[
     bool, typer.Option("--raw", help="Send the text unchanged, without a chat template.")
 ]
+GraphInputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=VALUE",
+        help="An input of a graph: a file .npy, or numbers in JSON such as [[1, 2]]; repeatable.",
+        show_default=False,
+    ),
+]
+GraphOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="DIR|FILE.npz",
+        help="Write a graph's outputs into a folder, as files .npy, or into one file .npz.",
+        show_default=False,
+    ),
+]
 
 
 def run(
@@ -67,6 +86,8 @@ def run(
     ] = None,
     image: ImageFiles = None,
     audio: SoundFiles = None,
+    graph_inputs: GraphInputs = None,
+    output: GraphOutput = None,
     system: SystemPrompt = None,
     raw: Raw = False,
     priority: PriorityOption = "normal",
@@ -85,10 +106,26 @@ def run(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Answer one prompt.
+    """Answer one prompt, or compute a graph's outputs.
 
-    The answer is streamed to standard output.
+    The answer is streamed to standard output. Of a graph, `inferd show` prints the inputs.
     """
+    if graph_inputs or output is not None:
+        refused = {
+            "PROMPT": prompt, "--image": image, "--audio": audio, "--system": system, "--raw": raw,
+            "--temp": temp, "--n-predict": n_predict, "--option": option, "--session": session,
+            "--json-schema": json_schema, "--stats": stats,
+        }  # fmt: skip
+        for name, value in refused.items():
+            if value not in (None, []) and value is not False:
+                raise typer.BadParameter(f"{name} is for language models: leave out --input")
+        from .graph_command import run_graph, split_inputs  # with the client library
+
+        run_graph(
+            model, split_inputs(graph_inputs or ()), output, priority=priority, label=label,
+            timeout=timeout, socket=socket, as_json=as_json,
+        )  # fmt: skip
+        return
     has_files = bool(image or audio)
     if has_files and raw:
         raise typer.BadParameter("--raw sends text alone: leave out --image and --audio")

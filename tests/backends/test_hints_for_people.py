@@ -25,7 +25,8 @@ CALL = re.compile(
 )
 """A call of the protocol or of the Python client, or another one in Python's notation."""
 FOR_PROGRAMMERS = re.compile(
-    r"\b(frames?|msgpack|handles?|graphs?|params|builder|SCM_RIGHTS|memfd|execution context)\b"
+    r"\b(frames?|msgpack|handles?|params|builder|SCM_RIGHTS|memfd|execution context)\b"
+    r"|\b(graph \d|\d graphs|graph encoding|graph of)\b"
     r"|\b(tensors? of \d|set_input|fini_single|resume_timeout|undo_s)\b"
     r"|\bon this connection\b|\bdescriptors?\b(?!-)"
 )
