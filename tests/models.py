@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
@@ -18,6 +19,7 @@ __all__ = (
     "fast_smollm2",
     "first_blocks_of_smollm2",
     "gemma3",
+    "magika",
     "short_smollm2",
     "smollm2",
     "write_first_blocks",
@@ -34,6 +36,14 @@ _BLOCKS, _BLOCKS_KEPT = 30, 4
 def smollm2() -> Path:
     """Return SmolLM2 135M Instruct: plain attention, with a chat template."""
     return _model("smollm2-135m-instruct.gguf")
+
+
+def magika() -> Path:
+    """Return magika, a graph in ONNX that finds the types of files, from its PyPI package."""
+    spec = importlib.util.find_spec("magika")
+    assert spec is not None and spec.origin is not None
+    [file] = Path(spec.origin).parent.glob("models/standard_v3_*/model.onnx")
+    return file
 
 
 def fast_smollm2() -> Path:

@@ -9,7 +9,11 @@ import msgspec
 
 from inferd.backends.params import BY_SPELLING
 from inferd.gateways.http.fields import IN_QUERY, OTHER_SERVERS, Field, FieldTable
-from inferd.gateways.http.limits import BODY_BYTES_MAX, BODY_BYTES_MAX_BY_PATH
+from inferd.gateways.http.limits import (
+    BODY_BYTES_MAX,
+    BODY_BYTES_MAX_BY_PATH,
+    TENSORS_BYTES_MAX,
+)
 from inferd.gateways.http.server import APIS
 
 __all__ = ("page",)
@@ -54,6 +58,7 @@ def page() -> str:
     """Return the page."""
     limits = {
         **{f"`{path}`": size for path, size in BODY_BYTES_MAX_BY_PATH.items()},
+        "`/v2/models/{model}/infer`, also of a version": TENSORS_BYTES_MAX,
         "others": BODY_BYTES_MAX,
     }
     parts = [_HEAD, *(f"| {path} | {size} |\n" for path, size in limits.items())]

@@ -1,4 +1,5 @@
-"""The HTTP gateway, by which programs with the API of OpenAI, Anthropic or Ollama use the models.
+"""The HTTP gateway, by which programs with the API of OpenAI, Anthropic or Ollama use the models,
+and those with the Open Inference Protocol the graphs.
 
 `inferd gateway` serves it. Importing this package does not import uvicorn.
 
@@ -6,6 +7,6 @@
 - `callers.py` and `heads.py` decide who may send a request: keys, hosts, origins.
 - `exchange/` reads one request and writes its response, whole or streamed.
 - `fields.py` checks the fields of requests by one table for each path.
-- each API is a package of its own: `openai/`, `anthropic/`, `ollama/`, and the daemon's own,
-  `inferd_api/`.
+- each API is a package of its own: `openai/`, `anthropic/`, `ollama/`, `open_inference/`, and the
+  daemon's own, `inferd_api/`.
 """

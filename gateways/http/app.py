@@ -190,7 +190,7 @@ class Gateway:
 
     async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
         if exchange.method in ("POST", "PATCH"):
-            check_content(exchange.headers)
+            check_content(exchange.headers, tensors=endpoint.tensors)
         if not endpoint.reads_body:
             await exchange.read_body()
         exchange.end_when_disconnected()

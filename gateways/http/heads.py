@@ -166,23 +166,25 @@ _BROWSERS = frozenset(("origin", "referer", "cookie", "sec-fetch-site", "sec-fet
 """Headers by which requests of browsers are recognized."""
 
 
-def check_content(headers: Mapping[str, str]) -> None:
+def check_content(headers: Mapping[str, str], *, tensors: bool = False) -> None:
     """Check that a browser declares a body as JSON, which pages of other sites cannot do freely.
 
     For that type, the browser first asks the gateway by an OPTIONS request. Other programs may
-    leave the type out, as some clients of Ollama and `curl -d` do.
+    leave the type out, as some clients of Ollama and `curl -d` do. A body with *tensors* may also
+    be binary, a type for which browsers ask, too, and its endpoint decompresses it.
 
     :raises HttpRefusal: a browser declares another type, or the body is compressed.
     """
     encoding = headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
+    if encoding != "identity" and not tensors:
         raise HttpRefusal(
             415,
             f"a body with the content encoding {encoding[:100]!r} is not read",
             hint="send it without Content-Encoding",
         )
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and _BROWSERS & headers.keys():
+    allowed = ("application/json", *(("application/octet-stream",) if tensors else ()))
+    if kind not in allowed and _BROWSERS & headers.keys():
         raise HttpRefusal(
             415,
             f"the content type {kind[:100]!r} is not application/json",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,6 +34,9 @@ request in one frame.
 """
 TEXTS_BYTES_MAX = 8 << 20
 MEDIA_BYTES_MAX = 64 << 20
+TENSORS_BYTES_MAX = 32 << 20
+"""The bytes of a request with tensors, of which each may have `TENSOR_BYTES_MAX`."""
+TENSOR_PATHS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
 BODY_BYTES_MAX_BY_PATH: Mapping[str, int] = {
     **dict.fromkeys(
         (
@@ -141,4 +145,6 @@ class Limits:
 
 
 def _path_bytes_max(path: str) -> int:
+    if TENSOR_PATHS.fullmatch(path):
+        return TENSORS_BYTES_MAX
     return BODY_BYTES_MAX_BY_PATH.get(path, BODY_BYTES_MAX)

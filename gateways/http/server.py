@@ -21,11 +21,14 @@ from .inferd_api import INFERD
 from .limits import Limits
 from .llama_server import LLAMA_SERVER
 from .ollama import OLLAMA
+from .open_inference import OPEN_INFERENCE
 from .openai import OPENAI
 from .reranking import RERANKING
 from .web_page import PAGE
 
-APIS: Sequence[Api] = (PAGE, ANTHROPIC, OLLAMA, INFERD, RERANKING, LLAMA_SERVER, OPENAI)
+APIS: Sequence[Api] = (
+    *(PAGE, ANTHROPIC, OLLAMA, INFERD, RERANKING, OPEN_INFERENCE, LLAMA_SERVER, OPENAI),
+)
 """Longer prefixes of paths come first. The last API shapes the errors of paths that belong to
 none.
 """

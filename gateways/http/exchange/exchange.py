@@ -440,9 +440,9 @@ class Endpoint:
     """A function that answers the requests of a method and a path, such as ``/v1/models/{model}``.
 
     With *header*, it answers only requests that have this header; an endpoint without one answers
-    the others. An endpoint that *reads_body* gets the body in parts. A *public* endpoint needs no
-    key, and its requests count towards no bound. *kind* is the bound towards which the requests of
-    others count.
+    the others. An endpoint that *reads_body* gets the body in parts. One of *tensors* decompresses
+    it, and it may be binary. A *public* endpoint needs no key, and its requests count towards no
+    bound. *kind* is the bound towards which the requests of others count.
     """
 
     method: str
@@ -452,6 +452,7 @@ class Endpoint:
     public: bool = False
     kind: RequestKind = RequestKind.COMPUTE
     reads_body: bool = False
+    tensors: bool = False
 
 
 class Api(ErrorShape, Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,9 +16,11 @@ from ....backends.errors import (
     Cancelled,
     InferdError,
     InvalidArgument,
+    ModelNotFound,
     NotFound,
     Timeout,
     TooLarge,
+    UnsupportedOperation,
 )
 from ....backends.media import media_parts
 from ....ipc.client import Answer as ClientAnswer
@@ -35,13 +37,15 @@ from ....ipc.client import (
     Ranking,
     Rendered,
     Reply,
+    Tensor,
 )
 from ....ipc.names import Priority
 from ....ipc.superseding import SUPERSEDED, NewestRequests
 from ..callers import Caller, Quotas
-from ..limits import MEDIA_BYTES_MAX, Limits
+from ..limits import CLOSE_S_MAX, MEDIA_BYTES_MAX, Limits
 from ..media import in_sealed_memory
 from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
+from .inferences import InferenceCounts
 from .live import LiveTurn, SessionReservations, turn_cancelled
 from .pool import ConnectionPool, DaemonHealth, Snapshots
 from .precheck import TurnPrecheck
@@ -91,6 +95,7 @@ class TurnRunner:
         its session is open.
         """
         self.precheck = TurnPrecheck(pool)
+        self.inferences = InferenceCounts()
         self.stopping = False
         """Whether the server stops accepting requests; streams without an end of their own then
         end.
@@ -330,6 +335,56 @@ class TurnRunner:
         computed = found.tokens - found.cached_tokens
         self.quotas.charge_tokens(caller, computed, time.monotonic())
         return found
+
+    async def compute_tensors(
+        self,
+        caller: Caller,
+        model: str,
+        inputs: Sequence[tuple[str, Tensor]],
+        priority: Priority,
+        timeout_s: float,
+    ) -> list[tuple[str, Tensor]]:
+        """Return the outputs of a graph, and count the computation. Within *timeout_s* the model is
+        loaded, too.
+
+        :raises InferdError: the request was refused or failed.
+        """
+        model, began = caller.check_model(model), time.monotonic()
+        timeout_s = min(timeout_s, self._limits.turn_s_max)
+        try:
+            with anyio.move_on_after(timeout_s) as scope:
+                outputs = await self._compute_tensors(caller, model, inputs, priority)
+            if scope.cancelled_caught:
+                text = f"the request did not end within {timeout_s:g} s"
+                raise Timeout(text, hint="allow more time", data={"timeout": "total"})
+        except InferdError as exc:
+            if not isinstance(exc, ModelNotFound):
+                self.inferences.count_failure(model, time.monotonic() - began)
+            raise
+        self.inferences.count_success(model, time.monotonic() - began)
+        return outputs
+
+    async def _compute_tensors(
+        self, caller: Caller, model: str, inputs: Sequence[tuple[str, Tensor]], priority: Priority
+    ) -> list[tuple[str, Tensor]]:
+        queue_s = self._limits.queue_s_max
+        async with self.lease_graph(caller, model) as (client, graph):
+            if not graph.tensors:
+                raise UnsupportedOperation(
+                    f"{model[:100]!r} is a language model, which computes no tensors",
+                    hint="use the paths for chats, completions and embeddings",
+                )
+            context = await client.init_execution_context(
+                graph, priority=priority, queue_timeout=queue_s
+            )
+            try:
+                result = await client.compute(
+                    context, inputs, priority=priority, queue_timeout=queue_s
+                )
+            finally:
+                with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
+                    await client.finalize_execution_context(context)
+        return result.outputs
 
     async def render_prompt(
         self,

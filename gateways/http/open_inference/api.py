@@ -1,0 +1,137 @@
+"""The endpoints of the Open Inference Protocol, and inference."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from ....backends.errors import InferdError, UnsupportedOperation
+from ....ipc.names import Priority
+from ..callers import RequestKind
+from ..exchange import Endpoint, Exchange
+from .bodies import THREAD_BYTES_MIN, read_body, send_body
+from .fields import INDEX, INFER, INFER_VERSION, LOAD, UNLOAD, InferRequest, RequestParameters
+from .models import (
+    MODEL_VERSION,
+    answer_configuration,
+    answer_index,
+    answer_live,
+    answer_metadata,
+    answer_model_ready,
+    answer_no_regions,
+    answer_ready,
+    answer_server,
+    answer_statistics,
+    forget_regions,
+    load_model,
+    refuse_region,
+    requested_model,
+    unload_model,
+)
+from .tensors import check_outputs, read_inputs, write_outputs
+
+_CLASSES: dict[int, Priority] = {0: "normal", 1: "high", 2: "normal"}
+"""The priority classes by the protocol's numbers, of which 1 is the highest; others are `low`."""
+
+
+async def answer_infer(exchange: Exchange) -> None:
+    """Answer with the outputs of a graph."""
+    model = requested_model(exchange)
+    body = await read_body(exchange)
+    request, _ = exchange.read_fields(INFER, body.fields)
+    parameters = request.parameters or RequestParameters()
+    if parameters.sequence_id:
+        raise UnsupportedOperation(
+            "sequences of requests are not supported",
+            hint="send the state as an input, and take it from the outputs",
+            data={"param": "parameters.sequence_id"},
+        )
+    check_outputs(request)
+    if body.size >= THREAD_BYTES_MIN:
+        inputs = await exchange.run_in_thread(read_inputs, request, body)
+    else:
+        inputs = read_inputs(request, body)
+    exchange.body, body = b"", None  # type: ignore[assignment]  # else they stay in memory twice
+    outputs = await exchange.turns.compute_tensors(
+        exchange.caller,
+        model,
+        inputs,
+        exchange.caller.class_of(None, _CLASSES.get(parameters.priority, "low")),
+        parameters.timeout / 1e6 if parameters.timeout else math.inf,
+    )
+    await _send(exchange, model, request, outputs)
+
+
+async def _send(exchange: Exchange, model: str, request: InferRequest, outputs: Any) -> None:
+    if sum(len(tensor.data) for _, tensor in outputs) >= THREAD_BYTES_MIN:
+        written = await exchange.run_in_thread(write_outputs, request, outputs)
+    else:
+        written = write_outputs(request, outputs)
+    head: dict[str, Any] = {"model_name": model, "model_version": MODEL_VERSION}
+    if request.id:
+        head["id"] = request.id
+    head["outputs"] = written.outputs
+    await send_body(exchange, head, written.binary)
+
+
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+
+
+def error_body(error: InferdError, status: int) -> dict[str, Any]:
+    """Return the body of an error response."""
+    return {"error": error.text_for_people}
+
+
+_read = partial(Endpoint, kind=RequestKind.READ)
+_MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+_REPOSITORY = "/v2/repository/models/{model}"
+_MEMORY = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+
+
+class OpenInferenceApi:
+    """The Open Inference Protocol."""
+
+    title = "OpenInference"
+    prefixes = ("/v2",)
+    tables = (INFER, INFER_VERSION, INDEX, LOAD, UNLOAD)
+    endpoints = (
+        _read(method="GET", path="/v2", answer=answer_server),
+        Endpoint(method="GET", path="/v2/health/live", answer=answer_live, public=True),
+        Endpoint(method="GET", path="/v2/health/ready", answer=answer_ready, public=True),
+        _read(method="GET", path="/v2/models/stats", answer=answer_statistics),
+        *(
+            endpoint
+            for model in _MODELS
+            for endpoint in (
+                Endpoint(method="POST", path=f"{model}/infer", answer=answer_infer, tensors=True),
+                _read(method="GET", path=f"{model}/ready", answer=answer_model_ready),
+                _read(method="GET", path=f"{model}/config", answer=answer_configuration),
+                _read(method="GET", path=f"{model}/stats", answer=answer_statistics),
+                _read(method="GET", path=model, answer=answer_metadata),
+            )
+        ),
+        _read(method="POST", path="/v2/repository/index", answer=answer_index),
+        Endpoint(method="POST", path=f"{_REPOSITORY}/load", answer=load_model),
+        Endpoint(method="POST", path=f"{_REPOSITORY}/unload", answer=unload_model),
+        *(
+            _read(method=method, path=f"{memory}{path}", answer=answer)
+            for memory in _MEMORY
+            for method, path, answer in (
+                ("GET", "/status", answer_no_regions),
+                ("GET", "/region/{region}/status", answer_no_regions),
+                ("POST", "/region/{region}/register", refuse_region),
+                ("POST", "/region/{region}/unregister", forget_regions),
+                ("POST", "/unregister", forget_regions),
+            )
+        ),
+    )
+    error_schema = ERROR_SCHEMA
+    error_body = staticmethod(error_body)
+
+
+OPEN_INFERENCE = OpenInferenceApi()

@@ -1,0 +1,303 @@
+"""Models in the protocol's form: metadata, configuration, statistics, and the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from .... import __version__
+from ....backends import ENGINES
+from ....backends.errors import (
+    InferdError,
+    PermissionDenied,
+    UnsupportedOperation,
+    error_from_wire,
+)
+from ....ipc.client import AsyncClient, ModelInfo, ShownModel
+from ..exchange import Exchange, offered_to
+from ..exchange.exchange import HttpRefusal
+from ..fields import FieldTable
+from ..limits import CLOSE_S_MAX
+from .fields import INDEX, LOAD, UNLOAD, LoadRequest
+from .tensors import DATATYPE_OF, no_shared_memory
+
+MODEL_VERSION = "1"
+"""The only version that a model has."""
+_PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "llama": ("llama.cpp", "llama.cpp")}
+"""By engines, Triton's names of platforms and backends; the engine's own where it has none."""
+_EXTENSIONS = (
+    *("classification", "model_configuration", "model_repository", "schedule_policy"),
+    *("statistics", "binary_tensor_data", "parameters"),
+)
+_STATES = {"ready": "READY", "loading": "LOADING", "unloading": "UNLOADING"}
+_UNUSED_PARAMETERS = ("unload_dependents",)
+
+
+async def answer_server(exchange: Exchange) -> None:
+    """Answer with the server's name, version and extensions."""
+    await exchange.send_json(
+        {"name": "inferd", "version": __version__, "extensions": list(_EXTENSIONS)}
+    )
+
+
+async def answer_live(exchange: Exchange) -> None:
+    """Answer that the gateway runs."""
+    await exchange.send_json({"live": True})
+
+
+async def answer_ready(exchange: Exchange) -> None:
+    """Answer that the daemon answers.
+
+    :raises ConnectionLost: it does not.
+    """
+    await exchange.turns.health.check()
+    await exchange.send_json({"ready": True})
+
+
+def requested_model(exchange: Exchange) -> str:
+    """Return the model of a path.
+
+    :raises ModelNotFound: the caller may not use it.
+    :raises HttpRefusal: the path names a version that it does not have.
+    """
+    name = exchange.caller.check_model(exchange.params["model"])
+    version = exchange.params.get("version", MODEL_VERSION)
+    if version != MODEL_VERSION:
+        raise HttpRefusal(
+            404,
+            f"the model {name[:100]!r} has no version {version[:100]!r}",
+            hint=f"its version is {MODEL_VERSION}",
+        )
+    return name
+
+
+async def answer_model_ready(exchange: Exchange) -> None:
+    """Answer that a model can be used. It need not be loaded: the first request loads it.
+
+    :raises HttpRefusal: its last load has failed, or its file cannot be read.
+    """
+    name = requested_model(exchange)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        shown = await client.show(name)
+    cause = None if shown["info"] is not None else _problem(shown)
+    if cause:
+        raise HttpRefusal(503, f"the model {name[:100]!r} is not ready: {cause}", hint="repair it")
+    await exchange.send_json({"name": name, "ready": True})
+
+
+def _problem(shown: ShownModel) -> str:
+    """Return why a model that is not loaded cannot be, or an empty text."""
+    if shown["state"] == "failed" and shown["error"] is not None:
+        return error_from_wire(shown["error"]).message_for_people
+    return shown["file_error"] or ""
+
+
+async def answer_metadata(exchange: Exchange) -> None:
+    """Answer with the inputs and outputs of a model."""
+    shown = await _described(exchange)
+    await exchange.send_json(
+        {
+            "name": shown["name"],
+            "versions": [MODEL_VERSION],
+            "platform": _platform(shown)[0],
+            "inputs": [_metadata(one) for one in shown["inputs"] or ()],
+            "outputs": [_metadata(one) for one in shown["outputs"] or ()],
+        }
+    )
+
+
+async def _described(exchange: Exchange) -> ShownModel:
+    """Return the description of a model. A graph whose file does not state its inputs and outputs
+    is loaded first.
+    """
+    name = requested_model(exchange)
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        shown = await client.show(name)
+    engine = ENGINES.get(shown["backend"])
+    if engine is None or not engine.graphs or shown["inputs"] is not None:
+        return shown
+    async with exchange.turns.lease_graph(exchange.caller, name) as (client, _):
+        return await client.show(name)
+
+
+def _platform(info: Mapping[str, Any]) -> tuple[str, str]:
+    return _PLATFORMS.get(info["backend"], (info["backend"], info["backend"]))
+
+
+def _metadata(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    datatype = DATATYPE_OF.get(tensor["type"], tensor["type"].upper())
+    return {"name": tensor["name"], "datatype": datatype, "shape": _dimensions(tensor)}
+
+
+def _dimensions(tensor: Mapping[str, Any]) -> list[int]:
+    """Return dimensions with -1 for each that is free, and for an unknown number of them."""
+    shape = tensor["shape"]
+    return [-1] if shape is None else [n if isinstance(n, int) else -1 for n in shape]
+
+
+async def answer_configuration(exchange: Exchange) -> None:
+    """Answer with a model's configuration in Triton's form."""
+    shown = await _described(exchange)
+    platform, backend = _platform(shown)
+    await exchange.send_json(
+        {
+            "name": shown["name"],
+            "platform": platform,
+            "backend": backend,
+            "version_policy": {"latest": {"num_versions": 1}},
+            "max_batch_size": 0,
+            "input": [_configured(one) for one in shown["inputs"] or ()],
+            "output": [_configured(one) for one in shown["outputs"] or ()],
+            "instance_group": [
+                {"name": shown["name"], "kind": "KIND_CPU", "count": max(1, shown["slots"])}
+            ],
+            "default_model_filename": shown["file"].rpartition("/")[2],
+            "parameters": {},
+        }
+    )
+
+
+def _configured(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    datatype = DATATYPE_OF.get(tensor["type"], tensor["type"].upper())
+    return {
+        "name": tensor["name"],
+        "data_type": f"TYPE_{datatype}",
+        "dims": _dimensions(tensor),
+    }
+
+
+async def answer_statistics(exchange: Exchange) -> None:
+    """Answer with the counts of inferences of a model, or of all that the caller may use. They are
+    those of this gateway, since its start.
+    """
+    if "model" in exchange.params:
+        name = requested_model(exchange)
+        async with exchange.turns.pool.lease(exchange.caller) as client:
+            models: list[str] = [(await client.show(name))["name"]]
+    else:
+        models = [info["name"] for info in await _usable(exchange)]
+    await exchange.send_json({"model_stats": [_statistics(exchange, name) for name in models]})
+
+
+def _statistics(exchange: Exchange, name: str) -> dict[str, Any]:
+    counts = exchange.turns.inferences.counts_of(name)
+    unmeasured = ("queue", "compute_input", "compute_infer", "compute_output")
+    return {
+        "name": name,
+        "version": MODEL_VERSION,
+        "last_inference": int(counts.last_at_s * 1000),
+        "inference_count": counts.succeeded,
+        "execution_count": counts.succeeded,
+        "inference_stats": {
+            "success": {"count": counts.succeeded, "ns": round(counts.succeeded_s * 1e9)},
+            "fail": {"count": counts.failed, "ns": round(counts.failed_s * 1e9)},
+            **{part: {"count": 0, "ns": 0} for part in (*unmeasured, "cache_hit", "cache_miss")},
+        },
+        "batch_stats": [],
+    }
+
+
+async def _usable(exchange: Exchange) -> list[ModelInfo]:
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        models = await client.models()
+    return offered_to(exchange.caller, models, test_models=exchange.test_models)
+
+
+async def answer_index(exchange: Exchange) -> None:
+    """Answer with the models that the caller may use, and whether they are loaded."""
+    request, _ = exchange.read_fields(INDEX, None if exchange.body else {})
+    found = [
+        {
+            "name": info["name"],
+            "version": MODEL_VERSION,
+            "state": _STATES.get(info["state"], "UNAVAILABLE"),
+            "reason": _reason(info),
+        }
+        for info in await _usable(exchange)
+        if info["state"] == "ready" or not request.ready
+    ]
+    await exchange.send_json(found)
+
+
+def _reason(info: ModelInfo) -> str:
+    if info["state"] == "failed" and info["error"] is not None:
+        return error_from_wire(info["error"]).message_for_people
+    return "unloaded" if info["state"] == "cold" else ""
+
+
+async def load_model(exchange: Exchange) -> None:
+    """Load a model, for an operator.
+
+    :raises PermissionDenied: the caller is not one.
+    """
+    name, operator = requested_model(exchange), exchange.caller.as_operator()
+    _check_parameters(exchange, LOAD)
+    try:
+        async with exchange.turns.pool.lease(operator) as client:
+            await _load(client, name)
+    except PermissionDenied:
+        raise
+    except InferdError as exc:
+        exc.message = f"failed to load {name[:100]!r}: {exc.message}"
+        raise
+    await exchange.send_json({})
+
+
+async def _load(client: AsyncClient, name: str) -> None:
+    graph = await client.load_by_name(name)
+    with anyio.move_on_after(CLOSE_S_MAX, shield=True):
+        await client.unload(graph, keep=True)
+
+
+async def unload_model(exchange: Exchange) -> None:
+    """Unload a model that is not in use, for an operator.
+
+    :raises PermissionDenied: the caller is not one.
+    """
+    name, operator = requested_model(exchange), exchange.caller.as_operator()
+    _check_parameters(exchange, UNLOAD)
+    async with exchange.turns.pool.lease(operator) as client:
+        await client.unload_model(name)
+    await exchange.send_json({})
+
+
+def _check_parameters(exchange: Exchange, table: FieldTable[LoadRequest]) -> None:
+    """Check that a request has no parameters with an effect.
+
+    :raises UnsupportedOperation: it has one.
+    """
+    request, _ = exchange.read_fields(table, None if exchange.body else {})
+    for name in request.parameters or {}:
+        if name not in _UNUSED_PARAMETERS:
+            raise UnsupportedOperation(
+                f"the parameter {name[:100]!r} is not supported",
+                hint="the daemon's configuration has the files and settings of models",
+                data={"param": "parameters"},
+            )
+
+
+# Shared memory, which no request can use.
+
+
+async def answer_no_regions(exchange: Exchange) -> None:
+    """Answer that there are no regions, or for one region that it does not exist."""
+    if "region" in exchange.params:
+        raise HttpRefusal(
+            404, f"there is no region {exchange.params['region'][:100]!r}", hint="none can be used"
+        )
+    await exchange.send_json([])
+
+
+async def forget_regions(exchange: Exchange) -> None:
+    """Answer that regions are not registered."""
+    await exchange.send_json({})
+
+
+async def refuse_region(exchange: Exchange) -> None:
+    """Refuse to register a region.
+
+    :raises UnsupportedOperation: always.
+    """
+    raise no_shared_memory()

@@ -1,0 +1,234 @@
+"""Tensors of inferences: the data of inputs, and outputs as JSON, binary or classes."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from ....backends.errors import InferdError, InvalidArgument, TooLarge, UnsupportedOperation
+from ....ipc.client import Tensor
+from ....ipc.client.arrays import FLOATS, element_bytes, numbers_of, pack_numbers, type_name_of
+from ....ipc.messages import TENSOR_BYTES_MAX
+from ..fields import field_error
+from .bodies import Body
+from .fields import InferInput, InferOutput, InferRequest, OutputParameters, RequestParameters
+
+DATATYPES = {
+    "BOOL": "bool", "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64",
+    "INT8": "i8", "INT16": "i16", "INT32": "i32", "INT64": "i64", "FP16": "fp16", "FP32": "fp32",
+    "FP64": "fp64", "BF16": "bf16",
+}  # fmt: skip
+"""The names of types by the protocol's."""
+DATATYPE_OF = {kind: name for name, kind in DATATYPES.items()}
+TEXTS = "BYTES"
+_ONLY_BINARY = ("fp16", "bf16")
+_NESTING = b"[] \t\r\n"
+_NUMBERS: Mapping[bool, Any] = {
+    is_float: msgspec.json.Decoder(list[float] if is_float else list[int | bool])
+    for is_float in (True, False)
+}
+
+
+def read_inputs(request: InferRequest, body: Body) -> list[tuple[str, Tensor]]:
+    """Return the inputs of a request.
+
+    :raises InvalidArgument: the data of an input do not have its type or shape.
+    :raises UnsupportedOperation: an input has strings, or is in shared memory.
+    """
+    found, start = [], 0
+    for number, (given, data) in enumerate(zip(request.inputs, body.data, strict=True)):
+        size = given.parameters.binary_data_size if given.parameters is not None else None
+        if given.parameters is not None and given.parameters.shared_memory_region is not None:
+            raise no_shared_memory()
+        kind = _type_of(given, number)
+        _check_size(given, kind)
+        if size is None:
+            tensor = _from_json(given, kind, data)
+        elif data is not None:
+            raise field_error(
+                f"inputs.{number}.data", f"the input {_shown(given)} has data and binary_data_size"
+            )
+        else:
+            tensor = _from_binary(given, kind, body.binary[start : start + size], size)
+            start += size
+        found.append((given.name, tensor))
+    if start < len(body.binary):
+        raise InvalidArgument(
+            f"{len(body.binary) - start} bytes follow the binary data of the inputs",
+            hint="state the bytes of each input in its parameter binary_data_size",
+        )
+    return found
+
+
+def no_shared_memory() -> UnsupportedOperation:
+    """Return the error for a request with a region of shared memory."""
+    return UnsupportedOperation(
+        "shared memory is not supported",
+        hint="send tensors in the request; programs on this machine can use the daemon's socket",
+    )
+
+
+def _shown(given: InferInput) -> str:
+    return repr(given.name[:100])
+
+
+def _type_of(given: InferInput, number: int) -> str:
+    if given.datatype == TEXTS:
+        raise UnsupportedOperation(
+            f"the input {_shown(given)} is of type BYTES, and no model here takes strings",
+            hint=f"send one of {', '.join(DATATYPES)}",
+        )
+    if given.datatype not in DATATYPES:
+        raise field_error(
+            f"inputs.{number}.datatype",
+            f"the input {_shown(given)} has the unknown type {given.datatype[:100]!r}",
+            hint=f"send one of {', '.join(DATATYPES)}",
+        )
+    return DATATYPES[given.datatype]
+
+
+def _check_size(given: InferInput, kind: str) -> None:
+    size = math.prod(given.shape) * element_bytes(kind)
+    if size > TENSOR_BYTES_MAX:
+        raise TooLarge(
+            f"the input {_shown(given)} has {size} bytes; {TENSOR_BYTES_MAX} are allowed",
+            hint="send a smaller tensor",
+            data={"bytes": size, "tensor_bytes_max": TENSOR_BYTES_MAX},
+        )
+
+
+def _from_binary(given: InferInput, kind: str, data: memoryview, size: int) -> Tensor:
+    wanted = math.prod(given.shape) * element_bytes(kind)
+    if size != wanted or len(data) != size:
+        raise InvalidArgument(
+            f"the input {_shown(given)} has binary_data_size {size}, of which {len(data)} bytes"
+            f" arrived; its shape and type need {wanted}",
+            hint="send the elements of all inputs after the JSON, in their order",
+        )
+    return Tensor(data=bytes(data), dimensions=given.shape, type=kind)
+
+
+def _from_json(given: InferInput, kind: str, data: Raw | None) -> Tensor:
+    if data is None or bytes(data) == b"null":
+        raise InvalidArgument(
+            f"the input {_shown(given)} has no data",
+            hint="send `data`, or binary data with binary_data_size",
+        )
+    if kind in _ONLY_BINARY:
+        raise InvalidArgument(
+            f"the input {_shown(given)} is of type {given.datatype}, which JSON does not have",
+            hint="send it as binary data with binary_data_size",
+        )
+    # Rows may be lists of their own; without brackets all are one list.
+    text = bytes(data)
+    flat = b"[%b]" % text.translate(None, _NESTING) if text[:1] == b"[" else b""
+    try:
+        numbers = _NUMBERS[kind in FLOATS].decode(flat)
+        packed = pack_numbers(numbers, kind)
+    except (msgspec.DecodeError, OverflowError, ValueError, struct.error):
+        raise InvalidArgument(
+            f"the data of the input {_shown(given)} are not numbers of {given.datatype}",
+            hint="send a list of numbers, or of lists of numbers",
+        ) from None
+    if len(numbers) != math.prod(given.shape):
+        raise InvalidArgument(
+            f"the input {_shown(given)} has {len(numbers)} elements; its shape"
+            f" {given.shape[:16]} has {math.prod(given.shape)}",
+            hint="send as many elements as the shape has",
+        )
+    return Tensor(data=packed, dimensions=given.shape, type=kind)
+
+
+class Outputs(NamedTuple):
+    """The outputs of a response, and the binary data of those that have any."""
+
+    outputs: list[dict[str, Any]]
+    binary: list[bytes]
+
+
+def write_outputs(request: InferRequest, found: Sequence[tuple[str, Tensor]]) -> Outputs:
+    """Return the requested ones of the outputs that were *found*, or all.
+
+    :raises InvalidArgument: the model has no such output, or JSON does not have its type.
+    """
+    parameters = request.parameters or RequestParameters()
+    by_name = dict(found)
+    written = Outputs([], [])
+    for wanted in request.outputs or [InferOutput(name=name) for name, _ in found]:
+        if wanted.name not in by_name:
+            raise no_output(wanted.name, list(by_name))
+        options = wanted.parameters or OutputParameters()
+        is_binary = parameters.binary_data_output
+        if options.binary_data is not None:
+            is_binary = options.binary_data
+        _write_output(written, wanted.name, by_name[wanted.name], options, is_binary=is_binary)
+    return written
+
+
+def check_outputs(request: InferRequest) -> None:
+    """Check the requested outputs before they are computed.
+
+    :raises UnsupportedOperation: one is to be written to shared memory.
+    """
+    for wanted in request.outputs:
+        if wanted.parameters is not None and wanted.parameters.shared_memory_region is not None:
+            raise no_shared_memory()
+
+
+def no_output(name: str, names: Sequence[str]) -> InferdError:
+    """Return the error for an output that a model does not have."""
+    shown = ", ".join(repr(each[:100]) for each in names[:16])
+    return InvalidArgument(f"the model has no output {name[:100]!r}", hint=f"its outputs: {shown}")
+
+
+def _write_output(
+    written: Outputs, name: str, tensor: Tensor, options: OutputParameters, *, is_binary: bool
+) -> None:
+    kind, shape = type_name_of(tensor), list(tensor.dimensions)
+    output: dict[str, Any] = {"name": name, "datatype": DATATYPE_OF[kind], "shape": shape}
+    written.outputs.append(output)
+    if options.classification:
+        rows = _classes(tensor, options.classification)
+        output["datatype"] = TEXTS
+        output["shape"] = [*(shape[:1] if len(shape) > 1 else ()), len(rows[0]) if rows else 0]
+        texts = [text for row in rows for text in row]
+        data = b"".join(struct.pack("<I", len(text)) + text.encode() for text in texts)
+    elif is_binary:
+        data = tensor.data
+    elif kind in _ONLY_BINARY:
+        raise InvalidArgument(
+            f"the output {name[:100]!r} is of type {DATATYPE_OF[kind]}, which JSON does not have",
+            hint="request it with the parameter binary_data",
+        )
+    if is_binary:
+        output["parameters"] = {"binary_data_size": len(data)}
+        written.binary.append(data)
+    elif options.classification:
+        output["data"] = texts
+    else:
+        output["data"] = list(numbers_of(tensor))
+
+
+def _classes(tensor: Tensor, count: int) -> list[list[str]]:
+    """Return the largest values with their indices, as texts: of a tensor with several dimensions
+    those of each element of the first one.
+    """
+    values = numbers_of(tensor)
+    rows = tensor.dimensions[0] if len(tensor.dimensions) > 1 else 1
+    width = len(values) // rows if rows else 0
+    is_float = type_name_of(tensor) in FLOATS
+    found = []
+    for row in range(rows):
+        part = values[row * width : (row + 1) * width]
+        # A value that is not a number comes last.
+        best = heapq.nlargest(
+            count, range(width), key=lambda at: (part[at] == part[at], part[at], -at)
+        )
+        found.append([f"{part[at]:f}:{at}" if is_float else f"{int(part[at])}:{at}" for at in best])
+    return found
