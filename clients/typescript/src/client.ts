@@ -3,12 +3,14 @@
 import { Bounds, retryPausesMs, withJitter } from "./bounds.js";
 import { Connection } from "./connection.js";
 import { embedTexts } from "./embeddings.js";
+import { computeGraph } from "./graphs.js";
 import { rerankDocuments } from "./reranking.js";
 import { ConnectionLost, InferdError, InvalidArgument, ShuttingDown, unreadable } from "./errors.js";
 import { PROTOCOL_VERSION, READERS } from "./generated/protocol.js";
 import { socketPath } from "./paths.js";
 import { Session } from "./session.js";
 import type { EmbedOptions, Embeddings } from "./embeddings.js";
+import type { ComputeOptions, GraphInput, GraphOutput } from "./graphs.js";
 import type { Ranking, RerankOptions } from "./reranking.js";
 import type { CallName, Calls, Infill, ServerHello, UsageResult } from "./generated/protocol.js";
 import type { Request } from "./request.js";
@@ -156,6 +158,18 @@ export class Client implements AsyncDisposable {
   /** Return the embeddings of texts by a model, or by a graph that is loaded. */
   embed(model: string | Graph, texts: string[], options: EmbedOptions = {}): Promise<Embeddings> {
     return embedTexts(this, model, texts, options);
+  }
+
+  /**
+   * Return the outputs of a graph, such as one in ONNX, by their names. `model` is its name, or a graph that is loaded,
+   * with which each computation takes fewer calls.
+   */
+  compute(
+    model: string | Graph,
+    inputs: Record<string, GraphInput>,
+    options: ComputeOptions = {},
+  ): Promise<Record<string, GraphOutput>> {
+    return computeGraph(this, model, inputs, options);
   }
 
   /** Return the user's usage, in sums by columns such as `model` and `day`, and the user's limits. */

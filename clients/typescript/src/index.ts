@@ -11,6 +11,7 @@ export type * from "./generated/protocol.js";
 export type { ModelParameters } from "./generated/parameters.js";
 export type { CallArguments, CallOptions, ClientOptions, UsageColumn, UsageOptions } from "./client.js";
 export type { EmbedOptions, Embeddings } from "./embeddings.js";
+export type { ComputeOptions, GraphInput, GraphOutput, NumberArray } from "./graphs.js";
 export type { RankedDocument, Ranking, RerankOptions } from "./reranking.js";
 export type { ImageOptions, Prompt } from "./parts.js";
 export type { Answer, AnswerSoFar, SessionOptions, TurnOptions } from "./session.js";
