@@ -13,7 +13,7 @@ import pytest
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.fork_server import ForkedProcess
-from tests.models import ONE_THREAD, smollm2
+from tests.models import ONE_THREAD, magika, smollm2
 from tests.small_gemma import small_gemma3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,8 @@ STARTS: tuple[type[subprocess.Popen[bytes]], ...] = (subprocess.Popen, ForkedPro
 def daemon() -> Iterator[RunningDaemon]:
     config = f"""{ONE_THREAD}
 [models.smollm2]\nfile = "{smollm2()}"\nslots = 1\nctx-size = 1024
-[models.other]\nbackend = "echo"\n"""
+[models.other]\nbackend = "echo"
+[models.magika]\nfile = "{magika()}"\nthreads = 1\n"""
     with running_daemon(config) as running:
         yield running
 
@@ -52,8 +53,8 @@ def run(
     return output
 
 
-def test_there_are_sixteen_examples_of_at_most_forty_lines() -> None:
-    assert len(EXAMPLES) == 16
+def test_there_are_seventeen_examples_of_at_most_forty_lines() -> None:
+    assert len(EXAMPLES) == 17
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) <= LINES_MAX, example.name
 
@@ -80,6 +81,16 @@ def test_the_first_session_runs_on_a_real_model_by_default(daemon: RunningDaemon
 @pytest.mark.parametrize(("example", "expected"), [("tools", "call: "), ("json_schema", "Oslo")])
 def test_grammars_hold_on_a_real_model(daemon: RunningDaemon, example: str, expected: str) -> None:
     assert run(daemon, ROOT / "examples" / f"{example}.py").startswith(expected)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_two_real_models_identify_a_file_and_explain_it(daemon: RunningDaemon) -> None:
+    example = ROOT / "examples" / "identify_file.py"
+    first, *answer = run(daemon, example).splitlines()
+    assert first.startswith("identify_file.py: python (") and len(" ".join(answer).split()) > 5
+    page = run(daemon, example, "echo", str(ROOT / "docs" / "dashboard.json"))
+    assert page.startswith("dashboard.json: json (")
 
 
 @pytest.mark.model
