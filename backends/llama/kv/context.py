@@ -129,6 +129,27 @@ class Batch:
         )
 
 
+class OwnedContext:
+    """A context of llama.cpp that its object frees, with its compute threads. Owned by one thread;
+    the model must outlive it.
+    """
+
+    def __init__(self, pointer: Any):
+        self.pointer = pointer
+        self._threads = ComputeThreads(pointer)
+
+    def set_threads(self, threads: int) -> None:
+        """Use this many threads from the next step on."""
+        self._threads.set_count(threads)
+
+    def close(self) -> None:
+        """Free the context; a second call does nothing."""
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            lib.llama_free(pointer)
+            self._threads.close()
+
+
 class _Header(NamedTuple):
     """The beginning of a saved state: the *length* of the slot, the header's *size*, and the
     positions of the slot's items.
@@ -139,10 +160,8 @@ class _Header(NamedTuple):
     places: SlotPositions
 
 
-class LlamaContext:
-    """The slots of one context. Owned by one thread; the model must outlive it. With *reads_media*
-    it computes the embeddings of images and sounds.
-    """
+class LlamaContext(OwnedContext):
+    """The slots of one context. With *reads_media* it reads the embeddings of images and sounds."""
 
     media: MediaFormat | None = None
     """The embeddings that it reads."""
@@ -157,7 +176,8 @@ class LlamaContext:
         logits_max: int,
         reads_media: bool = False,
     ):
-        self.pointer, self.logits_max = pointer, logits_max
+        super().__init__(pointer)
+        self.logits_max = logits_max
         self.memory = lib.llama_get_memory(pointer)
         self.slots = int(lib.llama_n_seq_max(pointer))
         size = int(lib.llama_n_ctx_seq(pointer))
@@ -184,16 +204,8 @@ class LlamaContext:
         self._lengths = dict.fromkeys(range(self.slots), 0)
         self._shifted: set[int] = set()
         self._batch = Batch(self.batch_size)
-        self._threads = ComputeThreads(pointer)
         self._views: dict[int, NDArray[np.float32]] = {}
         """Views of logits by their address: creating one takes 30 us."""
-
-    def close(self) -> None:
-        """Free the context; a second call does nothing."""
-        pointer, self.pointer = self.pointer, None
-        if pointer is not None:
-            lib.llama_free(pointer)
-            self._threads.close()
 
     @property
     def kv_kind(self) -> KvKind:
@@ -537,10 +549,6 @@ class LlamaContext:
             self.clear(a)
             self.clear(b)
             raise BackendError(f"the slots {a} and {b} could not be exchanged")
-
-    def set_threads(self, threads: int) -> None:
-        """Use this many threads from the next decode on."""
-        self._threads.set_count(threads)
 
     def set_thread_counts(self, single: int, batch: int) -> None:
         """Use these numbers of threads for one token and for several, from the next decode on."""

@@ -31,8 +31,7 @@ from ...model_spec import ModelSpec
 from ..llama_log import LogRing
 from ..loading.opening import FLASH_ATTENTION, context_params, ctx_size_of, open_context
 from ..text.rank_parts import rank_parts
-from ..threads import ComputeThreads
-from .context import Batch
+from .context import Batch, OwnedContext
 
 
 def _own_pooling(values: Mapping[str, object]) -> int:
@@ -126,16 +125,16 @@ def output_bytes(info: EmbedInfo, model: Any) -> int:
     return 4 * info.batch_tokens_max * (vocab_size + info.size)
 
 
-class LlamaEmbedder(EmbeddingSlots):
-    """The `Embedder` of a llama.cpp model, which must outlive it."""
+class LlamaEmbedder(OwnedContext, EmbeddingSlots):
+    """The `Embedder` of a llama.cpp model."""
 
     def __init__(self, pointer: Any, model: Any, info: EmbedInfo):
-        super().__init__(info, int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))))
-        self._pointer = pointer
+        OwnedContext.__init__(self, pointer)
+        vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        EmbeddingSlots.__init__(self, info, vocab_size)
         self._memory = lib.llama_get_memory(pointer)
         self._ranks = int(lib.llama_model_n_cls_out(model))
         self._batch = Batch(info.batch_tokens_max)
-        self._threads = ComputeThreads(pointer)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Compute one batch; see `Embedder.step`."""
@@ -151,7 +150,7 @@ class LlamaEmbedder(EmbeddingSlots):
         """Return for each chunk the vectors of its tokens, or, with `rank`, only the rank."""
         if self.info.pooling == "rank":
             return [[self._rank(chunk.slot)] for chunk in chunks]
-        found = lib.llama_get_embeddings(self._pointer)
+        found = lib.llama_get_embeddings(self.pointer)
         if not found:
             raise BackendError("llama.cpp returned no embeddings")
         count = sum(len(chunk.tokens) for chunk in chunks)
@@ -159,7 +158,7 @@ class LlamaEmbedder(EmbeddingSlots):
         return [list(islice(vectors, len(chunk.tokens))) for chunk in chunks]
 
     def _rank(self, slot: int) -> list[float]:
-        found = lib.llama_get_embeddings_seq(self._pointer, slot)
+        found = lib.llama_get_embeddings_seq(self.pointer, slot)
         if not found:
             raise BackendError("llama.cpp returned no rank")
         return list(found[: self._ranks])
@@ -199,14 +198,3 @@ class LlamaEmbedder(EmbeddingSlots):
         if slot in self._lengths and self._memory:
             lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
         super().clear_slot(slot)
-
-    def set_threads(self, threads: int) -> None:
-        """Use this many threads from the next step on."""
-        self._threads.set_count(threads)
-
-    def close(self) -> None:
-        """Free the context; a second call does nothing."""
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            lib.llama_free(pointer)
-            self._threads.close()

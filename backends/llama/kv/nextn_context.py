@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from ...batch import Chunk, check_chunks
 from ...errors import BackendError
 from ..loading.nextn import nextn_calls
-from ..threads import ComputeThreads
-from .context import Batch
+from .context import Batch, OwnedContext
 
 STATES_MAX = 256
 """The hidden states of a slot that are kept, those of its last tokens. For tokens further back the
@@ -97,24 +96,24 @@ def _places(begin: int, end: int) -> NDArray[np.int64]:
     return np.arange(begin, end) % STATES_MAX
 
 
-class NextnDraftModel:
+class NextnDraftModel(OwnedContext):
     """The NextN layers of a model; see `DraftModel`. *pointer* is their context, of llama.cpp's
-    type MTP, which they own. The model must outlive it.
+    type MTP.
     """
 
     name = "mtp"
     computes_again = True
 
     def __init__(self, pointer: Any, states: HiddenStates, vocab_size: int):
+        super().__init__(pointer)
         self.states, self.vocab_size = states, vocab_size
         self.ctx_size = int(lib.llama_n_ctx_seq(pointer))
         self.batch_size = int(lib.llama_n_batch(pointer))
         self._slots = int(lib.llama_n_seq_max(pointer))
-        self._pointer = pointer
         self._memory = lib.llama_get_memory(pointer)
         self._calls = nextn_calls()
         self._calls.llama_set_embeddings_nextn(pointer, True, True)
-        self._batch, self._threads = Batch(self.batch_size), ComputeThreads(pointer)
+        self._batch = Batch(self.batch_size)
         self._lengths = dict.fromkeys(range(self._slots), 0)
         """By slot, the number of tokens that were computed with states of the model, or skipped."""
         self._ends = dict(self._lengths)
@@ -192,8 +191,8 @@ class NextnDraftModel:
         tokens = []
         for chunk, _ in parts:
             index = found[chunk.slot][-1]
-            logits = lib.llama_get_logits_ith(self._pointer, index)
-            state = self._calls.llama_get_embeddings_nextn_ith(self._pointer, index)
+            logits = lib.llama_get_logits_ith(self.pointer, index)
+            state = self._calls.llama_get_embeddings_nextn_ith(self.pointer, index)
             if not logits or not state:
                 raise BackendError("llama.cpp returned no prediction of the NextN layers")
             self._last[chunk.slot] = np.ctypeslib.as_array(state, (self.states.width,)).copy()
@@ -217,14 +216,3 @@ class NextnDraftModel:
             if not drafted:
                 self._lengths[slot] = end
         return found
-
-    def set_threads(self, threads: int) -> None:
-        """Use this many threads from the next step on."""
-        self._threads.set_count(threads)
-
-    def close(self) -> None:
-        """Free the context; a second call does nothing."""
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            lib.llama_free(pointer)
-            self._threads.close()

@@ -182,7 +182,7 @@ def test_the_memory_of_the_second_context_is_estimated_before_a_load(
         need = estimator.need(estimator.shape)
     with loaded(Path(spec.path)) as model:
         embedder = model.embedder()
-        shares, work = breakdown(embedder._pointer), work_bytes(embedder._pointer)
+        shares, work = breakdown(embedder.pointer), work_bytes(embedder.pointer)
     held = work + sum(share.context + share.compute for share in shares)
     outputs = 4 * EMBED_BATCH_TOKENS * (model.info.vocab_size + embedder.info.size)
     assert need.embedding == pytest.approx(held + outputs, abs=30_000), "reported in 0.01 MiB"
@@ -209,7 +209,7 @@ def test_both_contexts_get_the_number_of_threads(tmp_path: Path) -> None:
             embedder = embedder or model.embedder()
             embedder.start_text(0, "mean")
             embedder.step([Chunk(0, [4, 5], 0, logits=False)])
-            assert lib.llama_n_threads(embedder._pointer) == count
+            assert lib.llama_n_threads(embedder.pointer) == count
 
 
 # Encoders and reranking models.
@@ -319,7 +319,7 @@ def test_the_estimate_of_an_encoder_includes_its_only_context(tmp_path: Path) ->
         need = estimator.need(estimator.shape)
     assert (need.context, need.embedding) == (0, 0)
     with loaded(Path(spec.path)) as model:
-        pointer = model.embedder()._pointer
+        pointer = model.embedder().pointer
         shares, work = breakdown(pointer), work_bytes(pointer)
     outputs = 4 * CTX_SIZE * (model.info.vocab_size + 64)
     held = work + sum(share.context + share.compute for share in shares)
