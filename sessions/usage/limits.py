@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
 from ...backends.errors import QuotaExceeded
-from .periods import DAY_S, day_of, month_of
+
+DAY_S = 86_400
+_EPOCH = date(1970, 1, 1)
+
+
+def day_of(now: float) -> range:
+    """Return the day of UTC at a time, in seconds since 1970, as its number since then."""
+    day = int(now // DAY_S)
+    return range(day, day + 1)
+
+
+def month_of(now: float) -> range:
+    """Return the days of the month at a time; see `day_of`."""
+    first = datetime.fromtimestamp(now, UTC).date().replace(day=1)
+    following = (first + timedelta(days=32)).replace(day=1)
+    return range((first - _EPOCH).days, (following - _EPOCH).days)
 
 
 class DaySum(NamedTuple):

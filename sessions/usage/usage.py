@@ -17,8 +17,7 @@ from ...scheduler.messages import count_tokens
 from ...scheduler.owner import Owner
 from ..turn.turn import Turn
 from ..worker_client import ModelSource
-from .limits import DaySum, LimitState, UsageLimits, check_usage, states_of
-from .periods import month_of
+from .limits import DaySum, LimitState, UsageLimits, check_usage, month_of, states_of
 from .rows import (
     DAY_HOURS,
     HOUR_S,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.scheduler.owner import Owner
-from inferd.sessions.usage.periods import DAY_S, day_of, month_of
+from inferd.sessions.usage.limits import DAY_S, day_of, month_of
 from inferd.sessions.usage.rows import (
     DAY_HOURS,
     HOUR_S,
