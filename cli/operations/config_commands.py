@@ -83,8 +83,8 @@ def _memory_warnings(config: Config, files: Mapping[str, Path]) -> Iterator[str]
     from ...daemon.models.description import need_by_header
     from ...daemon.models.persisted_settings import pinned_names
     from ...daemon.printable import size_text
-    from ...daemon.residency.fitting import sets_too_large
     from ...daemon.residency.machine import MachineMemory, headroom_bytes
+    from ...daemon.residency.plan import sets_too_large
     from ...daemon.state_files import SETTINGS_FILE
     from ...ipc.model_names import find_name
 

@@ -1,5 +1,5 @@
 """Decisions on memory: the treatment of a load, smaller shapes and refusals of models that do not
-fit, and the models to evict. Pure functions.
+fit, the models to evict, and sets of models that do not fit together. Pure functions.
 
 Models that are not engaged (see `residency`) are evicted first, by load time divided by idle time,
 the least first. Engaged models follow, the longest loaded first. Sizes do not count in this order,
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -381,3 +382,30 @@ def decide_load(
     # 6. A load that text alone would have does not fail because of embeddings, which fit in no
     #    shape beside it.
     return LoadDecision(LoadAct.LEAVE_OUT_EMBEDDINGS if embeds else LoadAct.REFUSE)
+
+
+SETS_MAX = 8
+"""Sets of models that are returned, the smallest first."""
+SET_SIZE_MAX = 4
+"""Models of a set that is searched; of larger sets only the one with all models is considered."""
+MODELS_SEARCHED_MAX = 32
+"""Models among which sets are searched, the largest first: 41 000 sets of at most 4."""
+
+
+def sets_too_large(needs: Mapping[str, int], budget: int) -> list[tuple[str, ...]]:
+    """Return the sets of models whose *needs* together exceed the *budget*, in bytes. A set is
+    returned only if all of its parts fit; within a set, and among sets of one size, the larger
+    model is first.
+    """
+    by_size = sorted(needs, key=lambda name: (-needs[name], name))
+    found: list[tuple[str, ...]] = []
+    for size in range(1, SET_SIZE_MAX + 1):
+        for names in combinations(by_size[:MODELS_SEARCHED_MAX], size):
+            if len(found) == SETS_MAX:
+                return found
+            total = sum(needs[name] for name in names)
+            if total > budget and not any(set(smaller) <= set(names) for smaller in found):
+                found.append(names)
+    if not found and sum(needs.values()) > budget:
+        found.append(tuple(by_size))
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.daemon.residency.fitting import (
+from inferd.daemon.residency.plan import (
     MODELS_SEARCHED_MAX,
     SET_SIZE_MAX,
     SETS_MAX,
