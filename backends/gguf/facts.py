@@ -9,7 +9,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +26,6 @@ from .header import (
     read_beginning,
     read_header,
 )
-from .nextn import nextn_layers
 
 READ_BYTES = (1 << 20, 1 << 24, 1 << 26)
 """The bytes that are read of a file, more each time until its header is complete. Vocabularies take
@@ -158,6 +157,42 @@ def _kv_token_bytes(layers: int | None, tensors: Mapping[str, TensorEntry]) -> i
         return None
     found = KV_VALUE_BYTES * sum(sum(pair) for pair in widths.values())
     return found if found <= NUMBER_MAX else None
+
+
+_NEXTN_ARCHITECTURES = frozenset(
+    (
+        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa"),
+        *("glm4moe", "glm5-next", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe"),
+        *("qwen3next", "step35"),
+    )
+)
+"""The architectures for whose NextN layers llama.cpp builds graphs (`LLM_GRAPH_TYPE_DECODER_MTP` in
+`src/models/`).
+"""
+
+
+def nextn_layers(values: Mapping[str, object]) -> int:
+    """Return the number of NextN layers that a header states by its *values*."""
+    architecture = values.get("general.architecture")
+    found = values.get(f"{architecture}.nextn_predict_layers", 0)
+    return max(0, found) if isinstance(found, int) else 0
+
+
+def nextn_refusal(values: Mapping[str, object], tensors: Container[str]) -> str:
+    """Return the reason for which the NextN layers of a file with these *values* and *tensors*
+    cannot draft, or empty. llama.cpp would abort.
+    """
+    architecture, layers = str(values.get("general.architecture")), nextn_layers(values)
+    blocks = values.get(f"{architecture}.block_count", 0)
+    if not layers or not isinstance(blocks, int):
+        return "it has none"
+    if architecture not in _NEXTN_ARCHITECTURES:
+        return f"llama.cpp does not compute those of the architecture {architecture!r}"
+    if layers > 1:
+        return f"it has {layers}, of which each would predict another token; one is supported"
+    if f"blk.{blocks - layers}.nextn.eh_proj.weight" not in tensors:
+        return "its file leaves their tensors out"
+    return ""
 
 
 CONTENT_BYTES = 1 << 16

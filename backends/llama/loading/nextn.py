@@ -8,7 +8,7 @@ from llama_cpp import llama_cpp as lib
 
 from ...base import KvKind, no_drafts
 from ...errors import InvalidArgument, UnsupportedOperation
-from ...gguf.nextn import nextn_refusal
+from ...gguf.facts import nextn_refusal
 from ...model_spec import ModelSpec
 from .gguf_check import GgufFile
 

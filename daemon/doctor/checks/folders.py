@@ -12,9 +12,8 @@ from shlex import quote
 import msgspec
 
 from ....backends.gguf import parts_of
-from ....backends.gguf.facts import header_of, other_content
+from ....backends.gguf.facts import header_of, nextn_refusal, other_content
 from ....backends.gguf.header import DamagedHeader
-from ....backends.gguf.nextn import nextn_refusal
 from ....backends.gguf.vocabulary import read_vocabulary, vocabulary_mismatch
 from ....ipc.model_names import find_name
 from ...config.model_settings import ModelConfig
