@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -14,6 +14,7 @@ from ..options import EXIT_BUSY, ConfigFile, JsonOutput, ModelOrFile, ModelsDir,
 from ..output import fail, fraction_bar, note, table, write, write_json
 
 if TYPE_CHECKING:
+    from ...backends import ModelSpec
     from ...backends.llama.measuring.requests import Opened
     from ...backends.tuning_choice import CpuFacts, TuningRecord
     from ...daemon.config.settings import Config
@@ -60,25 +61,9 @@ def tune(
     It compares flash attention, numbers of threads, sizes of micro-batches and types of KV states,
     in a process of its own: it needs no daemon, and the load of other programs distorts it.
     """
-    from ...backends.library import LLAMA_COMMIT
-    from ...backends.tuning_choice import this_cpu
     from ...daemon.config.sources import load_config
     from ...daemon.models.tuning_records import TuningRecords
-    from ...daemon.residency.machine import MachineMemory
-    from ...daemon.tuning.measured_stages import (
-        IDLE_CORES_MAX,
-        MeasuringProcess,
-        OtherPrograms,
-        measure_model,
-    )
-    from ...daemon.tuning.report import (
-        document_of,
-        is_attention_decided,
-        present_choice,
-        record_of,
-        setting_text,
-        variant_of,
-    )
+    from ...daemon.tuning.measured_stages import IDLE_CORES_MAX
     from .measured_model import measured_spec
 
     settings = load_config({"config": config, "models_dir": models_dir, "state_dir": state_dir})
@@ -86,9 +71,62 @@ def tune(
     records = TuningRecords(settings.state_dir)
     if apply:
         _check_writable(settings.state_dir)
+    found = _measure(spec, settings, records, seconds, wait, show_bar=not as_json)
+    if apply and found.is_decided:
+        _store(records, found.record, settings.state_dir)
+    if as_json:
+        write_json(_document(found, settings, spec.name, applied=apply and found.is_decided))
+    else:
+        _write_tables(found, settings)
+    if found.load > IDLE_CORES_MAX:
+        used = f"other programs used {found.load:.1f} cores meanwhile"
+        note(f"{used}: measure again when they are idle")
+    if not found.is_decided:
+        fail(f"{seconds:g} s were too short to compare both kinds of attention", TOO_SHORT)
+        raise typer.Exit(EXIT_BUSY if apply else 0)
+    if not as_json:
+        _write_choice(found, settings, model, spec.name, applied=apply)
+    for name in ("flash-attn", "threads", "threads-batch"):
+        if spec.options.get(name, "auto") not in ("auto", 0):
+            note(f"{name} is set in the configuration, which goes before a stored choice")
+
+
+class _Found(NamedTuple):
+    """A measurement of the *opened* model. *load* is that of other programs, in cores."""
+
+    measurement: TuneResult
+    opened: Opened
+    cpu: CpuFacts
+    load: float
+    record: TuningRecord
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether both kinds of attention were compared."""
+        from ...daemon.tuning.report import is_attention_decided
+
+        return is_attention_decided(self.measurement)
+
+
+def _measure(
+    spec: ModelSpec,
+    settings: Config,
+    records: TuningRecords,
+    seconds: float,
+    wait: float,
+    *,
+    show_bar: bool,
+) -> _Found:
+    """Measure a model for *seconds*, once other programs are idle or *wait* seconds are over."""
+    from ...backends.library import LLAMA_COMMIT
+    from ...backends.tuning_choice import this_cpu
+    from ...daemon.residency.machine import MachineMemory
+    from ...daemon.tuning.measured_stages import MeasuringProcess, OtherPrograms, measure_model
+    from ...daemon.tuning.report import present_choice, record_of, variant_of
+
     others = OtherPrograms()
     load = others.wait_until_idle(wait, _note_busy)
-    with MeasuringProcess() as process, fraction_bar(spec.name, show=not as_json) as bar:
+    with MeasuringProcess() as process, fraction_bar(spec.name, show=show_bar) as bar:
         opened = process.open_model(spec, MachineMemory().free_bytes())
         cpu = this_cpu(settings.cores)
         choice = present_choice(spec, opened.shape, cpu, records)
@@ -104,29 +142,29 @@ def tune(
         )
         load = max(load, others.cores())
     record = record_of(measurement, opened.shape, cpu.key, LLAMA_COMMIT, time.time())
-    is_decided = is_attention_decided(measurement)
-    if apply and is_decided:
-        _store(records, record, settings.state_dir)
-    if as_json:
-        facts: dict[str, Any] = {"model": spec.name, "cpu": cpu.name, "cores": settings.cores}
-        facts |= {"other_programs": round(load, 2), "build": LLAMA_COMMIT}
-        facts |= {"reason": record.reason, "applied": apply and is_decided}
-        write_json(facts | document_of(measurement))
+    return _Found(measurement, opened, cpu, load, record)
+
+
+def _document(found: _Found, settings: Config, name: str, *, applied: bool) -> dict[str, Any]:
+    """Return the measurement of the model *name* for `--json`."""
+    from ...backends.library import LLAMA_COMMIT
+    from ...daemon.tuning.report import document_of
+
+    facts: dict[str, Any] = {"model": name, "cpu": found.cpu.name, "cores": settings.cores}
+    facts |= {"other_programs": round(found.load, 2), "build": LLAMA_COMMIT}
+    facts |= {"reason": found.record.reason, "applied": applied}
+    return facts | document_of(found.measurement)
+
+
+def _write_choice(found: _Found, settings: Config, model: str, name: str, *, applied: bool) -> None:
+    """Write the fastest setting, and the command that stores it for *model* if that is not done."""
+    from ...daemon.tuning.report import setting_text
+
+    chosen = setting_text(found.measurement.chosen, settings.cores)
+    if applied:
+        write(f"\nstored: {chosen}; the next load of {name} uses it")
     else:
-        _write_tables(measurement, opened, cpu, settings)
-    if load > IDLE_CORES_MAX:
-        note(f"other programs used {load:.1f} cores meanwhile: measure again when they are idle")
-    if not is_decided:
-        fail(f"{seconds:g} s were too short to compare both kinds of attention", TOO_SHORT)
-        raise typer.Exit(EXIT_BUSY if apply else 0)
-    chosen = setting_text(measurement.chosen, settings.cores)
-    if not as_json and apply:
-        write(f"\nstored: {chosen}; the next load of {spec.name} uses it")
-    elif not as_json:
         write(f"\nfastest: {chosen}\n`inferd tune {model} --apply` stores it for the next loads")
-    for name in ("flash-attn", "threads", "threads-batch"):
-        if spec.options.get(name, "auto") not in ("auto", 0):
-            note(f"{name} is set in the configuration, which goes before a stored choice")
 
 
 def _store(records: TuningRecords, record: TuningRecord, state_dir: Path) -> None:
@@ -157,14 +195,14 @@ def _check_writable(state_dir: Path) -> None:
         )
 
 
-def _write_tables(measurement: TuneResult, opened: Opened, cpu: CpuFacts, config: Config) -> None:
+def _write_tables(found: _Found, config: Config) -> None:
     from ...daemon.printable import size_text
     from ...daemon.tuning.report import TITLES, counted, table_of_stage
 
-    shape = opened.shape
+    shape, measurement = found.opened.shape, found.measurement
     write(
         f"{shape.architecture}, {shape.layers} layers, {size_text(shape.size_bytes)};"
-        f" {cpu.name or 'unknown CPU'}, {counted(config.cores, 'core')};"
+        f" {found.cpu.name or 'unknown CPU'}, {counted(config.cores, 'core')};"
         f" {measurement.seconds:.0f} s\n"
         "Medians; TIME is that of a usual mix of steps, as a share of the first row's, with its"
         " 95 % interval."
