@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 import random
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -34,7 +33,7 @@ from ...backends.errors import BackendError, InferdError, LoadFailed, TooLarge
 from ...ipc import job_messages as j
 from ...ipc.names import Priority
 from ...wire.frames import FrameReader, pack_frame
-from ..workers.process import SpawnedProcess, environment_of_workers, start_spawner
+from ..workers.process import SpawnedProcess, spawn_program
 from ..workers.worker_log import WorkerLog
 from .jobs import Job, Jobs
 from .store import Line, RequestLine, read_request, result_line
@@ -158,14 +157,7 @@ class JobProcess:
         with theirs:
             ours.setblocking(False)
             self._stream = await anyio.abc.UNIXSocketStream.from_socket(ours)
-            command = [sys.executable, "-P", "-m", MODULE, socket_path]
-            self._process = await start_spawner().spawn(
-                lambda _: command,
-                environment_of_workers(),
-                (theirs.fileno(),),
-                self._log.writer,
-                first_is_stdin=True,
-            )
+            self._process = await spawn_program(MODULE, theirs, self._log.writer, socket_path)
         self._log.close_writer()
         self.pid = self._process.pid
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -16,13 +15,7 @@ from ...backends import media_process as m
 from ...backends.errors import BackendError, LoadFailed, TooLarge
 from ...backends.fd_frames import DESCRIPTORS_MAX, close_all, read_with_descriptors
 from ...wire.frames import READ_BYTES, FrameReader, pack_frame
-from ..workers.process import (
-    BUSY_SHARE,
-    SpawnedProcess,
-    cpu_seconds,
-    environment_of_workers,
-    start_spawner,
-)
+from ..workers.process import BUSY_SHARE, SpawnedProcess, cpu_seconds, spawn_program
 from ..workers.worker_log import WorkerLog
 
 REPLY_BYTES_MAX = 1 << 20
@@ -65,14 +58,7 @@ class EncoderProcess:
         self._socket.setblocking(False)
         with theirs:
             self._log = WorkerLog(self._fields)
-            command = [sys.executable, "-P", "-m", self._module]
-            self._process = await start_spawner().spawn(
-                lambda _: command,
-                environment_of_workers(),
-                (theirs.fileno(),),
-                self._log.writer,
-                first_is_stdin=True,
-            )
+            self._process = await spawn_program(self._module, theirs, self._log.writer)
         self._log.close_writer()
         self.pid = self._process.pid
 

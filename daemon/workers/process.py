@@ -234,6 +234,24 @@ async def spawn_worker(sock: socket.socket, record: int, stderr: int) -> Spawned
     )
 
 
+async def spawn_program(
+    module: str, stdin: socket.socket, stderr: int, *arguments: str
+) -> SpawnedProcess:
+    """Start a program of inferd with its end of a socket pair as its standard input.
+
+    :raises OSError: it cannot be started.
+    :raises LoadFailed: the thread that starts processes has ended.
+    """
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return await start_spawner().spawn(
+        lambda _: command,
+        environment_of_workers(),
+        (stdin.fileno(),),
+        stderr,
+        first_is_stdin=True,
+    )
+
+
 def _command(descriptors: Sequence[int]) -> list[str]:
     sock, record = map(str, descriptors)
     arguments = [BUILD_ID, sock, str(os.getpid()), record]
