@@ -19,10 +19,10 @@ from ....ipc import messages as w
 from ....ipc.client import AsyncClient, JobFileInfo, JobInfo
 from ....ipc.names import Priority
 from ..exchange import Exchange
-from ..exchange.exchange import HttpRefusal
 from ..fields import PRIORITY_FIELD, FieldTable, honoured, ignored
 from ..limits import CLOSE_S_MAX
 from ..multipart import FormReader
+from .forms import list_page
 
 LISTED_MAX = 10_000
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
@@ -175,33 +175,12 @@ async def list_files(exchange: Exchange) -> None:
         shown = [each for each in shown if each["purpose"] == query.purpose]
     if query.order == "asc":
         shown.reverse()
-    await exchange.send_json(_page(shown, query))
+    await exchange.send_json(list_page(shown, query.after, query.limit, "entry"))
 
 
 def _is_of_response(file: JobFileInfo) -> bool:
     """Return whether a file belongs to a response in the background."""
     return file["name"].startswith("resp_") or file["job"].startswith("resp_")
-
-
-def _page(entries: list[dict[str, Any]], query: ListQuery) -> dict[str, Any]:
-    """Return the part of a list that a query selects.
-
-    :raises HttpRefusal: no entry has the id *after*.
-    """
-    first = 0
-    if query.after is not None:
-        ids = [entry["id"] for entry in entries]
-        if query.after not in ids:
-            raise HttpRefusal(404, f"there is no entry {query.after[:100]!r}", param="after")
-        first = ids.index(query.after) + 1
-    data = entries[first : first + query.limit]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(entries) > first + query.limit,
-    }
 
 
 async def show_file(exchange: Exchange) -> None:
@@ -335,7 +314,7 @@ async def list_batches(exchange: Exchange) -> None:
     query = LIST_BATCHES.read_query(exchange.query)
     async with exchange.turns.pool.lease(exchange.caller) as client:
         found = [batch_object(job) for job in await client.jobs.list() if _is_batch(job)]
-    await exchange.send_json(_page(found, query))
+    await exchange.send_json(list_page(found, query.after, query.limit, "entry"))
 
 
 async def show_batch(exchange: Exchange) -> None:

@@ -1,5 +1,5 @@
-"""Parts of answers in OpenAI's shape: errors, the tokens and times of a request, and logprobs; in
-the forms of llama-server and vLLM too.
+"""Parts of answers in OpenAI's shape: errors, parts of lists, the tokens and times of a request,
+and logprobs; in the forms of llama-server and vLLM too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 
 from ....backends import errors as e
 from ....backends.errors import InferdError
+from ..exchange.exchange import HttpRefusal
 from ..turns import Answer, TurnProgress
 
 _CODES: tuple[tuple[type[InferdError], str], ...] = (
@@ -76,6 +77,29 @@ def error_body(error: InferdError, status: int) -> dict[str, Any]:
             "param": param,
             "code": code or _CODES_BY_STATUS.get(status),
         }
+    }
+
+
+def list_page(
+    entries: Sequence[dict[str, Any]], after: str | None, limit: int, kind: str
+) -> dict[str, Any]:
+    """Return the part of a list behind the id *after*; *kind* is what an entry is called.
+
+    :raises HttpRefusal: no entry has this id.
+    """
+    first = 0
+    if after is not None:
+        ids = [entry["id"] for entry in entries]
+        if after not in ids:
+            raise HttpRefusal(404, f"there is no {kind} {after[:100]!r}", param="after")
+        first = ids.index(after) + 1
+    data = entries[first : first + limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(entries) > first + limit,
     }
 
 

@@ -26,6 +26,7 @@ from ...media import RequestMedia, in_base64, rest_of_content
 from ...turns import Answer, TurnRequest, no_previous, schema_options
 from ..chat import effort_arguments, priority_of
 from ..chat_fields import reasoning_bounds, thinking_arguments
+from ..forms import list_page
 from .background import (
     check_background,
     find_job,
@@ -43,7 +44,6 @@ from .fields import (
     RESPONSE_ID,
     RESPONSES,
     RETRIEVE,
-    InputItemsQuery,
     PromptRequest,
     ResponseRequest,
     TextFormat,
@@ -115,7 +115,9 @@ async def answer_input_items(exchange: Exchange) -> None:
     query = INPUT_ITEMS.read_query(exchange.query)
     found = await _find(exchange)
     response_id = exchange.params["response"]
-    page = _page(_items_of(response_id, found), query)
+    items = _items_of(response_id, found)
+    ordered = items if query.order == "asc" else items[::-1]
+    page = list_page(ordered, query.after, query.limit, "item")
     if IMAGE_URLS in query.include and (images := [*image_parts(page["data"])]):
         async with exchange.turns.pool.lease(exchange.caller) as client:
             parts = _with_image_urls(client, response_id, page, images)
@@ -146,28 +148,6 @@ def _items_of(response_id: str, found: HistoryResult) -> list[dict[str, Any]]:
     """Return the items before the response's own output, without its instructions."""
     first = int(mark_in(response_id) != mark_of(None))
     return input_items(response_id, found.messages[first:-1])
-
-
-def _page(items: list[dict[str, Any]], query: InputItemsQuery) -> dict[str, Any]:
-    """Return the part of a list that a query selects.
-
-    :raises HttpRefusal: no item has the id *after*.
-    """
-    ordered = items if query.order == "asc" else items[::-1]
-    first = 0
-    if query.after is not None:
-        ids = [item["id"] for item in ordered]
-        if query.after not in ids:
-            raise HttpRefusal(404, f"there is no item {query.after[:100]!r}", param="after")
-        first = ids.index(query.after) + 1
-    data = ordered[first : first + query.limit]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(ordered) > first + query.limit,
-    }
 
 
 async def delete_response(exchange: Exchange) -> None:
