@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +18,8 @@ import anyio.to_thread
 import msgspec
 
 from ....backends.errors import BackendError, Busy, InferdError, InvalidArgument
-from ....ipc import messages as w
 from ..certificates import write_private
-from ..nodes.moves import COPY, Listed, Moves, end_transfer
+from ..nodes.moves import COPY, Listed, Moves, begin_export, end_transfer
 from ..routing.choice import node_unreachable
 from ..routing.homes import FleetUser, NodeTable, SessionKey
 from .copies import Copies
@@ -278,14 +276,7 @@ class ContinuedSessions:
 
         :raises InferdError: it is open on *node*, or the node was lost.
         """
-        transfer = secrets.token_hex(16)
-        params = w.ExportParams(
-            session_id=session["session_id"],
-            transfer=transfer,
-            uid=session["uid"],
-            label=session["label"],
-        )
-        await self._operator.call(node, "export_session", params, w.ExportResult)
+        transfer = await begin_export(self._operator, node, session)
         await end_transfer(self._operator, node, transfer, "release")
         await end_transfer(self._operator, node, transfer, "drop")
 

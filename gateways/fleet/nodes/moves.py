@@ -63,6 +63,22 @@ async def end_transfer(
     await operator.call(node, "end_transfer", params, w.Empty)
 
 
+async def begin_export(operator: NodeConnections, node: str, session: Mapping[str, Any]) -> str:
+    """Begin the export of a session that no node imports; return its transfer, to be ended.
+
+    :raises InferdError: it is open on *node*, or the node was lost.
+    """
+    transfer = secrets.token_hex(16)
+    params = w.ExportParams(
+        session_id=session["session_id"],
+        transfer=transfer,
+        uid=session["uid"],
+        label=session["label"],
+    )
+    await operator.call(node, "export_session", params, w.ExportResult)
+    return transfer
+
+
 def _without_copies(result: dict[str, Any]) -> dict[str, Any]:
     return {"sessions": [s for s in result["sessions"] if s["state"] != COPY]}
 
@@ -368,14 +384,7 @@ class Moves:
             return True
         for other in there:
             if other["state"] == "dormant":  # a release that is still on its way must fail
-                newer = secrets.token_hex(16)
-                params = w.ExportParams(
-                    session_id=other["session_id"],
-                    transfer=newer,
-                    uid=other["uid"],
-                    label=other["label"],
-                )
-                await self._operator.call(peer, "export_session", params, w.ExportResult)
+                newer = await begin_export(self._operator, peer, other)
                 await end_transfer(self._operator, peer, newer, "keep")
         await end_transfer(self._operator, node, transfer, "drop")
         return True
