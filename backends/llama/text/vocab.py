@@ -6,7 +6,7 @@ import ctypes
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
@@ -27,20 +27,10 @@ _BREAK = b"\n"
 Tokenize = Callable[[bytes], list[int]]
 
 
-class Pieces(Protocol):
-    """The pieces of a vocabulary's tokens, and its address for llama.cpp."""
-
-    address: int | None
-    size: int
-
-    def piece(self, token: int) -> bytes:
-        """Return the text of a token."""
-
-
 class ByteTokens:
     """The tokens of single bytes above 127 in a vocabulary. Read-only after its first use."""
 
-    def __init__(self, vocab: Pieces, read_name: Callable[[int | None, int], bytes]):
+    def __init__(self, vocab: Vocab, read_name: Callable[[int | None, int], bytes]):
         self._vocab, self._read_name = vocab, read_name
         self._tokens: dict[int, int] | None = None
 
