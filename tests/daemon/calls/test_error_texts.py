@@ -90,9 +90,10 @@ def errors_of_calls(client: RawClient, texts: Texts) -> None:
             errors_of_call(client, texts, call)
     context = rights_of(client)["context"]
     for parameter in PARAMETERS:
+        wrong = {parameter.name: {"": [1.5]}}  # `chat` reads its options as `set_options` does
+        ask(client, texts, "chat", context=context, prompt="x", options=wrong)
         for value in WRONG:
             options = {parameter.name: value}
-            ask(client, texts, "chat", context=context, prompt="x", options=options | {"temp": 1})
             if ask(client, texts, "set_options", context=context, options=options):
                 before = {parameter.name: parameter.default}
                 client.call("set_options", context=context, options=before)

@@ -399,6 +399,7 @@ def test_a_long_chat_goes_on_on_smollm2(tmp_path: Path) -> None:
         client.session("smollm2", system="Be brief.") as session,
     ):
         # Sampled at random, some answers are such that this small model goes on repeating them.
-        found = facts(session, 20, **{"n-predict": 4, "temp": 0})
-        assert sum(each["dropped_turns"] > 0 for each in found) > 3
-        assert "Paris" in session.chat("What is the capital of France?", options={"temp": 0})
+        found = facts(session, 14, **{"n-predict": 4, "temp": 0})
+        assert sum(each["dropped_turns"] > 0 for each in found) > 1
+        last = {"temp": 0, "n-predict": 12}
+        assert "Paris" in session.chat("What is the capital of France?", options=last)

@@ -245,6 +245,7 @@ def test_a_follower_that_hangs_is_replaced_within_seconds(tmp_path: Path) -> Non
             assert session.chat("second") == "second"
             assert time.monotonic() - begin < HOLD_S_MAX
             assert states_at(fleet, third) == {"diary": "copy"}
+            fleet.until_noted(f"node {follower} is lost")  # its return is followed by a check
         until_states(fleet, follower, {})
 
 

@@ -217,16 +217,18 @@ def test_the_answers_to_many_prompts_are_the_same(
             with runs.line("off", ()) as line:
                 line.run(case.submit("off"))
                 answer, stats = line.tokens(TASK), line.stats(TASK)
+                expected = line.outcome(TASK)
             if case.event == "stopped" and len(answer) > 8:
                 case.fields["stopping"] = StoppingParams(stop_tokens=(answer[8],))
                 answer = answer[: answer.index(answer[8])]
             ends[stats.stop_reason] += 1
             case.answer = answer
             known = [*answer, END_TOKEN]
-            expected, none = runs.outcome("off", known)
+            if case.event == "stopped" or hasattr(runs, case.event):
+                expected, none = runs.outcome("off", known)
+                assert not none
             found, drafts = runs.outcome("knowing", known)
             assert found == expected, (case.number, case.event, case.sampler)
-            assert not none
             drafted[case.event] += drafts
     with capsys.disabled():
         counts = f"{len(cases)} prompts, {drafted.total()} drafts"

@@ -169,11 +169,17 @@ EMBED, PROMPTS, STREAMS = Program("embed", 32), Program("prompt", 8), Program("s
 
 
 @cache
+def served_alone(program: Program) -> Served:
+    """Return what a program is served without others."""
+    [served] = Machine().run(program)
+    return served
+
+
 def alone_pace() -> float:
     """Return the pace of the stream without others: most of the time, less that of prompts."""
-    [victim] = Machine().run(STREAM)
-    assert 0.8 <= victim.pace * (PASS_S + DECODED_S) <= 1
-    return victim.pace
+    pace = served_alone(STREAM).pace
+    assert 0.8 <= pace * (PASS_S + DECODED_S) <= 1
+    return pace
 
 
 @pytest.mark.parametrize(
@@ -196,8 +202,7 @@ def test_a_stream_keeps_half_of_its_pace_beside_a_flood_of_another_user(
 
 @pytest.mark.parametrize("flood", [EMBED, PROMPTS])
 def test_the_flood_has_the_other_half(flood: Program) -> None:
-    [alone] = Machine().run(flood)
-    _, beside = Machine().run(STREAM, flood)
+    alone, [_, beside] = served_alone(flood), Machine().run(STREAM, flood)
     assert 0.4 * alone.computed <= beside.computed <= 0.6 * alone.computed
 
 
@@ -270,11 +275,9 @@ def test_a_reader_who_is_away_between_tokens_keeps_half_of_its_pace(
     kind: str, flood: Program
 ) -> None:
     reader = Program(kind, 1, VICTIM, away_s=0.02)
-    [alone] = Machine().run(reader)
     victim, beside = Machine().run(reader, flood)
-    assert victim.pace >= 0.45 * alone.pace
-    [flood_alone] = Machine().run(flood)
-    assert beside.computed >= 0.4 * flood_alone.computed
+    assert victim.pace >= 0.45 * served_alone(reader).pace
+    assert beside.computed >= 0.4 * served_alone(flood).computed
 
 
 def test_the_time_of_copied_states_counts_for_the_user_whose_tasks_need_them() -> None:

@@ -82,7 +82,15 @@ STOPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*SAMPLINGS, *STOPS])
+OF_EVERY_KIND = ("greedy", "seeded", "penalties", "logprobs", "schema", *STOPS)
+"""The others do not depend on the drafter: two of the kinds have them."""
+CASES = [
+    *((kind, name) for kind in ("same", "nextn") for name in (*SAMPLINGS, *STOPS)),
+    *((kind, name) for kind in KINDS if kind not in ("same", "nextn") for name in OF_EVERY_KIND),
+]
+
+
+@pytest.mark.parametrize(("model", "name"), CASES, indirect=["model"])
 def test_the_answer_is_the_same(model: LlamaModel, name: str) -> None:
     fields = dict(STOPS.get(name, {}))
     sampling = fields.pop("sampling", SAMPLINGS.get(name, GREEDY))

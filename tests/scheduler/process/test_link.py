@@ -80,7 +80,7 @@ def test_a_link_receives_a_bounded_amount_at_a_time(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     daemon, worker = pair
-    link, frame = SocketLink(worker), pack_frame([m.Credit(1, 2)])
+    link, frame = SocketLink(worker), pack_frame([m.Detokenize(1, bytes(1000))])
     data, received = frame * (2 * READS_MAX * READ_BYTES // len(frame)), list[int]()
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(daemon.sendall, data)
