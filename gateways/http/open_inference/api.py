@@ -64,7 +64,8 @@ async def answer_infer(exchange: Exchange) -> None:
 
 
 async def _send(exchange: Exchange, model: str, request: InferRequest, outputs: Any) -> None:
-    if sum(len(tensor.data) for _, tensor in outputs) >= THREAD_BYTES_MIN:
+    size = sum(len(tensor.data) for _, tensor in outputs)
+    if size >= THREAD_BYTES_MIN:
         written = await exchange.run_in_thread(write_outputs, request, outputs)
     else:
         written = write_outputs(request, outputs)
@@ -72,7 +73,7 @@ async def _send(exchange: Exchange, model: str, request: InferRequest, outputs: 
     if request.id:
         head["id"] = request.id
     head["outputs"] = written.outputs
-    await send_body(exchange, head, written.binary)
+    await send_body(exchange, head, written.binary, size)
 
 
 ERROR_SCHEMA: dict[str, Any] = {

@@ -136,14 +136,11 @@ def _inputs(raw: Raw, data: list[Raw | None]) -> Any:
     return found
 
 
-async def send_body(exchange: Exchange, head: Any, binary: Sequence[bytes]) -> None:
+async def send_body(exchange: Exchange, head: Any, binary: Sequence[bytes], size: int) -> None:
     """Send a response: JSON, and the binary tensors if there are any, compressed if the client
-    accepts that.
+    accepts that. *size* is that of all tensors.
     """
     coding = _accepted(exchange.headers)
-    size = sum(map(len, binary)) + sum(
-        len(output.get("data") or ()) * 8 for output in head["outputs"]
-    )
     write = exchange.run_in_thread if size >= THREAD_BYTES_MIN else _at_once
     length, data, is_compressed = await write(_written, head, binary, coding)
     headers = [(b"vary", b"accept-encoding")]

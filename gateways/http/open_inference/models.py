@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -102,8 +102,8 @@ async def answer_metadata(exchange: Exchange) -> None:
             "name": shown["name"],
             "versions": [MODEL_VERSION],
             "platform": _platform(shown)[0],
-            "inputs": [_metadata(one) for one in shown["inputs"] or ()],
-            "outputs": [_metadata(one) for one in shown["outputs"] or ()],
+            "inputs": [_metadata(one) for one in _tensors(shown, "inputs") or ()],
+            "outputs": [_metadata(one) for one in _tensors(shown, "outputs") or ()],
         }
     )
 
@@ -116,10 +116,18 @@ async def _described(exchange: Exchange) -> ShownModel:
     async with exchange.turns.pool.lease(exchange.caller) as client:
         shown = await client.show(name)
     engine = ENGINES.get(shown["backend"])
-    if engine is None or not engine.graphs or shown["inputs"] is not None:
+    if engine is None or not engine.graphs or _tensors(shown, "inputs") is not None:
         return shown
     async with exchange.turns.lease_graph(exchange.caller, name) as (client, _):
         return await client.show(name)
+
+
+def _tensors(shown: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]] | None:
+    """Return the inputs or outputs of a model; a daemon of an older version has those of a loaded
+    one only.
+    """
+    found: Sequence[Mapping[str, Any]] | None = shown.get(key)
+    return found if found is not None else (shown["info"] or {}).get(key)
 
 
 def _platform(info: Mapping[str, Any]) -> tuple[str, str]:
@@ -148,8 +156,8 @@ async def answer_configuration(exchange: Exchange) -> None:
             "backend": backend,
             "version_policy": {"latest": {"num_versions": 1}},
             "max_batch_size": 0,
-            "input": [_configured(one) for one in shown["inputs"] or ()],
-            "output": [_configured(one) for one in shown["outputs"] or ()],
+            "input": [_configured(one) for one in _tensors(shown, "inputs") or ()],
+            "output": [_configured(one) for one in _tensors(shown, "outputs") or ()],
             "instance_group": [
                 {"name": shown["name"], "kind": "KIND_CPU", "count": max(1, shown["slots"])}
             ],

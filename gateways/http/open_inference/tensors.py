@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,6 +29,11 @@ DATATYPE_OF = {kind: name for name, kind in DATATYPES.items()}
 TEXTS = "BYTES"
 _ONLY_BINARY = ("fp16", "bf16")
 _NESTING = b"[] \t\r\n"
+SLICE_BYTES = 256 << 10
+"""JSON is read and written in slices of about this size. Between them the event loop runs, and only
+the numbers of one slice are objects, which take many times their bytes.
+"""
+_SLICE_NUMBERS = SLICE_BYTES // 8
 _NUMBERS: Mapping[bool, Any] = {
     is_float: msgspec.json.Decoder(list[float] if is_float else list[int | bool])
     for is_float in (True, False)
@@ -125,24 +130,49 @@ def _from_json(given: InferInput, kind: str, data: Raw | None) -> Tensor:
             f"the input {_shown(given)} is of type {given.datatype}, which JSON does not have",
             hint="send it as binary data with binary_data_size",
         )
-    # Rows may be lists of their own; without brackets all are one list.
-    text = bytes(data)
-    flat = b"[%b]" % text.translate(None, _NESTING) if text[:1] == b"[" else b""
+    packed, wanted = bytearray(), math.prod(given.shape)
     try:
-        numbers = _NUMBERS[kind in FLOATS].decode(flat)
-        packed = pack_numbers(numbers, kind)
+        for numbers in _numbers_in(bytes(data), kind):
+            packed += pack_numbers(numbers, kind)
     except (msgspec.DecodeError, OverflowError, ValueError, struct.error):
         raise InvalidArgument(
             f"the data of the input {_shown(given)} are not numbers of {given.datatype}",
             hint="send a list of numbers, or of lists of numbers",
         ) from None
-    if len(numbers) != math.prod(given.shape):
+    count = len(packed) // element_bytes(kind)
+    if count != wanted:
         raise InvalidArgument(
-            f"the input {_shown(given)} has {len(numbers)} elements; its shape"
-            f" {given.shape[:16]} has {math.prod(given.shape)}",
+            f"the input {_shown(given)} has {count} elements; its shape {given.shape[:16]} has"
+            f" {wanted}",
             hint="send as many elements as the shape has",
         )
-    return Tensor(data=packed, dimensions=given.shape, type=kind)
+    return Tensor(data=bytes(packed), dimensions=given.shape, type=kind)
+
+
+def _numbers_in(text: bytes, kind: str) -> Iterator[list[Any]]:
+    """Yield the numbers of a JSON list in slices. Rows may be lists of their own.
+
+    :raises msgspec.DecodeError: it has something else.
+    """
+    decoder = _NUMBERS[kind in FLOATS]
+    if not text.startswith(b"["):
+        decoder.decode(text)  # an error
+    flat = text.translate(None, _NESTING)
+    start = 0
+    while start < len(flat):
+        end = flat.find(b",", start + SLICE_BYTES)
+        end = len(flat) if end < 0 else end
+        yield decoder.decode(b"[%b]" % flat[start:end])
+        start = end + 1
+
+
+def _numbers_text(numbers: Sequence[Any]) -> Raw:
+    """Return numbers as a JSON list, written in slices."""
+    parts = [
+        msgspec.json.encode(list(numbers[at : at + _SLICE_NUMBERS]))[1:-1]
+        for at in range(0, len(numbers), _SLICE_NUMBERS)
+    ]
+    return Raw(b"[%b]" % b",".join(parts))
 
 
 class Outputs(NamedTuple):
@@ -212,7 +242,7 @@ def _write_output(
     elif options.classification:
         output["data"] = texts
     else:
-        output["data"] = list(numbers_of(tensor))
+        output["data"] = _numbers_text(numbers_of(tensor))
 
 
 def _classes(tensor: Tensor, count: int) -> list[list[str]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import ml_dtypes
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
@@ -25,7 +26,7 @@ from inferd import Client
 from inferd.gateways.http.callers import new_key
 from inferd.gateways.http.exchange import Endpoint
 from inferd.gateways.http.limits import TENSORS_BYTES_MAX, Limits
-from inferd.gateways.http.open_inference import OPEN_INFERENCE
+from inferd.gateways.http.open_inference import OPEN_INFERENCE, tensors
 from inferd.gateways.http.open_inference.bodies import JSON_BYTES_MAX
 from inferd.gateways.http.open_inference.tensors import DATATYPES
 from inferd.testing import RunningDaemon, running_daemon
@@ -407,6 +408,29 @@ def test_compressed_bodies_are_bounded(web: httpx.Client) -> None:
     assert "in the binary form" in send(long, "gzip").json()["error"]
     other = web.post("/v2/repository/index", content=b"x", headers={"Content-Encoding": "gzip"})
     assert other.status_code == 415, "other paths read no compressed bodies"
+
+
+def test_long_json_is_read_and_written_in_slices(
+    web: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 60_000
+    data = [[row, 0.5] for row in range(rows)]
+    given = fields()
+    given["inputs"][0] |= {"shape": [rows, 2], "data": data}
+    given["inputs"][1] |= {"shape": [rows, 2], "data": [0] * 2 * rows}
+    reply = web.post("/v2/models/affine/infer", json=given).json()
+    assert reply["outputs"][0]["data"] == [n for row in range(rows) for n in (2 * row, 1)]
+    monkeypatch.setattr(tensors, "SLICE_BYTES", 4)
+    monkeypatch.setattr(tensors, "_SLICE_NUMBERS", 2)
+    for text in (b"[]", b"[1]", b"[[1, 2], [3, 44], [555, 6]]", b"[ 1234567 ,8\n]"):
+        slices = list(tensors._numbers_in(text, "i32"))
+        flat = np.array(json.loads(text)).flatten().tolist()
+        assert [n for each in slices for n in each] == flat
+        assert len(slices) > 1 or len(text) < 5
+        assert bytes(tensors._numbers_text(flat)) == json.dumps(flat).replace(" ", "").encode()
+    for text in (b"{}", b'["1"]', b'[1, "23456", 7]', b"[1, {}, 2345678]", b"true"):
+        with pytest.raises(msgspec.DecodeError):
+            list(tensors._numbers_in(text, "i32"))
 
 
 def test_a_response_is_compressed_if_its_client_accepts_that(web: httpx.Client) -> None:
