@@ -160,6 +160,8 @@ def gateway(
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic and Ollama over HTTP (extra `gateway`).
 
+    Graphs are served by the Open Inference Protocol, which Triton and KServe have.
+
     It runs until SIGTERM or Ctrl-C; requests under way may then end, for up to 10 s.
     """
     logging.basicConfig(format="%(message)s")
