@@ -154,6 +154,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs that a graph declares; empty for other models."""
     outputs: tuple[TensorInfo, ...] = ()
     """The outputs that a graph declares; empty for other models."""
+    batch_max: int = 1
+    """The most rows of several inputs of a graph that are computed together."""
+    no_batches: str = ""
+    """The reason for which they are not, or empty."""
     media_width: int = 0
     """The numbers of an embedding of an image or a sound; 0 if the model reads none."""
     media_mrope: bool = False

@@ -103,6 +103,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     lanes: int = 1
     """The computations of a graph that may be under way at once, which divide its threads."""
+    batch_max: int = 1
+    """The most rows of several inputs of a graph that are computed together."""
     chat_template: str = ""
     """Replaces the model file's template."""
     chat_template_file: str = ""

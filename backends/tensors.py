@@ -34,6 +34,12 @@ _NUMBERS_MEAN: Mapping[int, tuple[str, ...]] = {
 version (fp16, fp32, u8, i32) and of its component model (fp16, fp32, fp64, bf16, u8, i32, i64).
 Their sizes differ, so that the bytes of a tensor show which one is meant.
 """
+ARRAY_TYPES = {
+    "fp16": "<f2", "fp32": "<f4", "fp64": "<f8", "bf16": "<u2", "bool": "|b1",
+    "u8": "|u1", "u16": "<u2", "u32": "<u4", "u64": "<u8",
+    "i8": "|i1", "i16": "<i2", "i32": "<i4", "i64": "<i8",
+}  # fmt: skip
+"""NumPy's codes of the types. It has no bfloat16, of which an array has the bytes."""
 SCALAR_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,))
 """The component model has no tensors without dimensions, so that `[1]` stands for a scalar, too."""
 NAMES_SHOWN_MAX, NAME_CHARACTERS_MAX = 16, 100

@@ -362,14 +362,19 @@ def _serve_graph(
     link: SocketLink, model: GraphModel, command: m.LoadModel, record: int, commands: _EarlyCommands
 ) -> None:
     """Report that a graph is loaded, then compute it until `Quit`."""
-    settings = EngineSettings(**command.settings)
-    engine = TensorEngine(model, command.spec, record=record, strict=settings.priority_strict)
+    settings, spec = EngineSettings(**command.settings), command.spec
+    reason = _no_batches(model, spec, settings)
+    info = msgspec.structs.replace(
+        model.info, batch_max=1 if reason else spec.batch_max, no_batches=reason
+    )
+    strict, joins = settings.priority_strict, not reason
+    engine = TensorEngine(model, spec, record=record, strict=strict, joins=joins)
     try:
         engine.start()
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return
-    link.send_reports([m.Loaded(model.info, [], None)])
+    link.send_reports([m.Loaded(info, [], None)])
     _freeze_objects()
     link.wake_on(engine.fileno())
     received = commands.for_engine()
@@ -379,6 +384,17 @@ def _serve_graph(
             received = link.receive_commands(engine.wait_s_max())
     engine.close()
     model.close()
+
+
+def _no_batches(model: GraphModel, spec: ModelSpec, settings: EngineSettings) -> str:
+    """Return the reason for which several inputs of a graph are not computed together, or empty."""
+    if spec.batch_max <= 1:
+        return "batch-max is 1"
+    if settings.careful_s:  # the probe may have been the cause
+        return "its last process has crashed, and this one is not probed"
+    from ..backends.joining_probe import probe_joining  # with NumPy, which graphs need
+
+    return probe_joining(model)
 
 
 def compute_token(model: LanguageModel) -> None:

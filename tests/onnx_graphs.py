@@ -94,6 +94,33 @@ def loop() -> bytes:
     )
 
 
+def loop_over_rows(width: int | str) -> bytes:
+    """Return a graph that copies the rows of `x` as often as the greatest of `times` says."""
+    model = onnx.load_from_string(loop())
+    [node] = model.graph.node
+    node.input[0] = "most"
+    for value in (*node.attribute[0].g.input, *node.attribute[0].g.output):
+        if value.name in ("v", "v2"):
+            value.CopyFrom(_value((value.name, "fp32", ["n", width])))
+    return graph(
+        [helper.make_node("ReduceMax", ["times"], ["most"], keepdims=0), node],
+        [("x", "fp32", ["n", width]), ("times", "i64", ["n"])],
+        [("y", "fp32", ["n", width])],
+        list(model.graph.initializer),
+    )
+
+
+def lookup() -> bytes:
+    """Return a graph that looks up one of three numbers, 0, 10 and 20, by its index `i`."""
+    table = helper.make_tensor("table", TensorProto.FLOAT, [3], [0.0, 10.0, 20.0])
+    return graph(
+        [helper.make_node("Gather", ["table", "i"], ["y"])],
+        [("i", "i64", ["n", 1])],
+        [("y", "fp32", ["n", 1])],
+        [table],
+    )
+
+
 def allocation() -> bytes:
     """Return a graph that fills as many numbers as `n` says, and returns their sum."""
     return graph(

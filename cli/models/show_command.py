@@ -152,6 +152,7 @@ def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator
     yield "State", state
     for title, key in (("Inputs", "inputs"), ("Outputs", "outputs")):
         yield title, _entries_of_tensors(found.get(key) or (found["info"] or {}).get(key) or ())
+    yield "Batches", _entries_of_batches(found["info"] or {})
     yield "Projector", _entries_of_projector(found.get("projector") or {})
     yield "Draft model", _entries_of_draft_model(found.get("draft_model") or {})
     title = "Memory, estimated" if found["memory"] else "Memory for its next load, estimated"
@@ -211,6 +212,14 @@ def _entries_of_tensors(tensors: Iterable[Mapping[str, Any]]) -> list[Entry]:
     from ...backends.tensors import shape_text
 
     return [(one["name"], f"{one['type']} {shape_text(one['shape'])}") for one in tensors]
+
+
+def _entries_of_batches(info: Mapping[str, Any]) -> list[Entry]:
+    """Return how many rows of inputs a graph computes together, or why none."""
+    if not info.get("inputs"):
+        return []
+    none = f"none: {info['no_batches']}" if info["no_batches"] else None
+    return [("rows", none or f"up to {info['batch_max']} of several inputs at a time")]
 
 
 def _swap_text(found: Mapping[str, Any]) -> str | None:

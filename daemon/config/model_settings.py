@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ...backends import backend_of_file
+from ...backends import ENGINES, backend_of_file
 from ...backends.echo.options import EchoOptions
 from ...backends.engine_options import engine_options_of, read_engine_options
 from ...backends.errors import InvalidArgument
@@ -166,6 +166,12 @@ class ModelConfig:
         "LoRA files by name, each a file or a file and a scale",
         form=Form(parse_adapters, ADAPTERS),
     )
+    batch_max: int = setting(
+        32, "of a graph, the most rows of several inputs that are computed together", 1, 4096
+    )
+    latency: bool = setting(
+        False, "of a graph, compute one input at a time on all threads, instead of one on each"
+    )
     templates: dict[str, NameTemplate] = field(default_factory=dict)
     """The chat templates of other names of the model."""
 
@@ -177,6 +183,8 @@ class ModelConfig:
         return replace(self, file=file, backend=backend)
 
 
+GRAPH_KEYS = {"batch-max", "latency"}
+"""The keys of graphs alone."""
 MODEL_KEYS = settings_of(ModelConfig)
 """The keys of a model that are not parameters."""
 
@@ -248,6 +256,9 @@ def _read_model(
         values["file"] = file = _find_file(values["file"], folders, errors.at("file: "))
         if not is_echo:
             values["backend"] = _backend_of(values.get("backend"), file, errors)
+    if (is_echo or "file" in values) and not ENGINES[values.get("backend", "llama")].graphs:
+        for key in GRAPH_KEYS & own.keys():
+            errors.add(f"{key}: only a graph has this setting")
     values["adapters"] = find_adapters(values.get("adapters", {}), folders, errors)
     options = read_options_table(parameters, folders, errors, known=tuple(MODEL_KEYS))
     try:

@@ -142,6 +142,7 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
     if not ctx_size and requested.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
         ctx_size = requested["ctx-size"]
     threads = options.get("threads", 0) or config.cores
+    is_graph = ENGINES[model.config.backend].graphs
     keeps_threads = bool(options.get("threads", 0) or options.get("threads-batch", 0))
     return ModelSpec(
         name=model.name,
@@ -155,7 +156,8 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         main_gpu=options.get("main-gpu", requested.get("main-gpu", -1)),
         tensor_split=tuple(options.get("tensor-split", requested.get("tensor-split", ()))),
         threads=threads,
-        lanes=min(threads, LANES_MAX) if ENGINES[model.config.backend].graphs else 1,
+        lanes=min(threads, LANES_MAX) if is_graph and not model.config.latency else 1,
+        batch_max=model.config.batch_max if is_graph else 1,
         **_template(model, config),
         templates=tuple(
             TemplateSpec(name=name, source=t.source, path=t.file, tool_format=t.tool_format)

@@ -1,9 +1,12 @@
-"""The engine of a graph: computations in lanes, in a fair order.
+"""The engine of a graph: computations in lanes, in a fair order, joined where that pays.
 
 A lane is a thread that computes; it is started when work first waits for it. Whenever a lane is
-free, it takes the next computation in the order. If its caller has left or its time has passed, a
-waiting computation is dropped, and a running one is cancelled. The record names the requests under
-way, so that the daemon knows the inputs that may have crashed or hung the process.
+free, it takes the next request in the order, and joins those behind it whose tensors have the same
+shapes, if the graph allows it and rows then take less time (`JoinCost`). If its caller has left or
+its time has passed, a waiting request is dropped, and the computation of a running one is
+cancelled, unless it is also that of others. If a joined computation fails, its requests are
+computed one by one. The record names the requests under way, so that the daemon knows the inputs
+that may have crashed or hung the process.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 import select
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,26 +22,75 @@ from typing import Any
 
 from ...backends import Computation, GraphModel, InferdError, ModelSpec
 from ...backends.errors import Timeout, UnsupportedOperation, error_of
+from ...backends.joining import JoinedComputation, JoinKey, key_of, rows_of
+from ...backends.tensors import NamedTensor
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
 from ..owner import Requester
+from ..policy.join_cost import JoinCost
 from ..policy.text_order import TextOrder
 from ..reasoning import EndOutcome
 from ..record import ActivityKind, Recorder
 
 EXPECTED_GAIN = 1 / 8
 """Weight of the last computation in the expected time of the next one."""
+JOINED_BYTES_MAX = 16 << 20
+"""The most bytes of the inputs of a joined computation, which are copied."""
 
 
-@dataclass(slots=True)
-class WaitingComputation:
-    """A *request* whose inputs fit, with the time by which its *computation* must begin."""
+@dataclass(slots=True, eq=False)
+class TensorWork:
+    """A *request* whose inputs fit, with the time by which its *computation* must begin. It can be
+    joined with others of the same *key*; without one it cannot.
+    """
 
     request: m.ComputeTensors
     computation: Computation
     begin_by: float
+    key: JoinKey | None = None
+    rows: int = 1
     charged_s: float = 0.0
     """The time that was charged to its owner when it began."""
+    is_dropped: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its inputs."""
+        return sum(len(tensor.data) for _, tensor in self.computation.inputs)
+
+
+@dataclass(slots=True)
+class Run:
+    """The computation of one or more requests, which began at a time on the record's clock."""
+
+    works: Sequence[TensorWork]
+    joined: JoinedComputation | None
+    began_at: float
+
+    @property
+    def rows(self) -> int:
+        """The rows of all requests."""
+        return sum(work.rows for work in self.works)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other one may run beside it."""
+        return self.works[0].request.alone
+
+    def compute(self, lane: int) -> list[list[NamedTensor]]:
+        """Return the outputs of each request."""
+        if self.joined is not None:
+            return self.joined.run(lane)
+        return [self.works[0].computation.run(lane)]
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether all its requests were dropped."""
+        return all(work.is_dropped for work in self.works)
+
+    def cancel(self) -> None:
+        """Cancel the computation."""
+        (self.joined or self.works[0].computation).cancel()
 
 
 class Lane:
@@ -45,20 +98,17 @@ class Lane:
 
     def __init__(self, number: int):
         self.thread = CallThread(f"lane-{number}")
-        self.running: WaitingComputation | None = None
-        self.began_at = 0.0
-        """The time on the record's clock."""
+        self.run: Run | None = None
         self._number = number
 
-    def begin_call(self) -> None:
-        """Compute `running`."""
-        assert self.running is not None
-        self.thread.queue_call(partial(self.running.computation.run, self._number))
+    def begin(self, run: Run) -> None:
+        """Begin a computation."""
+        self.thread.queue_call(partial(run.compute, self._number))
 
 
 class TensorEngine:
     """Computes the graph of *spec*. Like `Engine`, it shares nothing: commands come in, reports go
-    out.
+    out. With *joins*, computations may be joined, up to `spec.batch_max` rows.
 
     *record* is the descriptor of the shared memory with the activity. *strict* is
     `priority_strict`.
@@ -72,11 +122,17 @@ class TensorEngine:
         record: int = -1,
         *,
         strict: bool = False,
+        joins: bool = False,
     ):
         self.quit = False
         self.recorder = Recorder(record)
         self._model, self._spec, self._seconds = model, spec, seconds
-        self._waiting: TextOrder[WaitingComputation] = TextOrder(strict=strict)
+        self._joins = joins and spec.batch_max > 1
+        self._waiting: TextOrder[TensorWork] = TextOrder(strict=strict)
+        self._again: deque[TensorWork] = deque()
+        """Requests of a joined computation that has failed, which come next, one by one."""
+        self._cost = JoinCost()
+        self._rows_waiting: Counter[JoinKey] = Counter()
         self._deadlines: dict[int, float] = {}
         """By request, the times by which waiting computations must begin, if they have any."""
         self._lanes: dict[int, Lane] = {}
@@ -86,7 +142,8 @@ class TensorEngine:
         self._lanes_max = spec.lanes
         self._lanes_used_max = self._lanes_max
         """The lanes for which there are cores now."""
-        self._runs, self._run_s, self._expected_s = 0, 0.0, 0.0
+        self._computed, self._begun, self._runs = 0, 0, 0
+        self._run_s, self._expected_s = 0.0, 0.0
 
     def start(self) -> None:
         """Start the first lane.
@@ -123,17 +180,16 @@ class TensorEngine:
 
     def close(self) -> None:
         """Cancel the computations under way and wait for their end; the model is freed next."""
-        for lane in self._running:
-            assert lane.running is not None
-            lane.running.computation.cancel()
+        for run in self._running:
+            run.cancel()
         for lane in self._lanes.values():
             lane.thread.close()
         self._ended.close()
 
     @property
-    def _running(self) -> list[Lane]:
-        """The lanes with a computation."""
-        return [lane for lane in self._lanes.values() if lane.running is not None]
+    def _running(self) -> list[Run]:
+        """The computations under way."""
+        return [lane.run for lane in self._lanes.values() if lane.run is not None]
 
     # Commands.
 
@@ -164,64 +220,130 @@ class TensorEngine:
         begin_by = self._seconds() + request.wait_s if request.wait_s else math.inf
         if request.wait_s:
             self._deadlines[request.id] = begin_by
-        waiting = WaitingComputation(request, computation, begin_by)
-        self._waiting.add_request(request.requester, waiting)
+        work = TensorWork(request, computation, begin_by)
+        if self._joins and (rows := rows_of(computation.inputs)):
+            work.rows = rows
+            if not request.alone:
+                work.key = key_of(computation.inputs)
+                self._rows_waiting[work.key] += rows
+        self._waiting.add_request(request.requester, work)
         return []
 
     def _drop_request(self, number: int) -> None:
-        self._deadlines.pop(number, None)
-        self._waiting.remove_requests(lambda one: one.request.id == number)
-        for lane in self._running:
-            if lane.running is not None and lane.running.request.id == number:
-                lane.running.computation.cancel()
+        self._remove_waiting(lambda work: work.request.id == number)
+        self._again = deque(work for work in self._again if work.request.id != number)
+        for run in self._running:
+            for work in run.works:
+                if work.request.id == number:
+                    work.is_dropped = True
+                    if run.is_dropped:
+                        run.cancel()
 
     def _statistics(self) -> dict[str, Any]:
         return {
-            "computations": self._runs,
+            "computations": self._computed,
+            "runs": self._runs,
             "computing_s": round(self._run_s, 6),
-            "waiting": len(self._waiting),
-            "running": len(self._running),
-            "lanes": self._lanes_used_max,
+            "waiting": len(self._waiting) + len(self._again),
+            "running": sum(len(run.works) for run in self._running),
+            "lanes": self._lanes_max,
         }
 
     # Computations.
 
     def _expire_waiting(self) -> list[m.Report]:
-        """Refuse the computations that have waited for too long."""
+        """Refuse the requests that have waited for too long."""
         now = self._seconds()
-        late: list[WaitingComputation] = []
-        if any(begin_by < now for begin_by in self._deadlines.values()):
+        if all(begin_by >= now for begin_by in self._deadlines.values()):
+            return []
+        late = self._remove_waiting(lambda work: work.begin_by < now)
+        return [m.Refused(w.request.id, _timeout(w.request.wait_s).to_wire()) for w in late]
 
-            def is_late(one: WaitingComputation) -> bool:
-                if one.begin_by < now:
-                    late.append(one)
-                return one.begin_by < now
+    def _remove_waiting(self, is_removed: Callable[[TensorWork], bool]) -> list[TensorWork]:
+        """Remove and return the waiting requests for which *is_removed* is true."""
+        removed: list[TensorWork] = []
 
-            self._waiting.remove_requests(is_late)
-        for one in late:
-            del self._deadlines[one.request.id]
-        return [m.Refused(one.request.id, _timeout(one.request.wait_s).to_wire()) for one in late]
+        def remove(work: TensorWork) -> bool:
+            if not is_removed(work):
+                return False
+            removed.append(work)
+            return True
+
+        self._waiting.remove_requests(remove)
+        for work in removed:
+            self._note_removed(work)
+        return removed
+
+    def _note_removed(self, work: TensorWork) -> None:
+        self._deadlines.pop(work.request.id, None)
+        if work.key is not None:
+            self._rows_waiting[work.key] -= work.rows
+            if not self._rows_waiting[work.key]:
+                del self._rows_waiting[work.key]
 
     def _begin_waiting(self) -> list[m.Report]:
         """Begin computations while lanes are free."""
-        while not self.quit and (requester := self._waiting.next_requester()) is not None:
+        while not self.quit and (first := self._first_work()) is not None:
             running = self._running
-            if len(running) >= self._lanes_used_max or not self._may_begin(requester, running):
+            if len(running) >= self._lanes_used_max or (
+                running and (first.request.alone or any(run.is_alone for run in running))
+            ):
                 break
             try:
-                lane = next((one for one in self._lanes.values() if one.running is None), None)
+                lane = next((one for one in self._lanes.values() if one.run is None), None)
                 lane = lane or self._start_lane()
             except InferdError as exc:
                 self._lanes_max = self._lanes_used_max = len(self._lanes)
                 return [_lane_failed(self._lanes_max, exc)]
-            self._begin(lane, self._waiting.remove_first(requester))
+            self._begin_run(lane, self._take_works(self._lanes_used_max - len(running)))
         return []
 
-    def _may_begin(self, requester: Requester, running: Sequence[Lane]) -> bool:
-        """Return whether the first computation of *requester* may begin beside those that run."""
-        requests = [lane.running.request for lane in running if lane.running is not None]
-        requests.append(self._waiting.first_request(requester).request)
-        return len(requests) == 1 or not any(request.alone for request in requests)
+    def _first_work(self) -> TensorWork | None:
+        """Return the next request in the order, which stays there."""
+        if self._again:
+            return self._again[0]
+        requester = self._waiting.next_requester()
+        return None if requester is None else self._waiting.first_request(requester)
+
+    def _take_works(self, lanes_free: int) -> list[TensorWork]:
+        """Remove and return the next request, and those to join with it: of the rows that wait,
+        those that the other free lanes leave.
+        """
+        if self._again:
+            return [self._again.popleft()]
+        requester = self._waiting.next_requester()
+        assert requester is not None
+        first = self._waiting.first_request(requester)
+        if first.key is None:
+            return [self._take_first(requester)]
+        share = -(-self._rows_waiting[first.key] // lanes_free)
+        available = max(first.rows, min(share, self._spec.batch_max))
+        rows_left = self._cost.rows_to_join(first.key, first.rows, available) - first.rows
+        self._take_first(requester)
+        works, bytes_left = [first], JOINED_BYTES_MAX - first.size_bytes
+        while rows_left > 0:
+            fits = partial(self._fits, first.key, rows_left, bytes_left)
+            found = self._waiting.next_requester(fits)
+            if found is None:
+                break
+            works.append(work := self._take_first(found))
+            rows_left, bytes_left = rows_left - work.rows, bytes_left - work.size_bytes
+        return works
+
+    def _fits(self, key: JoinKey, rows_max: int, bytes_max: int, requester: Requester) -> bool:
+        """Return whether the first request of *requester* can be joined with others of *key*."""
+        work = self._waiting.first_request(requester)
+        return work.key == key and work.rows <= rows_max and work.size_bytes <= bytes_max
+
+    def _take_first(self, requester: Requester) -> TensorWork:
+        """Remove the first request of *requester*, and charge the time that it is expected to take,
+        so that other users precede the next one.
+        """
+        work = self._waiting.remove_first(requester)
+        self._note_removed(work)
+        work.charged_s = self._expected_s
+        self._waiting.count_work(requester.owner, work.charged_s)
+        return work
 
     def _start_lane(self) -> Lane:
         number = len(self._lanes)
@@ -233,38 +355,61 @@ class TensorEngine:
         self._lanes[lane.thread.fileno()] = lane
         return lane
 
-    def _begin(self, lane: Lane, one: WaitingComputation) -> None:
-        self._deadlines.pop(one.request.id, None)
-        one.charged_s = self._expected_s
-        self._waiting.count_work(one.request.requester.owner, one.charged_s)
+    def _begin_run(self, lane: Lane, works: Sequence[TensorWork]) -> None:
+        joined = None
+        if len(works) > 1:
+            joined = JoinedComputation(self._model, [work.computation for work in works])
         # The daemon measures from here whether the computation hangs.
-        lane.running, lane.began_at = one, time.monotonic()
+        lane.run = Run(works, joined, time.monotonic())
         self._record()
-        lane.begin_call()
+        lane.begin(lane.run)
 
     def _record(self) -> None:
-        """Record the requests under way, the oldest first. An idle record also says that the
-        commands were read, which the daemon expects.
+        """Record the requests under way, those of the oldest computation first. An idle record also
+        says that the commands were read, which the daemon expects.
         """
-        running = sorted(self._running, key=lambda lane: lane.began_at)
-        ids = [lane.running.request.id for lane in running if lane.running is not None]
-        if ids:
-            at = running[0].began_at
-            self.recorder.record_activity(ActivityKind.PROMPT, ids, oldest=1, at=at)
+        running = sorted(self._running, key=lambda run: run.began_at)
+        if running:
+            ids = [work.request.id for run in running for work in run.works]
+            oldest, at = len(running[0].works), running[0].began_at
+            self.recorder.record_activity(ActivityKind.PROMPT, ids, oldest=oldest, at=at)
         else:
             self.recorder.record_activity(ActivityKind.IDLE)
 
     def _take_result(self, lane: Lane, result: CallResult) -> list[m.Report]:
-        one, lane.running = lane.running, None
-        assert one is not None, "only computations run in a lane"
+        run, lane.run = lane.run, None
+        assert run is not None, "only computations run in a lane"
+        works, outcome = run.works, result.outcome
+        failed = isinstance(outcome, BaseException)
         self._runs += 1
         self._run_s += result.seconds
-        self._expected_s += EXPECTED_GAIN * (result.seconds - self._expected_s)
-        self._waiting.count_work(one.request.requester.owner, result.seconds - one.charged_s)
-        number, outcome = one.request.id, result.outcome
-        if isinstance(outcome, BaseException):
-            return [m.Refused(number, error_of(outcome, "computing tensors").to_wire())]
-        return [m.CommandResult(number, m.ComputedTensors(outcome, result.seconds))]
+        key = works[0].key
+        if key is not None and (not failed or (run.joined is not None and not run.is_dropped)):
+            self._cost.note_run(key, run.rows, math.inf if failed else result.seconds)
+        for work in works:
+            seconds = result.seconds * work.rows / run.rows
+            self._begun += 1
+            gain = max(EXPECTED_GAIN, 1 / self._begun)
+            self._expected_s += gain * (seconds - self._expected_s)
+            owner = work.request.requester.owner
+            self._waiting.count_work(owner, seconds - work.charged_s)
+            work.charged_s = 0.0
+        if not failed:
+            self._computed += len(works)
+            return [
+                m.CommandResult(
+                    work.request.id,
+                    m.ComputedTensors(outputs, result.seconds * work.rows / run.rows),
+                )
+                for work, outputs in zip(works, outcome, strict=True)
+                if not work.is_dropped
+            ]
+        if run.joined is not None:
+            self._again += (work for work in works if not work.is_dropped)
+            return []
+        self._computed += 1
+        error = error_of(outcome, "computing tensors")
+        return [m.Refused(works[0].request.id, error.to_wire())]
 
 
 def _lane_failed(lanes: int, error: InferdError) -> m.LogEvent:

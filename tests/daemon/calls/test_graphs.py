@@ -61,11 +61,17 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     config = f"""
 [daemon]
 worker-hang-timeout-s = 3
+cores = 3
 [models.magika]
 file = {json.dumps(str(magika_file()))}
 threads = 1
 [models.named]
 of = "affine"
+[models.quick]
+file = {json.dumps(str(models / "affine.onnx"))}
+latency = true
+batch-max = 1
+threads = 2
 """
     with running_daemon(config, models_dir=models) as running:
         yield running
@@ -240,6 +246,8 @@ def test_show_and_ps_print_inputs_and_outputs(daemon: RunningDaemon, client: Cli
     text = run_inferd("show", "affine", socket=daemon.socket).stdout
     assert "Inputs\n  a   fp32 [n, 2]\n  b   fp32 [n, 2]\n\nOutputs\n  y   fp32 [n, 2]\n" in text
     assert "KV states" not in text and "tokens in each" not in text
+    assert "Batches\n  rows   up to 32 of several inputs at a time\n" in text
+    assert (shown["info"]["batch_max"], shown["info"]["no_batches"]) == (32, "")
     loaded = run_inferd("ps", socket=daemon.socket).stdout
     assert "fp32 [n, 2], fp32 [n, 2] → fp32 [n, 2]" in loaded
     [model] = [
@@ -248,6 +256,60 @@ def test_show_and_ps_print_inputs_and_outputs(daemon: RunningDaemon, client: Cli
         if m["name"] == "affine"
     ]
     assert model["info"]["outputs"] == [{"name": "y", "type": "fp32", "shape": ["n", 2]}]
+
+
+def test_show_prints_why_inputs_of_a_graph_are_not_computed_together(
+    daemon: RunningDaemon, client: Client
+) -> None:
+    for name, reason in (
+        ("odd", "the input 'x0' (u8 []) has no first dimension"),
+        ("quick", "batch-max is 1"),
+    ):
+        client.load(name)
+        info = state_of(client, name)["info"]
+        assert (info["batch_max"], info["no_batches"]) == (1, reason)
+        assert f"Batches\n  rows   none: {reason}\n" in run_inferd(
+            "show", name, socket=daemon.socket
+        ).stdout
+
+
+def test_a_graph_has_a_lane_for_each_thread_or_one_with_all_of_them(client: Client) -> None:
+    for name, lanes in (("affine", 3), ("quick", 1), ("magika", 1)):
+        context = context_on(client, name)
+        if name == "quick":
+            outputs = client.compute(context, {"a": floats(1, 2), "b": floats(0, 1)}).outputs
+            assert outputs[0][1].data == floats(2, 5).data
+        assert client.stats()["models"][name]["lanes"] == lanes
+
+
+def test_a_graph_whose_probe_crashes_is_loaded_without_batches(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"crash": crashes_on_any_input()})
+    with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        client.load("crash")
+        reason = "its last process has crashed, and this one is not probed"
+        assert state_of(client, "crash")["info"]["no_batches"] == reason
+
+
+def crashes_on_any_input() -> bytes:
+    """Return a graph whose division ends the process of ONNX Runtime, whatever its input is."""
+    from onnx import TensorProto, helper
+
+    least = helper.make_tensor("least", TensorProto.INT32, [1], [-(2**31)])
+    return graph(
+        [
+            helper.make_node("Mul", ["x", "none"], ["zero"]),
+            helper.make_node("Sub", ["zero", "one"], ["minus"]),
+            helper.make_node("Add", ["zero", "least"], ["number"]),
+            helper.make_node("Div", ["number", "minus"], ["y"]),
+        ],
+        [("x", "i32", ["n"])],
+        [("y", "i32", ["n"])],
+        [
+            least,
+            helper.make_tensor("none", TensorProto.INT32, [1], [0]),
+            helper.make_tensor("one", TensorProto.INT32, [1], [1]),
+        ],
+    )
 
 
 def test_magika_has_the_results_of_the_engine_in_one_process(client: Client) -> None:

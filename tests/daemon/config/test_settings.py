@@ -192,6 +192,18 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
             "[models.a] echo: only a model with backend = 'echo' has these options",
         ),
         (
+            "[models.a]\nfile = 'a.gguf'\nlatency = true",
+            "[models.a] latency: only a graph has this setting",
+        ),
+        (
+            "[models.a]\nbackend = 'echo'\nbatch-max = 4",
+            "[models.a] batch-max: only a graph has this setting",
+        ),
+        (
+            "[models.a]\nfile = 'a.onnx'\nbatch-max = 0",
+            "[models.a] batch-max: 0 is not a whole number from 1 to 4096",
+        ),
+        (
             "[models.a]\nbackend = 'echo'\n[models.a.echo]\nstep = 1",
             "[models.a] echo: unknown key 'step'; did you mean 'step-ms'?",
         ),

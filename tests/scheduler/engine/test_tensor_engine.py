@@ -14,10 +14,11 @@ from inferd.backends import GraphModel, ModelSpec, load_model
 from inferd.backends.errors import OutOfMemory
 from inferd.backends.tensors import TENSOR_TYPES, NamedTensor, Tensor
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine import tensor_engine
 from inferd.scheduler.engine.tensor_engine import TensorEngine
 from inferd.scheduler.owner import Owner, Priority, Requester
 from inferd.scheduler.record import ActivityKind
-from tests.onnx_graphs import loop
+from tests.onnx_graphs import loop, loop_over_rows, lookup
 
 FOREVER = 1 << 62
 
@@ -29,16 +30,11 @@ class Clock:
         return self.now
 
 
-class Bench:
-    """An engine with a graph that copies its input as often as a request says."""
+class Driver:
+    """An engine with its reports."""
 
-    def __init__(self, folder: Path, lanes: int = 1):
-        (folder / "loop.onnx").write_bytes(loop())
-        path = str(folder / "loop.onnx")
-        spec = ModelSpec(name="loop", backend="onnx", path=path, threads=lanes, lanes=lanes)
-        self.clock = Clock()
-        self.model = cast(GraphModel, load_model(spec, lambda _: True))
-        self.engine = TensorEngine(self.model, spec, self.clock)
+    def __init__(self, engine: TensorEngine):
+        self.engine = engine
         self.engine.start()
         self.reports: list[m.Report] = []
 
@@ -53,6 +49,31 @@ class Bench:
 
     def under_way(self) -> tuple[int, ...]:
         return self.engine.recorder.read_activity().ids
+
+    def wait_other(self, *ids: int) -> tuple[int, ...]:
+        """Wait until other requests than *ids* are under way."""
+        while self.under_way() == ids:
+            select.select([self.engine.fileno()], [], [])
+            self.send()
+        return self.under_way()
+
+    def runs(self) -> int:
+        self.send(m.Stats(0))
+        report = self.reports.pop()
+        assert isinstance(report, m.CommandResult)
+        return int(report.value["runs"])
+
+
+class Bench(Driver):
+    """An engine with a graph that copies its input as often as a request says."""
+
+    def __init__(self, folder: Path, lanes: int = 1):
+        (folder / "loop.onnx").write_bytes(loop())
+        path = str(folder / "loop.onnx")
+        spec = ModelSpec(name="loop", backend="onnx", path=path, threads=lanes, lanes=lanes)
+        self.clock = Clock()
+        self.model = cast(GraphModel, load_model(spec, lambda _: True))
+        super().__init__(TensorEngine(self.model, spec, self.clock))
 
 
 @pytest.fixture
@@ -253,6 +274,171 @@ class FewThreads:
 
     def add_lane(self) -> None:
         raise OutOfMemory("there is too little memory for a lane")
+
+
+class Rows(Driver):
+    """An engine that joins requests, and has computed one. Its graph copies each row of `x` as
+    often as the greatest of `times` says.
+    """
+
+    def __init__(self, folder: Path, batch_max: int = 32, lanes: int = 1):
+        (folder / "rows.onnx").write_bytes(loop_over_rows(1))
+        path = str(folder / "rows.onnx")
+        spec = ModelSpec(
+            name="rows", backend="onnx", path=path, threads=lanes, lanes=lanes, batch_max=batch_max
+        )
+        super().__init__(joining_engine(spec))
+        self.send(row_request(1))
+        self.wait_reports(1)  # the time of a single row is known
+        self.reports.clear()
+
+
+def joining_engine(spec: ModelSpec) -> TensorEngine:
+    return TensorEngine(cast(GraphModel, load_model(spec, lambda _: True)), spec, joins=True)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Iterator[Rows]:
+    made = Rows(tmp_path)
+    yield made
+    made.engine.close()
+
+
+def row_inputs(times: int, *values: float) -> list[NamedTensor]:
+    count = len(values)
+    x = Tensor(struct.pack(f"{count}f", *values), (count, 1), TENSOR_TYPES["fp32"])
+    number = Tensor(struct.pack("q", times) * count, (count,), TENSOR_TYPES["i64"])
+    return [("x", x), ("times", number)]
+
+
+def row_request(
+    number: int, times: int = 1, *values: float, user: int = 1, alone: bool = False
+) -> m.ComputeTensors:
+    values = values or (number,)
+    requester = Requester(Owner(user))
+    return m.ComputeTensors(number, row_inputs(times, *values), requester, 0.0, alone)
+
+
+def rows_of_report(report: m.Report) -> tuple[int, list[float]]:
+    assert isinstance(report, m.CommandResult), report
+    [(_, tensor)] = report.value.outputs
+    values = struct.unpack(f"{len(tensor.data) // 4}f", tensor.data)
+    assert tensor.dimensions == (len(values), 1)
+    return report.id, list(values)
+
+
+def test_waiting_requests_are_computed_together_and_each_gets_its_rows(rows: Rows) -> None:
+    rows.send(row_request(1, FOREVER), row_request(2), row_request(3, 1, 7, 8), row_request(4))
+    assert rows.under_way() == (1,)
+    before = rows.runs()
+    rows.send(m.DropInput(1))
+    reports = rows.wait_reports(4)
+    assert [rows_of_report(report) for report in reports[1:]] == [
+        (2, [2.0]),
+        (3, [7.0, 8.0]),
+        (4, [4.0]),
+    ]
+    assert rows.runs() == before + 2
+    seconds = [report.value.seconds for report in reports[1:] if isinstance(report, m.CommandResult)]
+    assert seconds[0] == seconds[2] == pytest.approx(seconds[1] / 2)
+
+
+def test_the_record_names_all_requests_of_a_joined_computation(rows: Rows) -> None:
+    rows.send(row_request(1, FOREVER), row_request(2, FOREVER), row_request(3))
+    rows.send(m.DropInput(1))
+    rows.wait_reports(1)
+    activity = rows.engine.recorder.read_activity()
+    assert (activity.ids, activity.oldest) == ((2, 3), 2)
+    rows.send(m.DropInput(2))
+    assert rows.under_way() == (2, 3), "the other one needs the computation"
+    rows.send(m.DropInput(3), row_request(4))
+    assert rows_of_report(rows.wait_reports(2)[1]) == (4, [4.0]), "it was cancelled, not repeated"
+
+
+def test_a_joined_computation_has_no_more_rows_than_batch_max(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, batch_max=3)
+    rows.send(row_request(1, FOREVER), *(row_request(n, FOREVER) for n in range(2, 8)))
+    rows.send(m.DropInput(1))
+    rows.wait_reports(1)
+    assert rows.under_way() == (2, 3, 4)
+    rows.engine.close()
+
+
+def test_a_joined_computation_has_no_more_bytes_than_its_bound(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_engine, "JOINED_BYTES_MAX", 2 * 12)  # a row has 12 bytes
+    rows.send(row_request(1, FOREVER), *(row_request(n, FOREVER) for n in range(2, 8)))
+    rows.send(m.DropInput(1))
+    rows.wait_reports(1)
+    assert rows.under_way() == (2, 3)
+
+
+def test_other_shapes_and_suspects_are_not_joined(tmp_path: Path) -> None:
+    (tmp_path / "g.onnx").write_bytes(loop_over_rows("m"))
+    path = str(tmp_path / "g.onnx")
+    rows = Driver(joining_engine(ModelSpec(name="g", backend="onnx", path=path, batch_max=8)))
+    for width in (1, 2):  # the times of both shapes are known
+        rows.send(wide_request(width, width, 1))
+        assert rows.wait_other(width) == ()
+    rows.send(*(wide_request(n, width, FOREVER) for n, width in ((3, 1), (4, 2), (5, 1), (6, 2))))
+    rows.send(wide_request(7, 2, FOREVER, alone=True), wide_request(8, 2, FOREVER))
+    rows.send(m.DropInput(3))
+    assert rows.wait_other(3) == (4,), "the next one in line has another shape"
+    rows.send(m.DropInput(5), m.DropInput(4))
+    assert rows.wait_other(4) == (6,), "the next one is a suspect"
+    rows.engine.close()
+
+
+def wide_request(number: int, width: int, times: int, *, alone: bool = False) -> m.ComputeTensors:
+    x = Tensor(bytes(4 * width), (1, width), TENSOR_TYPES["fp32"])
+    count = Tensor(struct.pack("q", times), (1,), TENSOR_TYPES["i64"])
+    return m.ComputeTensors(number, [("x", x), ("times", count)], Requester(Owner(1)), 0.0, alone)
+
+
+def test_rows_that_wait_are_divided_among_the_free_lanes(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, lanes=2)
+    rows.send(row_request(1, FOREVER), row_request(2, FOREVER))
+    rows.send(*(row_request(n, FOREVER) for n in (3, 4, 5, 6)))
+    rows.engine._lanes_used_max = 0  # both lanes become free before the next begins
+    rows.send(m.DropInput(1), m.DropInput(2))
+    rows.wait_reports(2)
+    rows.send(m.SetThreads(2))
+    assert sorted(len(run.works) for run in rows.engine._running) == [2, 2]
+    rows.engine.close()
+
+
+def test_the_rows_of_several_users_are_joined_by_their_order(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, batch_max=4)
+    rows.send(row_request(1, FOREVER, user=1))
+    rows.send(*(row_request(n, FOREVER, user=1) for n in range(2, 9)))
+    rows.send(row_request(9, FOREVER, user=2), row_request(10, FOREVER, user=3))
+    rows.send(m.DropInput(1))
+    rows.wait_reports(1)
+    assert {9, 10} < set(rows.under_way())
+    rows.engine.close()
+
+
+def test_of_a_joined_computation_that_fails_only_the_bad_input_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "g.onnx").write_bytes(lookup())
+    path = str(tmp_path / "g.onnx")
+    rows = Driver(joining_engine(ModelSpec(name="g", backend="onnx", path=path, batch_max=8)))
+    rows.send(index_request(1, 0))
+    rows.wait_reports(1)
+    rows.send(*(index_request(n, at) for n, at in ((2, 0), (3, 2), (4, 9), (5, 1), (6, 0))))
+    assert rows.under_way() == (2, 3, 4, 5, 6)
+    reports = rows.wait_reports(6)
+    found = {report.id: report for report in reports if isinstance(report, m.RequestMessage)}
+    assert error_of(found[4]) == "InvalidArgument"
+    for number, value in ((2, 0.0), (3, 20.0), (5, 10.0), (6, 0.0)):
+        assert rows_of_report(found[number]) == (number, [value])
+    assert rows.runs() == 1 + 1 + 5, "the joined one, and each by itself"
+    rows.engine.close()
+
+
+def index_request(number: int, index: int) -> m.ComputeTensors:
+    tensor = Tensor(struct.pack("q", index), (1, 1), TENSOR_TYPES["i64"])
+    return m.ComputeTensors(number, [("i", tensor)], Requester(Owner(1)))
 
 
 def test_an_engine_works_on_with_the_lanes_that_could_be_started(lanes: Bench) -> None:

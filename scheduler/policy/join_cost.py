@@ -1,0 +1,84 @@
+"""The decision how many waiting computations of a graph are joined, by the learned time of a row.
+
+Joining pays where a graph reads weights once for all rows (a multilayer perceptron: 2 to 3 times as
+many rows a second), and not where each row is much work by itself (a convolution over a long
+input). So each number of rows is measured, in powers of two, and rows are joined where one of them
+then takes less time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from ...backends.recent_dict import RecentDict
+
+GAIN_MIN = 1.1
+"""Rows are joined if this many times as many are then computed in the same time. Less is within the
+error of the measurement.
+"""
+WEIGHT = 1 / 4
+"""Weight of the last computation in the time of a row."""
+STALE_RUNS = 256
+"""After this many computations without one of a size, its time is forgotten, and measured again."""
+JOINED_S_MAX = 0.2
+"""The longest joined computation, as predicted: it delays those that arrive meanwhile."""
+KEYS_MAX = 64
+"""The shapes whose times are remembered."""
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """The times of a row by the number of rows, as the exponent of a power of two."""
+
+    row_s: dict[int, float] = field(default_factory=dict)
+    measured_at: dict[int, int] = field(default_factory=dict)
+    """The run in which each was measured last."""
+
+
+class JoinCost:
+    """Learns the times of a graph's computations, by their shapes (any hashable key) and rows."""
+
+    def __init__(self) -> None:
+        self._runs = 0
+        self._by_key: RecentDict[Hashable, _Sizes] = RecentDict(KEYS_MAX)
+
+    def note_run(self, key: Hashable, rows: int, seconds: float) -> None:
+        """Learn from a computation of *rows* that took *seconds*, infinity if it failed."""
+        sizes = self._by_key.get(key) or _Sizes()
+        self._by_key[key] = sizes
+        size, row_s = _exponent(rows), seconds / rows
+        before = self._known(sizes, size)
+        self._runs += 1
+        known = before is not None and max(before, row_s) < float("inf")
+        sizes.row_s[size] = before + WEIGHT * (row_s - before) if known and before else row_s
+        sizes.measured_at[size] = self._runs
+
+    def rows_to_join(self, key: Hashable, own: int, available: int) -> int:
+        """Return how many rows to compute at once: *own* for a computation of as many rows by
+        itself, or up to the *available* rows, which are more.
+        """
+        sizes = self._by_key.get(key)
+        if sizes is None or (alone := self._known(sizes, _exponent(own))) is None:
+            return own
+        available = min(available, max(own, int(JOINED_S_MAX / alone) if alone else available))
+        wanted, single = _exponent(available), _exponent(own)
+        if wanted == single:
+            return own
+        if self._known(sizes, wanted) is None:
+            return available
+        found = {
+            n: s for n in range(single, wanted + 1) if (s := self._known(sizes, n)) is not None
+        }
+        best = min(found, key=lambda n: (found[n], n))
+        if found[best] * GAIN_MIN > alone:
+            return own
+        return available if best == wanted else (1 << best + 1) - 1
+
+    def _known(self, sizes: _Sizes, size: int) -> float | None:
+        at = sizes.measured_at.get(size)
+        return sizes.row_s[size] if at is not None and self._runs - at < STALE_RUNS else None
+
+
+def _exponent(rows: int) -> int:
+    return rows.bit_length() - 1
