@@ -555,9 +555,12 @@ class ExchangeServed(RequestMessage):
 
 
 class SetThreads(Message):
-    """Use this many threads from the next step on."""
+    """Use this many threads from the next step on. Threads of a graph that are more than these are
+    confined to as many cores, from number *first* on.
+    """
 
     threads: int
+    first: int = 0
 
 
 class SetMeasuring(Message):

@@ -362,7 +362,7 @@ class MediaEncoder:
         """The threads that the configuration allows."""
         return max(1, self._spec.threads or self._settings.cores)
 
-    def set_threads(self, threads: int) -> None:
+    def set_threads(self, threads: int, first: int) -> None:
         """Compute with *threads* threads from the next content on."""
         self._threads = threads
 

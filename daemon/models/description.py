@@ -58,7 +58,7 @@ def describe_model(registry: Registry, named: NamedModel, facts: FileFacts | Non
         size_bytes=size_bytes(file) if passed is None else passed.size_bytes,
         modified_at=modified_at(file),
         leases=_count_leases(named),
-        tasks=(len(worker.client.tasks) if worker is not None else 0) + len(model.evicted_turns),
+        tasks=(worker.client.work if worker is not None else 0) + len(model.evicted_turns),
         pid=worker.pid if worker is not None else 0,
         slots=loaded.info.slots if loaded is not None else model.slots_configured,
         progress=worker.progress if worker is not None else 0.0,

@@ -68,8 +68,10 @@ class CoreUser(Protocol):
     def threads_max(self) -> int:
         """The most threads that it can use."""
 
-    def set_threads(self, threads: int) -> None:
-        """Use *threads* from the next step on."""
+    def set_threads(self, threads: int, first: int) -> None:
+        """Use *threads* from the next step on. A process that has more threads confines them to as
+        many cores, from number *first* on: no other one is confined to these.
+        """
 
 
 def assign_threads(
@@ -166,11 +168,13 @@ class Cores:
         threads = assign_threads(claims, self.available, strict=self._strict or one_user)
         assigned = dict.fromkeys((w for w, c in claimed if c == ENCODING), 1)
         assigned |= {worker: n for (worker, _), n in zip(busy, threads, strict=True)}
+        first = 0
         for worker, number in assigned.items():
             self._busy.set()
             if self._assigned.get(worker) != number:
                 self._assigned[worker] = number
-                worker.set_threads(number)
+                worker.set_threads(number, first)
+            first += number
 
 
 class ExternalLoad:

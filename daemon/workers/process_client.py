@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering
+from ...backends import ENGINES, AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...backends.media import MarkedMedia, MediaContent, MediaTokens
@@ -32,6 +33,7 @@ from ..media.encoder import (
 from ..media.wanted_media import SendCommand, WantedMedia
 from .cores import ENCODING
 from .deaths import Death, DeathPhase, Quarantine, Verdict, quarantine_error, suspect_error
+from .graph_claim import GraphClaim
 from .process import describe_exit
 from .recovery import fail_readers, out_of_memory
 
@@ -164,6 +166,8 @@ class ProcessClient:
         self.wanted_media = WantedMedia(send_command, partial(emit, WorkerChange.WORK))
         self.tasks = WorkerTasks(emit, self.wanted_media)
         self.queries = PendingQueries()
+        self.computations = GraphClaim(partial(emit, WorkerChange.WORK))
+        """The computations of a graph."""
         self.quarantine = Quarantine()
         """Inputs that are refused because they have crashed a process."""
         self.adapters: dict[str, m.AdapterReport] = {}
@@ -187,6 +191,21 @@ class ProcessClient:
         """Facts about the model; only once it is loaded."""
         assert self.model_info is not None, "the model is not loaded yet"
         return self.model_info
+
+    @property
+    def work(self) -> int:
+        """The number of tasks, or of a graph's computations, that are under way or wait."""
+        return len(self.tasks) + len(self.computations)
+
+    @property
+    def claim(self) -> int | None:
+        """The claim on the cores; see `cores.CoreUser.claim`."""
+        return self.tasks.claim if self.tasks else self.computations.claim
+
+    @property
+    def users(self) -> set[int]:
+        """The users whose claim it is."""
+        return self.tasks.users | self.computations.users
 
     @property
     def encoder(self) -> MediaEncoder | None:
@@ -272,7 +291,9 @@ class ProcessClient:
         command = partial(
             m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s, alone=alone
         )
-        computed = await self.query(command, sent, requester.owner.user)
+        is_graph = ENGINES[self.spec.backend].graphs
+        with self.computations.computing(requester) if is_graph else nullcontext():
+            computed = await self.query(command, sent, requester.owner.user)
         self.tasks.made_progress = True
         return msgspec.convert(computed, m.ComputedTensors)
 

@@ -135,12 +135,12 @@ class Worker:
         """The claim on the cores; see `cores.CoreUser.claim`."""
         if not self.loaded.is_set():
             return LOADING
-        return None if self.unloading else self.client.tasks.claim
+        return None if self.unloading else self.client.claim
 
     @property
     def users(self) -> set[int]:
-        """The users of its tasks."""
-        return self.client.tasks.users
+        """The users of its tasks, or of the computations of a graph."""
+        return self.client.users
 
     @property
     def threads_max(self) -> int:
@@ -178,9 +178,9 @@ class Worker:
 
     # Control of the process.
 
-    def set_threads(self, threads: int) -> None:
-        """Let the engine use *threads* from its next step on."""
-        self.client.send_command(m.SetThreads(threads))
+    def set_threads(self, threads: int, first: int) -> None:
+        """Let the engine use *threads* from its next step on; see `cores.CoreUser.set_threads`."""
+        self.client.send_command(m.SetThreads(threads, first))
 
     def update_logging(self) -> None:
         """Send the log levels in force to the process, or after its load if it still loads."""

@@ -46,7 +46,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     leases: int
     """Graphs that hold it."""
     tasks: int
-    """Its waiting and running turns."""
+    """Its waiting and running turns, or computations of a graph."""
     pid: int
     """Its worker process; 0: none."""
     slots: int

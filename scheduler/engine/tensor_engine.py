@@ -31,6 +31,7 @@ from ..policy.join_cost import JoinCost
 from ..policy.text_order import TextOrder
 from ..reasoning import EndOutcome
 from ..record import ActivityKind, Recorder
+from .affinity import Affinity
 
 EXPECTED_GAIN = 1 / 8
 """Weight of the last computation in the expected time of the next one."""
@@ -131,6 +132,7 @@ class TensorEngine:
         self._waiting: TextOrder[TensorWork] = TextOrder(strict=strict)
         self._again: deque[TensorWork] = deque()
         """Requests of a joined computation that has failed, which come next, one by one."""
+        self._affinity = Affinity()
         self._cost = JoinCost()
         self._rows_waiting: Counter[JoinKey] = Counter()
         self._deadlines: dict[int, float] = {}
@@ -200,9 +202,8 @@ class TensorEngine:
             case m.DropInput(number):
                 self._drop_request(number)
                 return []
-            case m.SetThreads(threads):
-                lanes = threads // self._spec.lane_threads
-                self._lanes_used_max = max(1, min(lanes, self._lanes_max))
+            case m.SetThreads(threads, first):
+                self._use_threads(threads, first)
                 return []
             case m.Submit(spec):
                 return [m.Failed(spec.id, _no_language("answer prompts").to_wire())]
@@ -238,6 +239,13 @@ class TensorEngine:
                     work.is_dropped = True
                     if run.is_dropped:
                         run.cancel()
+
+    def _use_threads(self, threads: int, first: int) -> None:
+        """Compute in as many lanes, or on as many cores if a lane has more threads."""
+        lane_threads = self._spec.lane_threads
+        self._lanes_used_max = max(1, min(threads // lane_threads, self._lanes_max))
+        if lane_threads > 1:
+            self._affinity.use_cores(threads if threads < lane_threads else None, first)
 
     def _statistics(self) -> dict[str, Any]:
         return {

@@ -81,7 +81,7 @@ async def test_more_pixels_than_allowed_are_refused(tmp_path: Path) -> None:
 async def test_threads_change_between_contents(tmp_path: Path) -> None:
     async with encoding(scene_of("mlp", tmp_path)) as scene:
         first, _ = await scene.encode(png(seed=1))
-        scene.encoder.set_threads(2)
+        scene.encoder.set_threads(2, 0)
         second, _ = await scene.encode(png(seed=2))
         scene.encoder.caches.clear()
         again, _ = await scene.encode(png(seed=1))

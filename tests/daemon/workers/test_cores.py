@@ -30,8 +30,9 @@ class Busy:
         self.claim, self.threads_max, self.pid, self.users = claim, threads_max, 0, users
         self.thread_counts: list[int] = []
 
-    def set_threads(self, threads: int) -> None:
+    def set_threads(self, threads: int, first: int) -> None:
         self.thread_counts.append(threads)
+        self.first = first
 
 
 @pytest.mark.parametrize(
@@ -261,3 +262,14 @@ def test_the_cpu_times_of_this_machine_are_read() -> None:
     assert busy_s() - before >= 0.08
     assert own_s([os.getpid()])[os.getpid()] - mine[os.getpid()] >= 0.08
     assert list(mine) == [os.getpid()]
+
+
+def test_models_are_confined_to_different_cores() -> None:
+    models = [Busy(1, users=(n,)) for n in range(3)]
+    cores = Cores(4, lambda: models, machine=4)
+    cores.assign_cores()
+    assert [(model.first, model.thread_counts) for model in models] == [
+        (0, [2]),
+        (2, [1]),
+        (3, [1]),
+    ]
