@@ -1,0 +1,205 @@
+"""Graphs in a daemon and in a process of their own: `python -m bench.graphs`.
+
+Three graphs are computed for 1, 16 and 64 callers: magika (a convolution over a long input), a
+perceptron with four layers of 1024 (matrix work), and one that adds up 8 KiB and returns 1 KiB. The
+daemon and ONNX Runtime in this process take turns. In this process, as many threads as there are
+cores compute one input at a time, each on one thread; callers wait for them. The daemon's callers
+are contexts of asynchronous clients in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from inferd import AsyncClient, Tensor
+from inferd.testing import running_daemon
+from tests.onnx_graphs import graph
+
+from .machine import THREADS
+
+CALLERS = (1, 16, 64)
+CALLERS_OF_A_CLIENT = 16
+WIDTH, LAYERS = 1024, 4
+SMALL_IN, SMALL_OUT = 2048, 256
+"""The numbers of float32 in the inputs and outputs of the small graph."""
+
+
+class Work(NamedTuple):
+    """A graph's file, and the name and value of its input."""
+
+    file: Path
+    name: str
+    value: Any
+
+
+def perceptron() -> bytes:
+    """Return a network of `LAYERS` layers of `WIDTH`."""
+    rng = np.random.default_rng(1)
+    nodes, weights = [], []
+    for layer in range(LAYERS):
+        matrix = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / np.sqrt(WIDTH)
+        weights.append(onnx.numpy_helper.from_array(matrix.astype(np.float32), f"w{layer}"))
+        nodes.append(helper.make_node("MatMul", [f"x{layer}", f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"x{layer + 1}"]))
+    shape = ["n", WIDTH]
+    return graph(nodes, [("x0", "fp32", shape)], [(f"x{LAYERS}", "fp32", shape)], weights)
+
+
+def small() -> bytes:
+    """Return a graph that adds up groups of numbers, which takes some microseconds."""
+    groups = SMALL_IN // SMALL_OUT
+    size = helper.make_tensor("shape", TensorProto.INT64, [3], [-1, SMALL_OUT, groups])
+    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [2])
+    return graph(
+        [
+            helper.make_node("Reshape", ["x", "shape"], ["grouped"]),
+            helper.make_node("ReduceSum", ["grouped", "axis"], ["y"], keepdims=0),
+        ],
+        [("x", "fp32", ["n", SMALL_IN])],
+        [("y", "fp32", ["n", SMALL_OUT])],
+        [size, axis],
+    )
+
+
+def works(folder: Path) -> dict[str, Work]:
+    """Write the graphs and return them by name."""
+    spec = importlib.util.find_spec("magika")
+    assert spec is not None and spec.origin is not None, "install magika"
+    [magika] = Path(spec.origin).parent.glob("models/standard_v3_*/model.onnx")
+    (folder / "mlp.onnx").write_bytes(perceptron())
+    (folder / "small.onnx").write_bytes(small())
+    rng = np.random.default_rng(2)
+    row = rng.standard_normal((1, WIDTH)).astype(np.float32)
+    numbers = rng.standard_normal((1, SMALL_IN)).astype(np.float32)
+    data = rng.integers(0, 257, (1, 2048), dtype=np.int32)
+    return {
+        "magika": Work(magika, "bytes", data),
+        "mlp": Work(folder / "mlp.onnx", "x0", row),
+        "small": Work(folder / "small.onnx", "x", numbers),
+    }
+
+
+async def rate_of(call: Callable[[int], Any], callers: int, seconds: float) -> float:
+    """Return the calls per second that *callers* make one after the other."""
+    end, done = time.perf_counter() + seconds, 0
+
+    async def repeat(caller: int) -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            await call(caller)
+            done += 1
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for caller in range(callers):
+            group.create_task(repeat(caller))
+    return done / (time.perf_counter() - began)
+
+
+class InProcess:
+    """ONNX Runtime in this process."""
+
+    def __init__(self, work: Work, pool: ThreadPoolExecutor):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(
+            str(work.file), options, providers=["CPUExecutionProvider"]
+        )
+        self._inputs, self._pool = {work.name: work.value}, pool
+
+    async def call(self, caller: int) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, self._session.run, None, self._inputs)
+
+
+class InDaemon:
+    """Contexts of asynchronous clients of a daemon."""
+
+    def __init__(self, clients: list[AsyncClient], contexts: list[int], work: Work):
+        self._clients, self._contexts = clients, contexts
+        kind = {"int32": "i32", "float32": "fp32"}[str(work.value.dtype)]
+        data = work.value.tobytes()
+        self._inputs = {work.name: Tensor(data=data, dimensions=[*work.value.shape], type=kind)}
+
+    @classmethod
+    async def open(cls, socket: str, name: str, work: Work) -> InDaemon:
+        count = -(-max(CALLERS) // CALLERS_OF_A_CLIENT)
+        clients = [AsyncClient(socket) for _ in range(count)]
+        graphs = [await client.load(name) for client in clients]
+        contexts = [
+            await clients[caller // CALLERS_OF_A_CLIENT].init_execution_context(
+                graphs[caller // CALLERS_OF_A_CLIENT]
+            )
+            for caller in range(max(CALLERS))
+        ]
+        return cls(clients, contexts, work)
+
+    async def call(self, caller: int) -> None:
+        client = self._clients[caller // CALLERS_OF_A_CLIENT]
+        await client.compute(self._contexts[caller], self._inputs)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+
+async def measure(
+    socket: str, works: Mapping[str, Work], rounds: int, seconds: float
+) -> dict[tuple[str, int], dict[str, list[float]]]:
+    """Return the rates of all rounds by graph and callers, and by side."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    with ThreadPoolExecutor(THREADS) as pool:
+        for name, work in works.items():
+            daemon = await InDaemon.open(socket, name, work)
+            sides = {"in process": InProcess(work, pool).call, "daemon": daemon.call}
+            for callers in CALLERS:
+                for call in sides.values():
+                    await rate_of(call, callers, seconds / 4)
+                rates: dict[str, list[float]] = {side: [] for side in sides}
+                for number in range(rounds):
+                    for side in list(sides)[:: 1 if number % 2 else -1]:
+                        rates[side].append(await rate_of(sides[side], callers, seconds))
+                found[name, callers] = rates
+                print_rates(name, callers, rates)
+            await daemon.close()
+    return found
+
+
+def print_rates(name: str, callers: int, rates: Mapping[str, list[float]]) -> None:
+    alone, daemon = median(rates["in process"]), median(rates["daemon"])
+    line = f"{name:8} {callers:7} {alone:12.0f} {daemon:8.0f} {daemon / alone:6.2f}"
+    print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="time of a run")
+    parser.add_argument("--graphs", nargs="+", choices=("magika", "mlp", "small"))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = works(Path(folder))
+        chosen = {n: w for n, w in found.items() if n in (arguments.graphs or found)}
+        tables = [f"[models.{n}]\nfile = {json.dumps(str(w.file))}" for n, w in found.items()]
+        with running_daemon(f"[daemon]\ncores = {THREADS}\n" + "\n".join(tables)) as daemon:
+            print(f"{'graph':8} callers  in process   daemon  ratio   (calls/s, medians)")
+            asyncio.run(measure(daemon.socket, chosen, arguments.rounds, arguments.seconds))
+
+
+if __name__ == "__main__":
+    main()
