@@ -16,7 +16,15 @@ import numpy as np
 from .base import GraphModel
 from .errors import InferdError
 from .joining import cut_outputs, join_inputs, obstacle
-from .tensors import ARRAY_TYPES, OTHER_TYPES, TENSOR_TYPES, TYPE_NAMES, NamedTensor, Tensor, TensorInfo
+from .tensors import (
+    ARRAY_TYPES,
+    OTHER_TYPES,
+    TENSOR_TYPES,
+    TYPE_NAMES,
+    NamedTensor,
+    Tensor,
+    TensorInfo,
+)
 
 PROBE_S_MAX = 2.0
 """The most time of a probe; a graph that takes longer is not joined."""
@@ -30,8 +38,9 @@ TOLERANCES: Mapping[str, float] = {"fp16": 2e-2, "bf16": 2e-2, "fp32": 2e-3, "fp
 """By type, the differences of results relative to the largest number in an output. Sums in another
 order differ by less, an 8-bit scale by more.
 """
-ELEMENTS_MAX = 1 << 24
+ELEMENTS_MAX = 1 << 22
 """The most elements of an input; with more, a graph is not probed."""
+
 
 def probe_joining(model: GraphModel, seconds_max: float = PROBE_S_MAX) -> str:
     """Return the reason for which computations of *model* must not be joined, or empty. Compute two

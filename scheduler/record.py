@@ -133,6 +133,11 @@ class WaitReason(StrEnum):
 
 
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+COMPUTE_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0),
+)
+"""The buckets of times of graphs, which compute some in a tenth of a millisecond."""
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 
 DRAFTERS = ("ngram", "draft", "mtp")
@@ -148,20 +153,29 @@ ENGINE_COUNTS = (
 with drafts: the tokens that their streams got, the time that they took, and the time that as many
 tokens would have taken without drafts, as predicted.
 """
+TENSOR_COUNTS = ("computed", "compute_failed", "compute_runs", "compute_us")
+"""Counters of the engine of a graph: inputs that were computed, and that failed; computations of
+one or several inputs, and their time.
+"""
+TENSOR_GAUGES = ("computations_waiting", "computations_running")
 PAGE_COUNTERS = (
     *ENGINE_COUNTS,
+    *TENSOR_COUNTS,
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
 )
 """Values that only grow, in the order of the page. Other parts of the engine own those behind
-`ENGINE_COUNTS`; `MetricsPublisher` reads these when it publishes.
+`TENSOR_COUNTS`; `MetricsPublisher` reads these when it publishes.
 """
 PAGE_GAUGES = (
     *("kv_bytes", "kv_entries", "kv_checkpoints", "kv_checkpoint_bytes", "slot_tokens"),
     *(f"waiting_{reason}" for reason in WaitReason),
+    *TENSOR_GAUGES,
 )
 PAGE_HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
     "tokens_per_step": POWERS_OF_TWO,
     "sequences_per_step": POWERS_OF_TWO,
+    "queue_s": COMPUTE_S,
+    "inputs_per_run": POWERS_OF_TWO,
 }
 """The upper bounds of each histogram's buckets. One more bucket counts larger values."""
 
@@ -203,6 +217,7 @@ class MetricsPage:
         self._changed, self._changes = True, 0
         self._steps = {kind: Histogram(STEP_S) for kind in StepKind}
         self._tokens, self._sequences = Histogram(POWERS_OF_TWO), Histogram(POWERS_OF_TWO)
+        self._queue, self._inputs = Histogram(COMPUTE_S), Histogram(POWERS_OF_TWO)
 
     def count_step(self, kind: StepKind, tokens: int, sequences: int, seconds: float) -> None:
         self._changed = True
@@ -211,6 +226,13 @@ class MetricsPage:
         self._steps[kind].observe(seconds)
         self._tokens.observe(tokens)
         self._sequences.observe(sequences)
+
+    def count_run(self, queue_s: Sequence[float]) -> None:
+        """Count a computation that begins for one or more inputs, which have waited *queue_s*."""
+        self._changed = True
+        self._inputs.observe(len(queue_s))
+        for seconds in queue_s:
+            self._queue.observe(seconds)
 
     def due_in(self, now: float, changes: int) -> float | None:
         """Return the seconds until a write is due, or None without a step or new *changes* since
@@ -221,10 +243,11 @@ class MetricsPage:
         return self.due_at - now
 
     def write_page(self, now: float, changes: int, values: Mapping[str, float]) -> None:
-        """Write the counters and gauges in *values*, and the histograms of the steps."""
+        """Write the counters and gauges in *values*, and the histograms."""
         self.due_at, self._changed, self._changes = now + WRITTEN_S, False, changes
         cells = [values[name] for name in PAGE_COUNTERS]
-        for histogram in (*self._steps.values(), self._tokens, self._sequences):
+        histograms = self._tokens, self._sequences, self._queue, self._inputs
+        for histogram in (*self._steps.values(), *histograms):
             cells += (*histogram.counts, histogram.sum)
         cells += [values[name] for name in PAGE_GAUGES]
         _PAGE.pack_into(self._page, ACTIVITY_BYTES, *cells)

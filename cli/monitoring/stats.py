@@ -95,6 +95,7 @@ def stats(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = Fa
 def sections(sums: MetricSums) -> Iterator[Section]:
     """Yield the heads and rows of each table."""
     yield _models(sums)
+    yield _graphs(sums)
     yield _tasks(sums)
     yield _hits(sums)
     yield _drafts(sums)
@@ -112,6 +113,32 @@ def _models(sums: MetricSums) -> Section:
     columns += [failed, sums.by("num_preemptions", "model_name")]
     names = sorted({name for column in columns for name in column})
     return heads, [(n, *(_count(c.get(n, 0)) for c in columns)) for n in names]
+
+
+def _graphs(sums: MetricSums) -> Section:
+    """Return the inputs that graphs have computed, and how many at a time."""
+    done, failed = (sums.by("computations", "model_name", outcome=o) for o in ("ok", "failed"))
+    runs = sums.by("computation_runs", "model_name")
+    seconds = sums.by("computation_seconds", "model_name")
+    rows: list[tuple[object, ...]] = [
+        (
+            name,
+            _count(done.get(name, 0)),
+            _count(failed.get(name, 0)),
+            f"{inputs_per_run(sums, model_name=name):.1f}",
+            time_text(seconds.get(name, 0.0)),
+            f"{1000 * seconds.get(name, 0.0) / count:.2f}",
+        )
+        for name, count in sorted(runs.items())
+        if count
+    ]
+    return ("GRAPH", "INPUTS", "FAILED", "AT A TIME", "COMPUTED", "MS EACH TIME"), rows
+
+
+def inputs_per_run(sums: MetricSums, **labels: str) -> float:
+    """Return how many inputs graphs with *labels* have computed at a time."""
+    runs = sums.total("computation_runs", **labels)
+    return sums.total("computations", **labels) / runs if runs else 0.0
 
 
 def _tasks(sums: MetricSums) -> Section:

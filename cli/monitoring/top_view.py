@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ...daemon.printable import size_text
 from ..nodes import name_on_node
 from ..output import time_text
-from .stats import DRAFTED, MetricSums, acceptance_text
+from .stats import DRAFTED, MetricSums, acceptance_text, inputs_per_run
 from .status_commands import user_text
 
 TASKS_LINE = (
@@ -44,6 +44,8 @@ class Rates:
     prompt: dict[str, float] = field(default_factory=dict)
     answer: dict[str, float] = field(default_factory=dict)
     tasks: dict[str, float] = field(default_factory=dict)
+    computations: dict[str, float] = field(default_factory=dict)
+    """The inputs that graphs have computed per second, by model."""
 
     @classmethod
     def between(cls, before: Sample | None, now: Sample) -> Rates:
@@ -62,6 +64,7 @@ class Rates:
                 for key, task in tasks.items()
                 if key in earlier
             },
+            computations=_rates_of(_computations(before), _computations(now), seconds),
         )
 
 
@@ -79,6 +82,10 @@ def _token_counts(sample: Sample) -> tuple[dict[str, float], dict[str, float]]:
     cached, prompts = sums.by_model("prompt_tokens_cached"), sums.by_model("prompt_tokens")
     computed = {name: count - cached.get(name, 0) for name, count in prompts.items()}
     return computed, sums.by_model("generation_tokens")
+
+
+def _computations(sample: Sample) -> dict[str, float]:
+    return MetricSums(sample.stats).by_model("computations")
 
 
 def _rates_of(
@@ -213,6 +220,7 @@ def _header(now: Sample, sums: MetricSums, rates: Rates) -> tuple[str, ...]:
             f"KV        {_bytes(kv, 'slots')} in slots, {_bytes(kv, 'memory')} in memory"
             f", {disk} on disk"
         ),
+        *_graphs_line(sums, rates),
     )
 
 
@@ -233,6 +241,16 @@ def _sessions_line(stats: JsonMap) -> str:
     if stats["sessions_waiting"]:
         line += ", {sessions_waiting} waiting for a place"
     return line.format(**stats)
+
+
+def _graphs_line(sums: MetricSums, rates: Rates) -> Iterator[str]:
+    """Yield the line on graphs, if any has computed."""
+    if sums.total("computation_runs"):
+        running, waiting = (sums.total(f"computations_{s}") for s in ("running", "waiting"))
+        yield (
+            f"graphs    {_sum_text(rates.computations)} inputs/s"
+            f", {inputs_per_run(sums):.1f} at a time; {running:.0f} running, {waiting:.0f} waiting"
+        )
 
 
 def _short_header(now: Sample, rates: Rates) -> tuple[str, ...]:

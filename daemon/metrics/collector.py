@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio.lowlevel
 
 from ... import __version__
+from ...backends import ENGINES
 from ...backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.record import (
     DRAFTERS,
     PAGE_COUNTERS,
+    TENSOR_GAUGES,
     Histogram,
     StepKind,
     WaitReason,
@@ -225,6 +227,19 @@ def _engines(daemon: Daemon) -> Read:
     yield "iteration_tokens", {(name,): h["tokens_per_step"] for name, h in steps.items()}
     yield "iteration_sequences", {(name,): h["sequences_per_step"] for name, h in steps.items()}
     yield "step_target_seconds", _one(daemon.config.step_ms_target / 1000)
+    graphs = {n: found for n, found in counts.items() if found["compute_runs"]}
+    yield (
+        "computations",
+        {
+            (name, outcome): found[key]
+            for name, found in graphs.items()
+            for outcome, key in (("ok", "computed"), ("failed", "compute_failed"))
+        },
+    )
+    yield "computation_runs", {(name,): found["compute_runs"] for name, found in graphs.items()}
+    yield "computation_seconds", {(n,): found["compute_us"] / 1e6 for n, found in graphs.items()}
+    yield "computation_inputs", {(name,): steps[name]["inputs_per_run"] for name in graphs}
+    yield "computation_queue_time_seconds", {(name,): steps[name]["queue_s"] for name in graphs}
 
 
 def _loaded(daemon: Daemon) -> Read:
@@ -238,6 +253,7 @@ def _loaded(daemon: Daemon) -> Read:
     checkpoint_bytes: Counter[Labels] = Counter()
     media_waiting: Counter[Labels] = Counter()
     media_bytes: Counter[Labels] = Counter()
+    computations: dict[str, Counter[Labels]] = {gauge: Counter() for gauge in TENSOR_GAUGES}
     kv: Counter[Labels] = Counter({("", "disk"): daemon.registry.kv_index.bytes})
     for model in daemon.registry.catalog.known():
         worker = model.loaded
@@ -252,6 +268,9 @@ def _loaded(daemon: Daemon) -> Read:
         kv[name, "memory"] += int(gauges["kv_bytes"])
         checkpoints[(name,)] += int(gauges["kv_checkpoints"])
         checkpoint_bytes[(name,)] += int(gauges["kv_checkpoint_bytes"])
+        if ENGINES[worker.spec.backend].graphs:
+            for gauge, counts in computations.items():
+                counts[(name,)] += int(gauges[gauge])
         if (encoder := worker.client.encoder) is not None:
             media_waiting[(name,)] += encoder.waiting
             media_bytes[(name,)] += encoder.caches.size_bytes
@@ -263,6 +282,7 @@ def _loaded(daemon: Daemon) -> Read:
     yield "kv_cache_usage_perc", {key: used[key] / size for key, size in cells.items() if size}
     yield "worker_unresponsive_seconds", silent
     yield "model_memory_bytes", memory
+    yield from computations.items()
     yield "media_requests_waiting", media_waiting
     yield "media_cache_bytes", media_bytes
     yield "kv_bytes", kv

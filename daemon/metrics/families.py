@@ -8,7 +8,7 @@ OpenTelemetry, extended for machines without a GPU. No label holds a user, a ses
 from __future__ import annotations
 
 from ...ipc.metric_families import counter, gauge, histogram
-from ...scheduler.record import POWERS_OF_TWO, STEP_S
+from ...scheduler.record import COMPUTE_S, POWERS_OF_TWO, STEP_S
 from ...sessions.admission.forecast import RATIOS
 
 PREFIX = "inferd_"
@@ -186,6 +186,24 @@ _MODELS = (
         MODEL,
     ),
 )
+_TENSORS = (
+    counter(
+        "computations",
+        "Inputs of a graph that were computed, by outcome: `ok` or `failed`.",
+        (*MODEL, "outcome"),
+    ),
+    counter("computation_runs", "Computations of a graph, each of one or several inputs.", MODEL),
+    counter("computation_seconds", "Time of these computations.", MODEL),
+    histogram("computation_inputs", "Inputs that were computed together.", MODEL, POWERS_OF_TWO),
+    histogram(
+        "computation_queue_time_seconds",
+        "Time from an input's arrival in the process until its computation began.",
+        MODEL,
+        COMPUTE_S,
+    ),
+    gauge("computations_running", "Inputs of a graph that are being computed.", MODEL),
+    gauge("computations_waiting", "Inputs of a graph that wait for a lane.", MODEL),
+)
 _MEDIA = (
     gauge(
         "media_requests_waiting",
@@ -289,6 +307,7 @@ SECTIONS = {
     "Tokens and KV states": _TOKENS,
     "Steps": _STEPS,
     "Models and workers": _MODELS,
+    "Graphs": _TENSORS,
     "Images and sounds": _MEDIA,
     "Sessions": _SESSIONS,
     "Jobs": _JOBS,

@@ -195,7 +195,7 @@ class ModelInfo(TypedDict):
     leases: int
     """Graphs that hold it."""
     tasks: int
-    """Its waiting and running turns."""
+    """Its waiting and running turns, or computations of a graph."""
     pid: int
     """Its worker process; 0: none."""
     slots: int

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..record import ENGINE_COUNTS, MetricsPage, Recorder, WaitReason
+from ..record import (
+    ENGINE_COUNTS,
+    TENSOR_COUNTS,
+    TENSOR_GAUGES,
+    MetricsPage,
+    Recorder,
+    WaitReason,
+)
 from ..waiting import wait_reason
 from .task_table import TaskTable
 
@@ -18,7 +25,7 @@ class MetricsPublisher:
         self.page = MetricsPage(record, tasks.settings.step_s_target)
         self.recorder = Recorder(record)
         self.steps = 0
-        self.counts = dict.fromkeys((*ENGINE_COUNTS, "embedded"), 0)
+        self.counts = dict.fromkeys((*ENGINE_COUNTS, *TENSOR_COUNTS, "embedded"), 0)
         self._tasks, self._kv, self._clock = tasks, tasks.kv, tasks.clock
         self._waiting = self._count_waiting()
         """The waiting tasks by reason, as the page has them."""
@@ -52,6 +59,7 @@ class MetricsPublisher:
             "kv_checkpoint_bytes": sum(len(entry.state) for entry in checkpoints),
             "slot_tokens": sum(task.computed for task in slots.tasks),
             **{f"waiting_{reason}": self._waiting[reason] for reason in WaitReason},
+            **dict.fromkeys(TENSOR_GAUGES, 0),
         }
 
     def _count_waiting(self) -> Counter[WaitReason]:

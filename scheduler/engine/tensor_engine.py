@@ -30,7 +30,15 @@ from ..owner import Requester
 from ..policy.join_cost import JoinCost
 from ..policy.text_order import TextOrder
 from ..reasoning import EndOutcome
-from ..record import ActivityKind, Recorder
+from ..record import (
+    PAGE_COUNTERS,
+    PAGE_GAUGES,
+    TENSOR_COUNTS,
+    TENSOR_GAUGES,
+    ActivityKind,
+    MetricsPage,
+    Recorder,
+)
 from .affinity import Affinity
 
 EXPECTED_GAIN = 1 / 8
@@ -47,6 +55,7 @@ class TensorWork:
 
     request: m.ComputeTensors
     computation: Computation
+    arrived_at: float
     begin_by: float
     key: JoinKey | None = None
     rows: int = 1
@@ -142,10 +151,13 @@ class TensorEngine:
         self._ended = select.epoll()
         """Readable once a computation has ended in one of them."""
         self._lanes_max = spec.lanes
-        self._lanes_used_max = self._lanes_max
+        self._lanes_used_max, self._threads = self._lanes_max, spec.threads
         """The lanes for which there are cores now."""
-        self._computed, self._begun, self._runs = 0, 0, 0
-        self._run_s, self._expected_s = 0.0, 0.0
+        self._page = MetricsPage(record)
+        self._counts = dict.fromkeys(TENSOR_COUNTS, 0)
+        self._changes = 0
+        """The changes of counters and gauges."""
+        self._expected_s = 0.0
 
     def start(self) -> None:
         """Start the first lane.
@@ -153,6 +165,7 @@ class TensorEngine:
         :raises BackendError: the system has no more threads.
         """
         self._start_lane()
+        self._publish()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable once a computation has ended."""
@@ -172,13 +185,16 @@ class TensorEngine:
         reports += self._expire_waiting()
         reports += self._begin_waiting()
         self._record()
+        self._publish()
         return reports
 
     def wait_s_max(self) -> float | None:
         """Return how many seconds the next call may wait for commands; None: no limit."""
-        if not self._deadlines:
-            return None
-        return max(0.0, min(self._deadlines.values()) - self._seconds())
+        now = self._seconds()
+        ends = [at - now for at in self._deadlines.values()]
+        if (due_s := self._page.due_in(now, self._changes)) is not None:
+            ends.append(due_s)
+        return max(0.0, min(ends)) if ends else None
 
     def close(self) -> None:
         """Cancel the computations under way and wait for their end; the model is freed next."""
@@ -221,7 +237,8 @@ class TensorEngine:
         begin_by = self._seconds() + request.wait_s if request.wait_s else math.inf
         if request.wait_s:
             self._deadlines[request.id] = begin_by
-        work = TensorWork(request, computation, begin_by)
+        work = TensorWork(request, computation, self._seconds(), begin_by)
+        self._changes += 1
         if self._joins and (rows := rows_of(computation.inputs)):
             work.rows = rows
             if not request.alone:
@@ -244,18 +261,30 @@ class TensorEngine:
         """Compute in as many lanes, or on as many cores if a lane has more threads."""
         lane_threads = self._spec.lane_threads
         self._lanes_used_max = max(1, min(threads // lane_threads, self._lanes_max))
+        self._threads = min(threads, self._spec.threads)
         if lane_threads > 1:
             self._affinity.use_cores(threads if threads < lane_threads else None, first)
 
     def _statistics(self) -> dict[str, Any]:
         return {
-            "computations": self._computed,
-            "runs": self._runs,
-            "computing_s": round(self._run_s, 6),
-            "waiting": len(self._waiting) + len(self._again),
-            "running": sum(len(run.works) for run in self._running),
+            **self._counts,
+            **self._gauges(),
             "lanes": self._lanes_max,
+            "threads": self._threads,
         }
+
+    def _gauges(self) -> dict[str, int]:
+        waiting = len(self._waiting) + len(self._again)
+        running = sum(len(run.works) for run in self._running)
+        return dict(zip(TENSOR_GAUGES, (waiting, running), strict=True))
+
+    def _publish(self) -> None:
+        """Write the metrics if they have changed and are due."""
+        now = self._seconds()
+        due_s = self._page.due_in(now, self._changes)
+        if due_s is not None and due_s <= 0:
+            values = dict.fromkeys((*PAGE_COUNTERS, *PAGE_GAUGES), 0) | self._counts
+            self._page.write_page(now, self._changes, values | self._gauges())
 
     # Computations.
 
@@ -283,6 +312,7 @@ class TensorEngine:
         return removed
 
     def _note_removed(self, work: TensorWork) -> None:
+        self._changes += 1
         self._deadlines.pop(work.request.id, None)
         if work.key is not None:
             self._rows_waiting[work.key] -= work.rows
@@ -369,6 +399,8 @@ class TensorEngine:
             joined = JoinedComputation(self._model, [work.computation for work in works])
         # The daemon measures from here whether the computation hangs.
         lane.run = Run(works, joined, time.monotonic())
+        now = self._seconds()
+        self._page.count_run([now - work.arrived_at for work in works])
         self._record()
         lane.begin(lane.run)
 
@@ -389,21 +421,21 @@ class TensorEngine:
         assert run is not None, "only computations run in a lane"
         works, outcome = run.works, result.outcome
         failed = isinstance(outcome, BaseException)
-        self._runs += 1
-        self._run_s += result.seconds
+        self._changes += 1
+        self._counts["compute_runs"] += 1
+        self._counts["compute_us"] += round(1e6 * result.seconds)
         key = works[0].key
         if key is not None and (not failed or (run.joined is not None and not run.is_dropped)):
             self._cost.note_run(key, run.rows, math.inf if failed else result.seconds)
         for work in works:
             seconds = result.seconds * work.rows / run.rows
-            self._begun += 1
-            gain = max(EXPECTED_GAIN, 1 / self._begun)
+            gain = max(EXPECTED_GAIN, 1 / self._counts["compute_runs"])
             self._expected_s += gain * (seconds - self._expected_s)
             owner = work.request.requester.owner
             self._waiting.count_work(owner, seconds - work.charged_s)
             work.charged_s = 0.0
         if not failed:
-            self._computed += len(works)
+            self._counts["computed"] += len(works)
             return [
                 m.CommandResult(
                     work.request.id,
@@ -415,7 +447,7 @@ class TensorEngine:
         if run.joined is not None:
             self._again += (work for work in works if not work.is_dropped)
             return []
-        self._computed += 1
+        self._counts["compute_failed"] += not works[0].is_dropped
         error = error_of(outcome, "computing tensors")
         return [m.Refused(works[0].request.id, error.to_wire())]
 

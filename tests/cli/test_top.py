@@ -78,6 +78,19 @@ def test_the_header_shows_totals_of_the_daemon() -> None:
     assert draining.header[0].endswith(", draining")
 
 
+def test_the_header_shows_the_inputs_of_graphs_if_any_was_computed() -> None:
+    def computed(inputs: int, runs: int) -> dict[str, Any]:
+        samples = {
+            **{"computations": inputs, "computation_runs": runs},
+            **{"computations_running": 2, "computations_waiting": 5},
+        }
+        families = {n: [{"model_name": "m", "value": v}] for n, v in samples.items()}
+        return {"metrics": sample().stats["metrics"] | families}
+
+    frame = frame_of(sample(1.0, stats=computed(10, 10)), sample(3.0, stats=computed(70, 28)))
+    assert frame.header[-1] == "graphs    30 inputs/s, 2.5 at a time; 2 running, 5 waiting"
+
+
 def test_labels_are_shown_beside_their_users_and_requests_that_wait_for_a_place() -> None:
     labelled: dict[str, Any] = {"user": "ada", "label": "guest-1"}
     frame = frame_of(

@@ -67,6 +67,8 @@ file = {json.dumps(str(magika_file()))}
 threads = 1
 [models.named]
 of = "affine"
+[models.counted]
+file = {json.dumps(str(models / "affine.onnx"))}
 [models.quick]
 file = {json.dumps(str(models / "affine.onnx"))}
 latency = true
@@ -268,9 +270,10 @@ def test_show_prints_why_inputs_of_a_graph_are_not_computed_together(
         client.load(name)
         info = state_of(client, name)["info"]
         assert (info["batch_max"], info["no_batches"]) == (1, reason)
-        assert f"Batches\n  rows   none: {reason}\n" in run_inferd(
-            "show", name, socket=daemon.socket
-        ).stdout
+        assert (
+            f"Batches\n  rows   none: {reason}\n"
+            in run_inferd("show", name, socket=daemon.socket).stdout
+        )
 
 
 def test_a_graph_has_a_lane_for_each_thread_or_one_with_all_of_them(client: Client) -> None:
@@ -280,6 +283,50 @@ def test_a_graph_has_a_lane_for_each_thread_or_one_with_all_of_them(client: Clie
             outputs = client.compute(context, {"a": floats(1, 2), "b": floats(0, 1)}).outputs
             assert outputs[0][1].data == floats(2, 5).data
         assert client.stats()["models"][name]["lanes"] == lanes
+
+
+def test_a_graph_that_is_never_idle_shares_the_cores_with_a_language_model(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"busy": loop()})
+    config = "[daemon]\ncores = 2\n[models.slow]\nbackend = 'echo'\necho = { step-ms = 50 }\n"
+    with running_daemon(config, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        session = client.init_execution_context(client.load("slow"))
+        with RawClient(daemon.socket) as raw:
+            contexts = [raw.context("busy") for _ in range(3)]  # loaded with all cores
+            with client.stream(session, "word " * 600) as turn:
+                next(iter(turn))
+                inputs = [[name, message_of(tensor)] for name, tensor in looped(FOREVER).items()]
+                for context in contexts:
+                    raw.start_request("compute", context=context, inputs=inputs)
+                while client.stats()["models"]["busy"]["threads"] > 1:
+                    pass
+                assert client.queue(), "the language model still answers"
+                [listed] = [model for model in client.models() if model["name"] == "busy"]
+                assert listed["tasks"] == 3
+
+
+def message_of(tensor: Tensor) -> dict[str, Any]:
+    return {"data": tensor.data, "dimensions": tensor.dimensions, "type": tensor.type}
+
+
+def test_metrics_of_graphs_are_counted(daemon: RunningDaemon, client: Client) -> None:
+    context = context_on(client, "counted")
+    for _ in range(3):
+        client.compute(context, {"a": floats(1, 2), "b": floats(0, 0)})
+    with pytest.raises(InferdError):
+        two, three = (floats(*[0] * 2 * rows, dimensions=[rows, 2]) for rows in (2, 3))
+        client.compute(context, {"a": two, "b": three})
+
+    def counted() -> dict[str, float]:
+        found = client.stats()["metrics"]["computations"]
+        return {s["outcome"]: s["value"] for s in found if s["model_name"] == "counted"}
+
+    while counted() != {"ok": 3, "failed": 1}:
+        pass
+    lines = run_inferd("stats", socket=daemon.socket).stdout.splitlines()
+    [head] = [number for number, line in enumerate(lines) if line.startswith("GRAPH ")]
+    assert lines[head].split()[:3] == ["GRAPH", "INPUTS", "FAILED"]
+    [row] = [line.split() for line in lines[head : lines.index("", head)] if "counted" in line]
+    assert row[:4] == ["counted", "3", "1", "1.0"]
 
 
 def test_a_graph_whose_probe_crashes_is_loaded_without_batches(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
         ),
         (
             "[models.a]\nfile = 'a.onnx'\nbatch-max = 0",
-            "[models.a] batch-max: 0 is not a whole number from 1 to 4096",
+            "[models.a] batch-max: 0 is outside 1 … 4096",
         ),
         (
             "[models.a]\nbackend = 'echo'\n[models.a.echo]\nstep = 1",

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from inferd.backends import ModelSpec
 from inferd.daemon.workers.graph_claim import TICK_S, GraphClaim
@@ -13,6 +14,8 @@ from inferd.daemon.workers.process_client import ProcessClient, WorkerEvent
 from inferd.ipc.server.request_bytes import RequestBytes
 from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner, Priority, Requester
+
+pytestmark = pytest.mark.asyncio
 
 ADA, BOB = Requester(Owner(1)), Requester(Owner(2), Priority.HIGH)
 SAMPLES = 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import struct
 from collections.abc import Iterator
@@ -17,8 +18,17 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.engine import tensor_engine
 from inferd.scheduler.engine.tensor_engine import TensorEngine
 from inferd.scheduler.owner import Owner, Priority, Requester
-from inferd.scheduler.record import ActivityKind
-from tests.onnx_graphs import loop, loop_over_rows, lookup
+from inferd.scheduler.record import (
+    PAGE_COUNTERS,
+    TENSOR_COUNTS,
+    TENSOR_GAUGES,
+    WRITTEN_S,
+    ActivityKind,
+    MetricsPage,
+    create_record,
+    histograms_of,
+)
+from tests.onnx_graphs import lookup, loop, loop_over_rows
 
 FOREVER = 1 << 62
 
@@ -61,7 +71,7 @@ class Driver:
         self.send(m.Stats(0))
         report = self.reports.pop()
         assert isinstance(report, m.CommandResult)
-        return int(report.value["runs"])
+        return int(report.value["compute_runs"])
 
 
 class Bench(Driver):
@@ -149,13 +159,17 @@ def test_a_dropped_computation_is_cancelled_or_never_begins(bench: Bench) -> Non
 def test_a_computation_that_waits_too_long_is_refused_while_another_one_runs(bench: Bench) -> None:
     assert bench.engine.wait_s_max() is None
     bench.send(request(1, FOREVER), request(2, wait_s=5.0), request(3, wait_s=9.0))
-    assert bench.engine.wait_s_max() == 5.0
+    assert bench.engine.wait_s_max() == WRITTEN_S, "the metrics are written then"
+    bench.clock.now = 1.0
+    bench.send()
+    assert bench.engine.wait_s_max() == 4.0
     bench.clock.now = 5.5
     bench.send()
     [late] = bench.reports
     assert isinstance(late, m.Refused) and late.id == 2
     assert (late.error["name"], late.error["data"]) == ("Timeout", {"timeout": "queue"})
     assert bench.engine.wait_s_max() == 3.5
+    bench.clock.now = 6.0
     bench.send(m.DropInput(3))
     assert bench.engine.wait_s_max() is None
 
@@ -196,12 +210,41 @@ def test_commands_on_texts_are_refused_and_those_on_sessions_have_empty_answers(
 
 
 def test_the_statistics_count_computations(bench: Bench) -> None:
-    bench.send(request(1))
+    bench.send(request(1), request(2, FOREVER), request(3))
     bench.wait_reports(1)
-    bench.send(m.Stats(2))
+    bench.send(m.Stats(4))
     report = bench.reports[1]
     assert isinstance(report, m.CommandResult)
-    assert (report.value["computations"], report.value["running"]) == (1, 0)
+    assert report.value.pop("compute_us") > 0
+    assert report.value == {
+        **{"computed": 1, "compute_failed": 0, "compute_runs": 1},
+        **{"computations_waiting": 1, "computations_running": 1, "lanes": 1, "threads": 1},
+    }
+
+
+def test_metrics_are_written_when_they_are_due(tmp_path: Path) -> None:
+    record = create_record()
+    rows = Rows(tmp_path, record=record)
+    page = MetricsPage(record)
+    os.close(record)
+    rows.occupy(2)
+    rows.send(row_request(3), row_request(4))
+    while page.read_gauges()["computations_waiting"] != 2:  # another sample is not due yet
+        select.select([], [], [], rows.engine.wait_s_max())
+        rows.send()
+    rows.send(m.DropInput(2))
+    rows.wait_reports(3)
+    while (wait_s := rows.engine.wait_s_max()) is not None:
+        select.select([], [], [], wait_s)
+        rows.send()
+    counts = dict(zip(PAGE_COUNTERS, page.read_counters(), strict=False))
+    assert [counts[name] for name in TENSOR_COUNTS[:3]] == [3, 0, 3]
+    assert counts["compute_us"] > 0
+    assert [page.read_gauges()[name] for name in TENSOR_GAUGES] == [0, 0]
+    found = histograms_of(page.read_counters())
+    assert found["inputs_per_run"].counts[:3] == [2, 1, 0]
+    assert sum(found["queue_s"].counts) == 4
+    rows.engine.close()
 
 
 def test_lanes_compute_at_once_and_one_of_them_can_be_cancelled(lanes: Bench) -> None:
@@ -281,20 +324,25 @@ class Rows(Driver):
     often as the greatest of `times` says.
     """
 
-    def __init__(self, folder: Path, batch_max: int = 32, lanes: int = 1):
+    def __init__(self, folder: Path, batch_max: int = 32, lanes: int = 1, record: int = -1):
         (folder / "rows.onnx").write_bytes(loop_over_rows(1))
         path = str(folder / "rows.onnx")
         spec = ModelSpec(
             name="rows", backend="onnx", path=path, threads=lanes, lanes=lanes, batch_max=batch_max
         )
-        super().__init__(joining_engine(spec))
+        super().__init__(joining_engine(spec, record))
         self.send(row_request(1))
         self.wait_reports(1)  # the time of a single row is known
         self.reports.clear()
 
+    def occupy(self, number: int = 1) -> None:
+        """Begin a computation without an end, so that later requests wait."""
+        self.send(row_request(number, FOREVER))
 
-def joining_engine(spec: ModelSpec) -> TensorEngine:
-    return TensorEngine(cast(GraphModel, load_model(spec, lambda _: True)), spec, joins=True)
+
+def joining_engine(spec: ModelSpec, record: int = -1) -> TensorEngine:
+    model = cast(GraphModel, load_model(spec, lambda _: True))
+    return TensorEngine(model, spec, record=record, joins=True)
 
 
 @pytest.fixture
@@ -328,7 +376,8 @@ def rows_of_report(report: m.Report) -> tuple[int, list[float]]:
 
 
 def test_waiting_requests_are_computed_together_and_each_gets_its_rows(rows: Rows) -> None:
-    rows.send(row_request(1, FOREVER), row_request(2), row_request(3, 1, 7, 8), row_request(4))
+    rows.occupy()
+    rows.send(row_request(2), row_request(3, 1, 7, 8), row_request(4))
     assert rows.under_way() == (1,)
     before = rows.runs()
     rows.send(m.DropInput(1))
@@ -339,12 +388,15 @@ def test_waiting_requests_are_computed_together_and_each_gets_its_rows(rows: Row
         (4, [4.0]),
     ]
     assert rows.runs() == before + 2
-    seconds = [report.value.seconds for report in reports[1:] if isinstance(report, m.CommandResult)]
+    seconds = [
+        report.value.seconds for report in reports[1:] if isinstance(report, m.CommandResult)
+    ]
     assert seconds[0] == seconds[2] == pytest.approx(seconds[1] / 2)
 
 
 def test_the_record_names_all_requests_of_a_joined_computation(rows: Rows) -> None:
-    rows.send(row_request(1, FOREVER), row_request(2, FOREVER), row_request(3))
+    rows.occupy()
+    rows.send(row_request(2, FOREVER), row_request(3))
     rows.send(m.DropInput(1))
     rows.wait_reports(1)
     activity = rows.engine.recorder.read_activity()
@@ -357,7 +409,8 @@ def test_the_record_names_all_requests_of_a_joined_computation(rows: Rows) -> No
 
 def test_a_joined_computation_has_no_more_rows_than_batch_max(tmp_path: Path) -> None:
     rows = Rows(tmp_path, batch_max=3)
-    rows.send(row_request(1, FOREVER), *(row_request(n, FOREVER) for n in range(2, 8)))
+    rows.occupy()
+    rows.send(*(row_request(n, FOREVER) for n in range(2, 8)))
     rows.send(m.DropInput(1))
     rows.wait_reports(1)
     assert rows.under_way() == (2, 3, 4)
@@ -368,7 +421,8 @@ def test_a_joined_computation_has_no_more_bytes_than_its_bound(
     rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_engine, "JOINED_BYTES_MAX", 2 * 12)  # a row has 12 bytes
-    rows.send(row_request(1, FOREVER), *(row_request(n, FOREVER) for n in range(2, 8)))
+    rows.occupy()
+    rows.send(*(row_request(n, FOREVER) for n in range(2, 8)))
     rows.send(m.DropInput(1))
     rows.wait_reports(1)
     assert rows.under_way() == (2, 3)
@@ -410,7 +464,7 @@ def test_rows_that_wait_are_divided_among_the_free_lanes(tmp_path: Path) -> None
 
 def test_the_rows_of_several_users_are_joined_by_their_order(tmp_path: Path) -> None:
     rows = Rows(tmp_path, batch_max=4)
-    rows.send(row_request(1, FOREVER, user=1))
+    rows.occupy()
     rows.send(*(row_request(n, FOREVER, user=1) for n in range(2, 9)))
     rows.send(row_request(9, FOREVER, user=2), row_request(10, FOREVER, user=3))
     rows.send(m.DropInput(1))

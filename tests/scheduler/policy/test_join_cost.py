@@ -23,8 +23,7 @@ def convolution(rows: int) -> float:
 
 
 def run(cost: JoinCost, seconds: Seconds, available: int, count: int, own: int = 1) -> list[int]:
-    """Compute *count* times with so many rows available; return how many were computed each time.
-    """
+    """Compute *count* times with so many rows available; return the rows of each time."""
     found = []
     for _ in range(count):
         rows = cost.rows_to_join(KEY, own, available)

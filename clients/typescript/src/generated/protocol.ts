@@ -20,6 +20,7 @@ export const LIMITS = {
   CREDIT_DEFAULT: 64,
   CREDIT_MAX: 1024,
   TENSOR_BYTES_MAX: 8388608,
+  GRAPH_DEATHS_MAX: 4,
   DESCRIPTORS_MAX: 16,
   CALLS_DESCRIPTORS_MAX: 64,
   OPERATION_S_MAX: 30,
@@ -307,7 +308,7 @@ export interface ModelInfo {
   modified_at: number | null;
   /** Graphs that hold it. */
   leases: number;
-  /** Its waiting and running turns. */
+  /** Its waiting and running turns, or computations of a graph. */
   tasks: number;
   /** Its worker process; 0: none. */
   pid: number;
