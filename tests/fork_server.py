@@ -17,6 +17,7 @@ import importlib
 import inspect
 import itertools
 import json
+import logging
 import os
 import runpy
 import signal
@@ -54,7 +55,10 @@ MODULES = {
     ),
 }
 """By the first words of a command, what it imports of inferd; "" is every other command."""
-PROGRAMS = ("scheduler.worker", "backends.echo.media_program", "backends.llama.media.program")
+PROGRAMS = (
+    *("scheduler.worker", "backends.echo.media_program", "backends.llama.media.program"),
+    "gateways.http.job_process",
+)
 """The programs that a daemon starts and that can be forked from it."""
 WORKER_MODULES = (*PROGRAMS, "backends.echo", "backends.llama.model")
 """The modules of inferd that workers import."""
@@ -151,6 +155,7 @@ def _run_worker(given: Mapping[str, Any]) -> None:
         _place([*standard, *given["pass_fds"]], [0, 1, 2, *given["pass_fds"]])
         os.environ.clear()
         os.environ.update(given["env"])
+        logging.root.handlers.clear()
         sys.argv = [given["args"][0], *given["args"][4:]]
         sys.modules[given["args"][3]].main()
         status = 0

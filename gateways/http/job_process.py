@@ -211,7 +211,7 @@ class JobProcess:
         }
 
 
-async def main(socket_path: str) -> None:
+async def answer_requests(socket_path: str) -> None:
     """Answer requests over the standard input."""
     os.nice(NICENESS)
     sock = socket.socket(fileno=os.dup(sys.stdin.fileno()))
@@ -220,6 +220,11 @@ async def main(socket_path: str) -> None:
     await JobProcess(stream, socket_path).run()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Answer requests until the standard input ends."""
     logging.basicConfig(format="%(message)s", level="WARNING")
-    anyio.run(main, sys.argv[1])
+    anyio.run(answer_requests, sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from inferd.backends.errors import (
 )
 from inferd.daemon.jobs.jobs import JOB_STATES, REQUEST_OUTCOMES, UPLOADS_USER_MAX
 from inferd.daemon.jobs.runner import JOB_REQUESTS_MAX, LOSSES_MAX
+from inferd.gateways.http.job_process import NICENESS
 from inferd.ipc import messages as w
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.metrics.scraping import scrape_metrics
@@ -418,7 +419,7 @@ def test_a_kill_during_an_upload_leaves_no_file() -> None:
 
 def process_of_jobs(daemon: RunningDaemon) -> psutil.Process | None:
     children = psutil.Process(daemon.pid).children()
-    found = [each for each in children if any("job_process" in part for part in each.cmdline())]
+    found = [each for each in children if each.nice() == NICENESS]
     return found[0] if found else None
 
 
