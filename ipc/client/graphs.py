@@ -9,10 +9,12 @@ from warnings import warn
 
 import msgspec
 
+from ...backends import ENGINES
 from ...backends.errors import InferdError, InvalidArgument, ProtocolError, SessionExpired
 from ...backends.tensors import DeclaredTensors, TensorInfo
 from .. import messages as w
 from ..handles import Context, Graph
+from ..model_names import is_test_model
 from .arrays import ArrayLike, array_of, tensor_of
 from .attachment import require_open
 from .caller import CLOSE_S_MAX
@@ -76,12 +78,23 @@ class AsyncTensorGraph:
 
         :raises InvalidArgument: it is not a graph.
         """
-        if self._declared is None:
-            self._declared = _declared_in(await self._client.show(self._model))
+        await self._read_declared()
         if self._declared is None:
             async with AsyncTensorGraph(self._client, self._model) as opened:
                 self._declared = opened._declared
         return self
+
+    async def _read_declared(self) -> None:
+        """Read the inputs and outputs that are known without a load.
+
+        :raises InvalidArgument: it is a language model.
+        """
+        if self._declared is None:
+            shown = await self._client.show(self._model)
+            engine = ENGINES.get(shown["backend"])
+            if engine is not None and not engine.graphs and not is_test_model(shown):
+                raise _language_model(self._model)
+            self._declared = _declared_in(shown)
 
     async def open(self) -> Self:
         """Load the model, unless the graph is open; without `async with`, `aclose` it.
@@ -89,6 +102,8 @@ class AsyncTensorGraph:
         :raises InvalidArgument: it is not a graph.
         """
         async with self._opening:
+            if self._is_lost:  # the next daemon may have another file
+                self._declared = None
             if self._graph is None or self._is_lost:
                 await self._open()
         return self
@@ -100,14 +115,12 @@ class AsyncTensorGraph:
     async def _open(self) -> None:
         client = self._client
         self._contexts, self._graph = [], None
+        await self._read_declared()
         graph = await client.load_by_name(self._model)
         self._graph, self._connection = graph, client._open_connection
         try:
             if not graph.tensors:
-                raise InvalidArgument(
-                    f"{self._model[:100]!r} is a language model, which computes no tensors",
-                    hint="give it a prompt instead",
-                )
+                raise _language_model(self._model)
             if self._declared is None:
                 self._declared = _declared_in(await client.show(self._model)) or _NOTHING_DECLARED
         except BaseException:
@@ -230,6 +243,13 @@ class AsyncTensorGraph:
 
 _NOTHING_DECLARED = DeclaredTensors((), ())
 """Of a model that takes tensors with any names."""
+
+
+def _language_model(model: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{model[:100]!r} is a language model, which computes no tensors",
+        hint="give it a prompt instead",
+    )
 
 
 def inputs_text(inputs: tuple[TensorInfo, ...]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inferd import Client
 from inferd.cli.inference.array_files import array_file, file_names, read_array
 from inferd.cli.inference.graph_command import values_text
 from inferd.ipc.client import Tensor
@@ -156,6 +157,8 @@ def test_a_language_model_takes_no_inputs(tmp_path: Path) -> None:
     write_tiny("llama", tmp_path)
     with running_daemon(models_dir=tmp_path) as running:
         found = refusal(running, "tiny-llama", "--input", "a=[1]")
+        with Client(running.socket) as client:
+            assert client.show("tiny-llama")["state"] == "cold", "it is not loaded for that"
     assert "'tiny-llama' is a language model, which computes no tensors" in found
 
 
