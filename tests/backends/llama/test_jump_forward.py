@@ -19,7 +19,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.owner import Owner
 from tests.backends.driving import prefill
-from tests.backends.tiny import SLOTS, assert_as_from_scratch, tokens_of
+from tests.backends.tiny import KINDS, SLOTS, assert_as_from_scratch, tokens_of
 from tests.scheduler.doubles import iterate_engine
 
 pytestmark = pytest.mark.process  # the trial of grammars
@@ -205,21 +205,30 @@ def test_a_stream_with_little_credit_is_the_same(
     assert runner.run(specs_of(jump_forward=True, credit=1), read) == expected
 
 
+CUTS: list[dict[str, Any]] = [
+    {"n_predict": 5},
+    {"n_predict": 37},
+    {"stop": ("_a_",)},
+    {"stop": ("chosen_n", "so_on")},
+    {"stopping": StoppingParams(stop_patterns=("(t|n)[eh]+",))},
+    {"stopping": StoppingParams(stop_tokens=(3 + ord("y"), 3 + ord("o")))},
+    {"stopping": StoppingParams(stop_complete=("json", "sentence"))},
+    {"stopping": StoppingParams(stop_repetition=0.25, stop_repetition_window=30)},
+    {"stopping": StoppingParams(stop_grammar=True)},
+    {"ctx_size": 131},
+]
+CUT_CASES = [(kind, cut) for kind in ("llama", "lfm2") for cut in CUTS]
+CUT_CASES += [
+    (kind, CUTS[i]) for kind in KINDS if kind not in ("llama", "lfm2") for i in (1, 3, -1)
+]
+"""Conditions do not depend on the kind of memory: two kinds have all of them."""
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"n_predict": 5},
-        {"n_predict": 37},
-        {"stop": ("_a_",)},
-        {"stop": ("chosen_n", "so_on")},
-        {"stopping": StoppingParams(stop_patterns=("(t|n)[eh]+",))},
-        {"stopping": StoppingParams(stop_tokens=(3 + ord("y"), 3 + ord("o")))},
-        {"stopping": StoppingParams(stop_complete=("json", "sentence"))},
-        {"stopping": StoppingParams(stop_repetition=0.25, stop_repetition_window=30)},
-        {"stopping": StoppingParams(stop_grammar=True)},
-        {"ctx_size": 131},
-    ],
-    ids=lambda fields: next(iter(fields)),
+    ("loaded", "fields"),
+    CUT_CASES,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+    indirect=["loaded"],
 )
 def test_an_answer_is_cut_at_the_same_token(tiny: LlamaModel, fields: dict[str, Any]) -> None:
     specs = [specs_of(SHORT_PAIRS, jump_forward=j, **fields) for j in (True, False)]

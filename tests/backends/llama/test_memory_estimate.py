@@ -89,12 +89,12 @@ DEEP_CASES: list[Case] = [
     (3, 8192, 256, {"cache-type-k": "q4_0"}),
 ]
 REAL_CASES: list[tuple[Callable[[], Path], Case]] = [
-    (smollm2, (1, 4096, 256, {})),
     (smollm2, (4, 2048, 128, {"mmap": False, **Q8_0})),
     (gemma3, (2, 4096, 128, {"swa-full": True})),
-    (gemma3, (1, 32768, 128, FLASH)),
 ]
 LONG_CASES: list[tuple[Callable[[], Path], Case]] = [
+    (smollm2, (1, 4096, 256, {})),
+    (gemma3, (1, 32768, 128, FLASH)),
     (smollm2, (2, 2048, 512, FLASH)),
     (smollm2, (2, 8192, 512, FLASH)),
     (smollm2, (2, 8192, 512, Q8_0)),
