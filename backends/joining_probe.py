@@ -122,7 +122,7 @@ def _inputs(
 ) -> list[tuple[str, Any]]:
     """Return inputs of *rows* with numbers up to *scale*, whose other free dimensions have *size*;
     None instead of a tensor that would be too large. Whole numbers are 0 or 1, which are valid as
-    indexes, masks and kinds.
+    indexes, masks and kinds; those of one row are others than those of the next.
     """
     rng = np.random.default_rng(rows)
     found: list[tuple[str, Any]] = []
@@ -138,7 +138,9 @@ def _inputs(
         elif info.type in TOLERANCES:
             array = rng.uniform(-scale, scale, shape).astype(ARRAY_TYPES[info.type])
         else:
-            array = rng.integers(0, 2, shape).astype(ARRAY_TYPES[info.type])
+            bits = np.random.default_rng(0).integers(0, 2, shape[1:])
+            array = np.stack([bits ^ (rows + n) % 2 for n in range(rows)])
+            array = array.astype(ARRAY_TYPES[info.type])
         number = (TENSOR_TYPES | OTHER_TYPES)[info.type]
         found.append((info.name, Tensor(array.tobytes(), shape, number)))
     return found

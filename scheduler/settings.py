@@ -58,6 +58,10 @@ class EngineSettings:
     """
     fetch_timeout_s: float = 5.0
     """A task waits this long for its state from disk; then its tokens are computed again."""
+    probes: bool = True
+    """Whether a graph is probed at its load, to join inputs. The previous load may have ended by
+    that.
+    """
     careful_s: float = 0.0
     """Set after a fault of the previous worker. The worker first computes a token by itself, and
     does not tokenize or compute tensors beside a step for this time. So another fault has only one

@@ -390,8 +390,8 @@ def _no_batches(model: GraphModel, spec: ModelSpec, settings: EngineSettings) ->
     """Return the reason for which several inputs of a graph are not computed together, or empty."""
     if spec.batch_max <= 1:
         return "batch-max is 1"
-    if settings.careful_s:  # the probe may have been the cause
-        return "its last process has crashed, and this one is not probed"
+    if not settings.probes:
+        return "its last load has crashed, and this one had no probe"
     from ..backends.joining_probe import probe_joining  # with NumPy, which graphs need
 
     return probe_joining(model)

@@ -391,7 +391,8 @@ class Loader:
                 flush=self._flush,
                 request_bytes=self._request_bytes,
                 reserve_embedding_memory=partial(self._reserve_embedding_memory, load),
-                settings=engine_settings(config) | {"careful_s": model.recovery.careful_s},
+                settings=engine_settings(config)
+                | {"careful_s": model.recovery.careful_s, "probes": model.recovery.probes},
                 kv_dir=self._kv_dir,
                 hang_s=config.worker_hang_timeout_s,
                 known_estimates=self.estimates.estimates_of(without_adapters(spec), signature),

@@ -119,7 +119,12 @@ class Recovery:
         """The `EngineSettings.careful_s` of the next worker."""
         recent = self._seconds() < self._fault_at + CAREFUL_S
         suspects = any(suspect.on_trial for suspect in self._suspects.values())
-        return CAREFUL_S if recent or suspects or self._load_faults else 0.0
+        return CAREFUL_S if recent or suspects else 0.0
+
+    @property
+    def probes(self) -> bool:
+        """The `EngineSettings.probes` of the next worker: whether the last load has not crashed."""
+        return not self._load_faults
 
     @property
     def shrinks(self) -> int:

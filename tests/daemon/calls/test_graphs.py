@@ -333,8 +333,38 @@ def test_a_graph_whose_probe_crashes_is_loaded_without_batches(tmp_path: Path) -
     write_graphs(tmp_path, {"crash": crashes_on_any_input()})
     with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
         client.load("crash")
-        reason = "its last process has crashed, and this one is not probed"
+        reason = "its last load has crashed, and this one had no probe"
         assert state_of(client, "crash")["info"]["no_batches"] == reason
+
+
+def test_a_graph_that_an_input_has_crashed_is_probed_again(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"crash": shifted_division()})
+    with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        context = context_on(client, "crash")
+        assert state_of(client, "crash")["info"]["batch_max"] == 32
+        pid = state_of(client, "crash")["pid"]
+        with pytest.raises(WorkerCrashed, match="this input crashes"):
+            client.compute(context, {"a": integers(-(2**31)), "b": integers(2)})
+        outputs = client.compute(context, {"a": integers(12), "b": integers(7)}).outputs
+        assert outputs[0][1].data == integers(15).data
+        assert state_of(client, "crash")["pid"] != pid
+        assert state_of(client, "crash")["info"]["batch_max"] == 32
+
+
+def shifted_division() -> bytes:
+    """Return a graph that adds `a` / (`b` - 3) to `a`. In a probe it divides by -3 and -2."""
+    from onnx import TensorProto, helper
+
+    return graph(
+        [
+            helper.make_node("Sub", ["b", "three"], ["c"]),
+            helper.make_node("Div", ["a", "c"], ["d"]),
+            helper.make_node("Add", ["a", "d"], ["y"]),
+        ],
+        [("a", "i32", ["n"]), ("b", "i32", ["n"])],
+        [("y", "i32", ["n"])],
+        [helper.make_tensor("three", TensorProto.INT32, [1], [3])],
+    )
 
 
 def crashes_on_any_input() -> bytes:
