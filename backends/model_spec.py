@@ -87,6 +87,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "llama"
     path: str = ""
     fd: int = -1
+    weights_fd: int = -1
+    """An open descriptor of the file with the weights, if `fd` has none."""
     slots: int = 4
     ctx_size: int = 0
     batch_size: int = 512

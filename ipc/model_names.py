@@ -34,7 +34,7 @@ _NAMES_LISTED_MAX = 100
 
 def is_model_file(name: str) -> bool:
     """Return whether a file's name ends as those of models do, in any case."""
-    return name.lower().endswith(tuple(FILE_SUFFIXES))
+    return f"/{name.lower()}".endswith(FILE_SUFFIXES)
 
 
 def is_gguf_file(name: str) -> bool:
@@ -96,7 +96,11 @@ def model_not_found(text: str, names: Collection[str], sentence: str, advice: st
 
 
 def _without_suffix(path: str) -> str:
-    return path.rpartition(".")[0] if is_model_file(path) else path
+    for suffix in FILE_SUFFIXES:
+        if f"/{path.lower()}".endswith(suffix):
+            # The file of a folder that is the models directory itself has its own name.
+            return f"/{path}"[: -len(suffix)][1:] or path.rpartition(".")[0]
+    return path
 
 
 M = TypeVar("M", bound=Mapping[str, object])

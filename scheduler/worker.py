@@ -299,6 +299,8 @@ def _load_model(
     sent, spec = 0.0, command.spec
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
+    if spec.weights_fd >= 0:
+        spec = msgspec.structs.replace(spec, weights_fd=link.descriptors.pop(0))
 
     def progress(fraction: float) -> bool:
         nonlocal sent

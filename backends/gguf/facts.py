@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import msgspec
 
-from .. import ENGINES, backend_of_file
+from .. import ENGINES, format_of_file
+from ..model_bytes import IR_ELEMENT, XML_BEGINNING
 from . import MAGIC, FileFacts
 from .header import (
     CutOffHeader,
@@ -235,7 +236,10 @@ def other_content(file: Path) -> OtherContent | None:
             beginning = os.pread(fd, CONTENT_BYTES, 0)
     except OSError:
         return None  # a load reports it
-    is_graph = ENGINES[backend_of_file(file.name)].graphs
+    model_format = format_of_file(file.name)
+    if model_format.encoding == "openvino":
+        return _ir_content(beginning)
+    is_graph = ENGINES[model_format.backends[0]].graphs
     return _download(beginning) if is_graph else _content(beginning)
 
 
@@ -257,6 +261,15 @@ def _download(beginning: bytes) -> OtherContent | None:
     if text.startswith((b"<!doctype html", b"<html", b"<head", b"<?xml")):
         return OtherContent("it is a web page: download the file itself")
     return None
+
+
+def _ir_content(beginning: bytes) -> OtherContent | None:
+    """Return the reason why an XML file is not a graph of OpenVINO."""
+    if IR_ELEMENT in beginning:
+        return None
+    is_other = beginning.startswith(XML_BEGINNING) and b"<html" not in beginning.lower()
+    other = OtherContent("it is XML, and not a graph of OpenVINO", is_damaged=False)
+    return other if is_other else _download(beginning) or other
 
 
 def _content(beginning: bytes) -> OtherContent | None:

@@ -8,12 +8,12 @@ import stat
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 from msgspec.structs import asdict
 
-from ...backends import ENGINES
+from ...backends import ENGINES, FILE_FORMATS, format_of_backend, format_of_file
 from ...backends.errors import (
     InvalidArgument,
     InvalidEncoding,
@@ -22,6 +22,7 @@ from ...backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
+from ...backends.model_bytes import BEGINNING_BYTES, PYTORCH_HINT, encoding_of_bytes
 from ...backends.params import (
     BY_NAME,
     MMPROJ_AUTO,
@@ -65,8 +66,8 @@ BACKEND_DEFAULTS: dict[str, Any] = {
 }
 """The defaults of wasi_nn_backend (`parse_config_to_params`) that differ from the daemon's."""
 PRELOAD = b"preload:"
-_ENCODINGS_SERVED = tuple(dict.fromkeys(engine.encoding for engine in ENGINES.values()))
-_ONNX_BEGINNING = b"\x08"
+_BACKENDS = {one.encoding: one.backends[0] for one in FILE_FORMATS}
+"""The default backends by the encodings that are served."""
 NAME_BYTES_MAX = 4095
 _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
 
@@ -79,20 +80,27 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     except InvalidArgument as exc:
         raise InvalidEncoding(exc.message) from None
     encoding = next((n for n, v in w.ENCODINGS.items() if v == number), str(number))
-    if encoding not in ("autodetect", *_ENCODINGS_SERVED):
-        raise InvalidEncoding(
-            f"models of the encoding {encoding} are not supported",
-            hint=f"use {' or '.join(_ENCODINGS_SERVED)}, or autodetect",
-        )
+    if encoding not in ("autodetect", *_BACKENDS):
+        raise _not_served(encoding)
     options = parse_json_options(metadata_text(p.builders[1])) if len(p.builders) > 1 else Options()
     _apply_target(number_of(p.target, w.TARGETS, "target"), options)
     if p.fd >= 0:
+        if encoding == "tensorflow":
+            raise InvalidEncoding(
+                "a SavedModel of TensorFlow is a folder, and not a file",
+                hint="put the folder into the models directory, and load it by its name",
+            )
         file = await _take_file(request, p.fd)
         if encoding == "autodetect":
             encoding = await _read_encoding(daemon, request, file)
+        if encoding not in _BACKENDS:
+            file.close()
+            raise _not_served(encoding)
+        if p.weights is not None:
+            file = await _add_weights(request, file, p.weights.fd, encoding)
         name = f"descriptor-{daemon.new_handle():x}"
         quota = daemon.connections.access.quota_of(request.owner.user)
-        backend: Literal["llama", "onnx"] = "onnx" if encoding == "onnx" else "llama"
+        backend = _BACKENDS[encoding]
         lease = daemon.registry.lease_descriptor(name, file, request.owner.user, quota, backend)
     else:
         lease = _lease(daemon, request, _builder_name(p.builders))
@@ -100,12 +108,21 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     return await _open_graph(daemon, request, lease, options)
 
 
+def _not_served(encoding: str) -> InvalidEncoding:
+    advice = f"use {', '.join(_BACKENDS)} or autodetect"
+    return InvalidEncoding(
+        f"models of the encoding {encoding} are not supported",
+        hint=PYTORCH_HINT if encoding == "pytorch" else advice,
+    )
+
+
 def _check_encoding(encoding: str, lease: Lease) -> None:
     """Check that a model has the *encoding* that a call has named.
 
     :raises InvalidEncoding: it has another one.
     """
-    own = ENGINES[lease.model.config.backend].encoding
+    file, backend = lease.model.config.file, lease.model.config.backend
+    own = (format_of_backend(backend) if file is None else format_of_file(file.name)).encoding
     if encoding not in ("autodetect", own):
         lease.close()
         raise InvalidEncoding(
@@ -134,11 +151,11 @@ async def _read_encoding(daemon: Daemon, request: Request, file: PassedFile) -> 
 
 
 def _encoding_of(fd: int) -> str:
-    """Return the encoding of a passed file. ONNX files, which have no mark, begin with the number
-    of their version. Why a file cannot be read is said at its load.
+    """Return the encoding of a passed file. Why a file cannot be read, or is of no known kind, is
+    said at its load.
     """
     try:
-        return "onnx" if os.pread(fd, 1, 0) == _ONNX_BEGINNING else "ggml"
+        return encoding_of_bytes(os.pread(fd, BEGINNING_BYTES, 0)) or "ggml"
     except OSError:
         return "ggml"
 
@@ -186,6 +203,33 @@ async def _take_file(request: Request, fd: int) -> PassedFile:
     status = await user.run(check_passed_file, fd)
     request.take_descriptor(fd)
     return PassedFile(fd, status.st_size, identity_of(status), partial(user.close, (fd,)))
+
+
+async def _add_weights(request: Request, file: PassedFile, fd: int, encoding: str) -> PassedFile:
+    """Return a passed *file* with its weights in another one; close it if that is refused."""
+    try:
+        if encoding != "openvino":
+            raise InvalidArgument(
+                f"a model of the encoding {encoding} has one file", hint="send it without `weights`"
+            )
+        if fd < 0:
+            raise InvalidArgument("the weights are in no descriptor", hint="send them in a memfd")
+        weights = await _take_file(request, fd)
+    except BaseException:
+        file.close()
+        raise
+
+    def close() -> None:
+        file.close()
+        weights.close()
+
+    return PassedFile(
+        file.fd,
+        file.size_bytes + weights.size_bytes,
+        (*file.identity, *weights.identity),
+        close,
+        weights_fd=weights.fd,
+    )
 
 
 def check_passed_file(fd: int) -> os.stat_result:

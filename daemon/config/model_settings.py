@@ -10,10 +10,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ...backends import ENGINES, backend_of_file
+from ...backends import ENGINES, format_of_file
 from ...backends.echo.options import EchoOptions
 from ...backends.engine_options import engine_options_of, read_engine_options
 from ...backends.errors import InvalidArgument
+from ...backends.graph_files import model_in_folder
+from ...backends.model_bytes import PYTORCH_FILE, PYTORCH_SUFFIXES
 from ...backends.model_spec import ADAPTERS_MAX, SCALE_MAX
 from ...backends.params import (
     BY_SPELLING,
@@ -152,10 +154,13 @@ class ModelConfig:
     """One model. `options` holds the checked values of parameters of all levels, by their names."""
 
     file: Path | None = setting(
-        None, "a GGUF or ONNX file, beside this one or in models-dir", form=_FILE
+        None, "file or folder of the model, beside this one or in models-dir", form=_FILE
     )
-    backend: Literal["llama", "echo", "onnx"] = setting(
-        "llama", "engine that runs the model; of a file NAME.onnx always onnx"
+    backend: Literal["llama", "echo", "onnx", "litert", "openvino"] = setting(
+        "llama", "engine that runs the model; the end of its file's name decides on the default"
+    )
+    precision: Literal["f32", "bf16"] = setting(
+        "f32", "precision in which OpenVINO computes floating-point numbers"
     )
     options: dict[str, Any] = field(default_factory=dict)
     echo: dict[str, Any] = setting(
@@ -179,7 +184,8 @@ class ModelConfig:
         """Return this configuration with *file*, whose name's end decides on the backend."""
         if file is None or self.backend == ECHO:
             return replace(self, file=file)
-        backend: Any = backend_of_file(file.name)
+        backends: tuple[Any, ...] = format_of_file(file.name).backends
+        backend = self.backend if self.backend in backends else backends[0]
         return replace(self, file=file, backend=backend)
 
 
@@ -253,12 +259,15 @@ def _read_model(
     if not is_echo and own.get("echo"):
         errors.add("echo: only a model with backend = 'echo' has these options")
     if "file" in values:
-        values["file"] = file = _find_file(values["file"], folders, errors.at("file: "))
+        found = _find_file(values["file"], folders, errors.at("file: "))
+        values["file"] = file = model_in_folder(found) or found
         if not is_echo:
             values["backend"] = _backend_of(values.get("backend"), file, errors)
     if (is_echo or "file" in values) and not ENGINES[values.get("backend", "llama")].graphs:
         for key in GRAPH_KEYS & own.keys():
             errors.add(f"{key}: only a graph has this setting")
+    if "precision" in own and values.get("backend", "openvino") != "openvino":
+        errors.add("precision: only a model with backend = 'openvino' has it")
     values["adapters"] = find_adapters(values.get("adapters", {}), folders, errors)
     options = read_options_table(parameters, folders, errors, known=tuple(MODEL_KEYS))
     try:
@@ -269,13 +278,17 @@ def _read_model(
 
 
 def _backend_of(configured: str | None, file: Path, errors: ErrorList) -> str:
-    """Return the backend that a file's name states. Another one that was *configured* is an error,
-    except `llama` for a file whose name ends as none of a model does.
+    """Return the *configured* backend, or the default one of the file's format. A backend that does
+    not run this format is an error.
     """
-    found = backend_of_file(file.name)
-    if configured not in (None, found):
-        errors.add(f"backend: {file.name!r} is run by {found!r}, and not by {configured!r}")
-    return found
+    if file.name.lower().endswith(PYTORCH_SUFFIXES):
+        errors.add(f"file: {file.name!r}: {PYTORCH_FILE}")
+    backends = format_of_file(file.name).backends
+    if configured is not None and configured not in backends:
+        names = " or ".join(map(repr, backends))
+        errors.add(f"backend: {file.name!r} is run by {names}, and not by {configured!r}")
+        return backends[0]
+    return configured or backends[0]
 
 
 def find_adapters(

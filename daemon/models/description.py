@@ -16,7 +16,6 @@ from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX, read_facts
 from ...backends.gguf.projector import ProjectorHeader
 from ...backends.memory import MemoryNeed
-from ...backends.onnx.memory import weight_bytes as weight_bytes_of_graph
 from ...backends.tensors import DeclaredTensors
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
@@ -140,7 +139,7 @@ def _estimate_memory(
         need = with_encoder(need, encoder)
         return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
     if ENGINES[model.config.backend].graphs:
-        return _memory(MemoryNeed(weights=graph_bytes(model.config.file)))
+        return _memory(MemoryNeed(weights=graph_bytes(model.config)))
     if facts is None:
         return None
     ctx_size = spec.ctx_size or ctx_size_default(facts)
@@ -173,9 +172,9 @@ def kv_bytes_by_header(facts: FileFacts, options: Mapping[str, Any], tokens: int
     return None if kv_bytes > NUMBER_MAX else kv_bytes
 
 
-def graph_bytes(file: Path | None) -> int:
+def graph_bytes(config: ModelConfig) -> int:
     """Return the memory of a graph's weights, without those in other files."""
-    return weight_bytes_of_graph(size_bytes(file))
+    return round(ENGINES[config.backend].weights_factor * size_bytes(config.file))
 
 
 def weight_bytes(config: ModelConfig) -> int:
@@ -192,7 +191,7 @@ def need_by_header(config: Config, model: ModelConfig) -> int | None:
     """
     options = config.defaults | model.options
     if ENGINES[model.backend].graphs:
-        return graph_bytes(model.file)
+        return graph_bytes(model)
     if model.file is None or (has_gpus() and options.get("n-gpu-layers") != 0):
         return None
     facts = read_facts(files_in_use(model.file))

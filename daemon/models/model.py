@@ -34,6 +34,8 @@ class PassedFile(NamedTuple):
     identity: tuple[int, ...]
     """Equal for descriptors of one unchanged file."""
     close: Callable[[], None]
+    weights_fd: int = -1
+    """The descriptor of the weights, if they are in another file."""
 
 
 class ModelState(StrEnum):

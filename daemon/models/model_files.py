@@ -16,9 +16,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...backends import ENGINES, FILE_SUFFIXES, backend_of_file
+from ...backends import (
+    ENGINES,
+    FILE_SUFFIXES,
+    backend_of_file,
+    format_of_file,
+    suffixes_of_backend,
+)
 from ...backends.gguf import PART, parts_of
 from ...backends.gguf.facts import OtherContent, dangling_reason
+from ...backends.graph_files import files_of_graph
+from ...backends.model_bytes import PYTORCH_FILE, PYTORCH_SUFFIXES
 from ...backends.params import nearest
 from ...ipc.model_names import FILE_SUFFIX, find_name, is_gguf_file, is_model_file, name_of_file
 from ..config.model_settings import ECHO, ModelConfig
@@ -55,7 +63,7 @@ class FoundModels(msgspec.Struct, frozen=True):
         """Return the reason why the file *text*, or the one of this name, is not offered, or an
         empty text.
         """
-        for path in (text, *(f"{text}{suffix}" for suffix in FILE_SUFFIXES)):
+        for path in (text, *(f"{text}{suffix}" for suffix in FILE_SUFFIXES + PYTORCH_SUFFIXES)):
             if reason := self.refused.get(path) or (PROJECTOR if path in self.projectors else ""):
                 return reason
         return ""
@@ -75,8 +83,9 @@ def find_models(directory: Path) -> FoundModels:
     """Return the models in *directory*. A split model counts if any part exists; its load then
     reports missing parts.
 
-    If several files would have the same name, `NAME.gguf` has it, or else `NAME.onnx`. Without such
-    a file none has it, so that a name never comes to mean another file.
+    If several files would have the same name, the first one of `NAME.gguf`, `NAME.onnx`,
+    `NAME.tflite`, `NAME.xml` and `NAME/saved_model.pb` has it. Without such a file none has it, so
+    that a name never comes to mean another file.
 
     :raises OSError: the directory cannot be read.
     """
@@ -137,7 +146,7 @@ def is_other_model(table: ModelConfig | DerivedName, file: Path) -> bool:
     """Return whether a table of the configuration gives its name to something else than *file*."""
     if isinstance(table, DerivedName):
         return True
-    other_backend = table.backend not in ("llama", backend_of_file(file.name))
+    other_backend = table.backend not in ("llama", *format_of_file(file.name).backends)
     return other_backend or table.file not in (None, file)
 
 
@@ -200,6 +209,8 @@ def _paths_in(directory: Path, refused: dict[str, str]) -> Iterator[str]:
                 yield path
             elif entry.name.startswith("."):
                 continue
+            elif entry.name.lower().endswith(PYTORCH_SUFFIXES):
+                refused[path] = PYTORCH_FILE
             elif reason := _dangling(entry):
                 refused[path] = reason
             elif _is_folder(entry):
@@ -246,9 +257,9 @@ def missing_files(
         elif model.file is not None:
             files[name] = model.file
         elif model.backend != ECHO and name not in others:
-            suffix = f".{ENGINES[model.backend].file_format}"
+            files_sought = " or ".join(f"{name}{s}" for s in suffixes_of_backend(model.backend))
             lines.append(
-                f"[models.{name}]: `file` is missing, and so is {name}{suffix} in models-dir"
+                f"[models.{name}]: `file` is missing, and so is {files_sought} in models-dir"
             )
         files |= {f"{name}.adapters.{key}": a.file for key, a in model.adapters.items()}
     causes = {name: _cause_of_absence(file) for name, file in files.items()}
@@ -269,7 +280,10 @@ def _cause_of_absence(file: Path) -> str:
 
 def files_in_use(file: Path | None) -> list[Path]:
     """Return all files of the model of *file*."""
-    return parts_of(file) if file is not None else []
+    if file is None:
+        return []
+    is_graph = ENGINES[backend_of_file(file.name)].graphs
+    return files_of_graph(file) if is_graph else parts_of(file)
 
 
 def size_bytes(file: Path | None) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.abc
@@ -371,7 +371,7 @@ class Registry:
         file: PassedFile,
         uid: int,
         quota: Quota = NO_QUOTA,
-        backend: Literal["llama", "onnx"] = "llama",
+        backend: str = "llama",
     ) -> Lease:
         """Return a lease on *file*, a model that only *uid* sees. The user's leases on one file
         share its model. The registry closes the file when the model is unloaded. *backend* runs
@@ -396,7 +396,8 @@ class Registry:
         except QuotaExceeded:
             file.close()
             raise
-        model = self.catalog.add_model(name, ModelConfig(backend=backend), uid)
+        config = ModelConfig(backend=cast(Any, backend))
+        model = self.catalog.add_model(name, config, uid)
         model.passed_file = file
         return Lease(self, model)
 

@@ -149,6 +149,7 @@ def spec_of(model: ManagedModel, config: Config, tuner: Tuner) -> ModelSpec:
         backend=model.config.backend,
         path=str(model.config.file or ""),
         fd=-1 if model.passed_file is None else model.passed_file.fd,
+        weights_fd=-1 if model.passed_file is None else model.passed_file.weights_fd,
         slots=model.slots_configured,
         ctx_size=ctx_size,
         batch_size=options.get("batch-size", 512),
@@ -177,6 +178,8 @@ def _engine_options(model: ManagedModel) -> dict[str, Any]:
     """Return the options of the model's backend."""
     if model.config.backend == "echo":
         return model.config.echo
+    if model.config.backend == "openvino":
+        return {"precision": model.config.precision}
     if ENGINES[model.config.backend].graphs:
         return {}
     return engine_options_of(model.options())

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from structlog.contextvars import clear_contextvars
 
-from ...backends import ModelInfo, ModelSpec
+from ...backends import ENGINES, ModelInfo, ModelSpec
 from ...backends.errors import InferdError, LoadFailed, error_from_wire
 from ...backends.memory import resident_bytes
 from ...backends.tuning_choice import ModelTuning
@@ -210,12 +210,17 @@ class Worker:
     async def end_stalled_load(self, *, waits: Callable[[], bool]) -> bool:
         """Wait for the load's end. If it makes no progress for `hang_s`, except while it *waits*,
         end it and return True. Then its file does not answer, and perhaps the process cannot be
-        killed.
+        killed. The CPU time of a graph's load is progress up to `hang_s` only.
         """
+        is_graph, computes = ENGINES[self.spec.backend].graphs, False
 
         def signs() -> object:
+            nonlocal computes
             if not self.pid or waits():
                 return None
+            if is_graph and cpu_seconds(self.pid) > self._hang_s:
+                computes = True
+                return self.progress
             # Idle threads wake at times, so only the CPU time of a computation counts.
             computed = cpu_seconds(self.pid) // (BUSY_SHARE * self._hang_s)
             return self.progress, computed, usage_of(self.pid)
@@ -223,7 +228,9 @@ class Worker:
         if not await stands_still(self.loaded, self._hang_s, signs):
             return False
         self.refuse_load(
-            LoadFailed(
+            _computes_for_ever(self.spec, self._hang_s)
+            if computes
+            else LoadFailed(
                 f"loading {self.spec.name!r} made no progress for {self._hang_s:g} s",
                 hint="check that the model's file can be read, and load it again",
                 data={"cause": "silent", "seconds": self._hang_s},
@@ -353,11 +360,20 @@ class Worker:
         os.close(self._record)
 
 
+def _computes_for_ever(spec: ModelSpec, hang_s: float) -> LoadFailed:
+    return LoadFailed(
+        f"loading {spec.name!r} has computed for more than {2 * hang_s:g} s",
+        hint="export the graph with its constant parts computed, or raise worker-hang-timeout-s",
+        data={"cause": "slow", "seconds": 2 * hang_s},
+    )
+
+
 def send_load(sock: socket.socket, load: m.LoadModel) -> None:
-    """Send the first command, with the descriptor of a model that has no path."""
+    """Send the first command, with the descriptors of a model that has no path."""
     frame = pack_frame([load])
-    if load.spec.fd >= 0:
-        socket.send_fds(sock, [frame], [load.spec.fd])
+    descriptors = [fd for fd in (load.spec.fd, load.spec.weights_fd) if fd >= 0]
+    if descriptors:
+        socket.send_fds(sock, [frame], descriptors)
     else:
         sock.send(frame)
 

@@ -218,6 +218,7 @@ class _Part(msgspec.Struct):
 
 
 class _TensorParams(_Part):
+    weights: _Part | None = None
     tensor: _Part | None = None
     inputs: list[tuple[str, _Part]] | None = None
     messages: msgspec.Raw = msgspec.Raw()
@@ -239,7 +240,13 @@ def count_descriptors(params: msgspec.Raw) -> int:
         media = passed_data(_messages.decode(found.messages)) if has_parts else ()
     except UNREADABLE as exc:
         raise InvalidArgument(f"the params do not match the call: {exc}") from None
-    parts = (found, found.tensor, *(tensor for _, tensor in found.inputs or ()), *media)
+    parts = (
+        found,
+        found.weights,
+        found.tensor,
+        *(tensor for _, tensor in found.inputs or ()),
+        *media,
+    )
     return sum(part is not None and part.fd >= 0 for part in parts)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
 from ...backends.gguf import PART
+from ...backends.graph_files import weights_of
 from .. import messages as w
 from ..handles import Graph
 from ..names import Priority
@@ -82,14 +83,22 @@ class AsyncClient(AsyncReranking):
         """
         if PART.fullmatch(os.path.basename(path)):
             return await self._load_path(path, config, target, on_progress, timeout)
-        fd = await open_file(self._driver.run_in_thread, path)
+        opened = [await open_file(self._driver.run_in_thread, path)]
         builders: list[bytes | str] = [] if config is None else [b"", json_text(config)]
         try:
+            if weights := weights_of(path):
+                opened.append(await open_file(self._driver.run_in_thread, weights))
             return await self.load(
-                builders, target=target, fd=fd, on_progress=on_progress, timeout=timeout
+                builders,
+                target=target,
+                fd=opened[0],
+                weights_fd=opened[1] if weights else None,
+                on_progress=on_progress,
+                timeout=timeout,
             )
         finally:
-            os.close(fd)
+            for fd in opened:
+                os.close(fd)
 
     async def _load_path(
         self,

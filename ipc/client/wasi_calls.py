@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias, Unpack
 
-from ...backends.gguf import MAGIC
+from ...backends.model_bytes import encoding_of_bytes
 from .. import messages as w
 from ..handles import Context, Graph
 from ..names import Priority
@@ -31,6 +31,7 @@ class AsyncWasiCalls(AsyncCaller):
         target: int | str = "auto",
         *,
         fd: int | None = None,
+        weights_fd: int | None = None,
         on_progress: ProgressCallback | None = None,
         timeout: float | None = None,
     ) -> Graph:
@@ -38,7 +39,8 @@ class AsyncWasiCalls(AsyncCaller):
 
         `builders[0]` is the name or the bytes, which are sent in a memfd; `builders[1]` may be
         parameters as JSON text. A single text or bytes object is the first builder. *fd* is a
-        descriptor of the model's file opened for reading.
+        descriptor of the model's file opened for reading. Of a graph of OpenVINO, the bytes of the
+        weights are `builders[1]`, parameters `builders[2]`; *weights_fd* is their descriptor.
         """
         builders = [builders] if isinstance(builders, str | bytes) else builders
         parts = [b.encode() if isinstance(b, str) else bytes(b) for b in builders]
@@ -47,10 +49,15 @@ class AsyncWasiCalls(AsyncCaller):
         )
         with closing(Payload(self._driver.run_in_thread)) as packed:
             descriptors = packed.descriptors if fd is None else [fd]
+            if fd is not None and weights_fd is not None:
+                descriptors.append(weights_fd)
             if not descriptors and parts and _is_model(parts[0]):
-                await packed.add_memfd(parts[0])
-                parts[0] = b""
+                has_weights = _is_openvino(encoding, parts[0])
+                for builder in parts[: 2 if has_weights else 1]:
+                    await packed.add_memfd(builder)
+                parts[:] = [b"", *parts[len(descriptors) :]]
             params.fd = 0 if descriptors else -1
+            params.weights = w.Tensor(fd=1) if len(descriptors) > 1 else None
             return await self._load("load", params, on_progress, timeout, descriptors)
 
     async def load_by_name(
@@ -319,4 +326,11 @@ class AsyncWasiCalls(AsyncCaller):
 
 
 def _is_model(builder: bytes) -> bool:
-    return builder.startswith(MAGIC) or len(builder) >= _MODEL_BYTES_MIN
+    return bool(encoding_of_bytes(builder)) or len(builder) >= _MODEL_BYTES_MIN
+
+
+def _is_openvino(encoding: int | str, builder: bytes) -> bool:
+    """Return whether bytes are a graph of OpenVINO, whose weights are the second builder."""
+    if encoding_of_bytes(builder):
+        return encoding_of_bytes(builder) == "openvino"
+    return encoding in (w.ENCODINGS["openvino"], "openvino")

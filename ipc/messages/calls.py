@@ -28,7 +28,7 @@ HANDLES = frozenset(("graph", "context", "contexts"))
 """The fields with handles, in params, results and events alike."""
 SESSION = "session"
 """A field of a result that describes a session, with its context."""
-DESCRIPTORS = frozenset(("fd", "tensor", "inputs", "messages"))
+DESCRIPTORS = frozenset(("fd", "weights", "tensor", "inputs", "messages"))
 """The fields of params that are, or have, indices of descriptors."""
 
 

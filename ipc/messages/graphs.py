@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Map
+from .base import Map, Tensor
 
 ENCODINGS = {
     "openvino": 0, "onnx": 1, "tensorflow": 2, "pytorch": 3, "tensorflowlite": 4, "autodetect": 5,
     "ggml": 6, "neuralspeed": 7, "burn": 8, "whisper": 9, "mlx": 10, "piper": 11, "chattts": 12,
     "openvinogenai": 13, "bitnet": 14,
 }  # fmt: skip
-"""Graph encodings by WasmEdge's numbers; ggml, onnx and autodetect are loaded."""
+"""Graph encodings by WasmEdge's numbers. Those of `backends.FILE_FORMATS` are loaded."""
 TARGETS = {"cpu": 0, "gpu": 1, "tpu": 2, "auto": 3, "npu": 4}
 """Execution targets, in the order of their numbers; 0 to 3 are WasmEdge's."""
 
@@ -26,8 +26,8 @@ class LoadParams(Map):
     `fd`. Second: parameters as JSON.
     """
     encoding: int | str = "autodetect"
-    """A [graph encoding](#wasi-nn-numbers): that of the model, ggml or onnx, or autodetect;
-    others are `InvalidEncoding`.
+    """A [graph encoding](#wasi-nn-numbers): that of the model (ggml, onnx,
+    openvino, tensorflow or tensorflowlite), or autodetect; others are `InvalidEncoding`.
     """
     target: int | str = "auto"
     """An [execution target](#wasi-nn-numbers): cpu puts no layers on the GPU, gpu all that the
@@ -36,6 +36,10 @@ class LoadParams(Map):
     fd: int = -1
     """0 or more: the model's file in a [descriptor](#descriptors); such a model has no projector,
     and reads only text.
+    """
+    weights: Tensor | None = None
+    """With `fd` and the encoding openvino: the bytes of the model's weights (`NAME.bin`) in another
+    descriptor, as a tensor; nil: it has none.
     """
     progress: bool = False
     """Send events while it loads."""

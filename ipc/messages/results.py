@@ -34,7 +34,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     state: str
     """`cold`, `loading`, `ready`, `unloading` or `failed`."""
     backend: str
-    """`llama`, `onnx` or `echo`."""
+    """`llama`, `onnx`, `litert`, `openvino` or `echo`."""
     file: str
     """Its path; empty for `echo` and for models from descriptors."""
     swapped_to: str

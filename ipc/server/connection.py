@@ -272,7 +272,7 @@ def _decode_params(call: str, raw: msgspec.Raw) -> Any:
 def _parts_with_descriptors(params: Any) -> list[Any]:
     """Return the parts of a call's params that refer to a descriptor, in the frame's order."""
     tensors = [tensor for _, tensor in getattr(params, "inputs", None) or ()]
-    parts = [params, getattr(params, "tensor", None), *tensors]
+    parts = [params, *(getattr(params, name, None) for name in ("weights", "tensor")), *tensors]
     parts += passed_data(getattr(params, "messages", None) or ())
     return [part for part in parts if getattr(part, "fd", -1) >= 0]
 

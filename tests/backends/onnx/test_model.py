@@ -7,11 +7,19 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from msgspec.structs import replace
 
-from inferd.backends import GraphModel, LanguageModel, ModelSpec, estimate_memory, load_model
+from inferd.backends import (
+    GraphModel,
+    LanguageModel,
+    ModelSpec,
+    estimate_memory,
+    graphs,
+    load_model,
+)
 from inferd.backends.errors import (
     BackendError,
     Cancelled,
@@ -21,7 +29,7 @@ from inferd.backends.errors import (
     UnsupportedOperation,
 )
 from inferd.backends.onnx import model as onnx_model
-from inferd.backends.tensors import OTHER_TYPES, TENSOR_TYPES, NamedTensor, Tensor
+from inferd.backends.tensors import ARRAY_TYPES, OTHER_TYPES, TENSOR_TYPES, NamedTensor, Tensor
 from tests.onnx_graphs import affine, graph, identity, loop
 
 TYPES = TENSOR_TYPES | OTHER_TYPES
@@ -60,7 +68,7 @@ def test_tensors_of_each_type_keep_their_bytes(tmp_path: Path, kind: str) -> Non
     size = 2 if kind in ("fp16", "bf16") else 1
     data = {"bool": b"\1\0"}.get(kind) or bytes(range(1, 17)) * size
     element = len(Tensor(b"").data) or next(
-        n for n in (1, 2, 4, 8) if onnx_model._DTYPES[kind](0).itemsize == n
+        n for n in (1, 2, 4, 8) if np.dtype(ARRAY_TYPES[kind]).itemsize == n
     )
     tensor = Tensor(data, (2, len(data) // element // 2), TYPES[kind])
     assert model.compute([("x0", tensor)]) == [("y0", tensor)]
@@ -126,7 +134,7 @@ def test_a_failed_run_is_a_backend_error(tmp_path: Path) -> None:
 
 def test_outputs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded(tmp_path, identity("u8"))
-    monkeypatch.setattr(onnx_model, "OUTPUT_BYTES_MAX", 4)
+    monkeypatch.setattr(graphs, "OUTPUT_BYTES_MAX", 4)
     model.compute([("x0", Tensor(bytes(4), (4,)))])
     with pytest.raises(TooLarge, match="5 bytes, more than 4"):
         model.compute([("x0", Tensor(bytes(5), (5,)))])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument
+from inferd.backends.model_bytes import PYTORCH_FILE
 from inferd.backends.model_spec import ADAPTERS_MAX
 from inferd.daemon.config import sources
 from inferd.daemon.config.model_settings import AdapterConfig, check_model_name
@@ -172,7 +173,10 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
             "[defaults]\ntemp = 1\ntemperature = 1",
             "[defaults] temperature: given twice, in two spellings of temp",
         ),
-        ("[models.a]\nbackend = 'x'", "[models.a] backend: 'x' is not one of llama, echo, onnx"),
+        (
+            "[models.a]\nbackend = 'x'",
+            "[models.a] backend: 'x' is not one of llama, echo, onnx, litert, openvino",
+        ),
         (
             "[models.a]\nbackend = 'echo'\nfile = 'f'",
             "[models.a] file: an echo model has no file",
@@ -500,3 +504,55 @@ def test_only_the_daemon_of_the_machine_s_socket_reads_the_machine_s_file(
     assert load_config(flags, environ).sessions_max == (7 if is_read else 100)
     named = environ | {"INFERD_CONFIG": str(system)}
     assert load_config(flags, named).sessions_max == 7, "the service's unit names it"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "[models.a]\nfile = '/m/a.tflite'\nbackend = 'onnx'",
+            "[models.a] backend: 'a.tflite' is run by 'litert', and not by 'onnx'",
+        ),
+        (
+            "[models.a]\nfile = '/m/a.pt'",
+            f"[models.a] file: 'a.pt': {PYTORCH_FILE}",
+        ),
+        (
+            "[models.a]\nfile = '/m/a.gguf'\nbackend = 'openvino'",
+            "[models.a] backend: 'a.gguf' is run by 'llama', and not by 'openvino'",
+        ),
+        (
+            "[models.a]\nfile = '/m/a.onnx'\nbackend = 'llama'",
+            "[models.a] backend: 'a.onnx' is run by 'onnx' or 'openvino', and not by 'llama'",
+        ),
+        (
+            "[models.a]\nfile = '/m/a.onnx'\nprecision = 'bf16'",
+            "[models.a] precision: only a model with backend = 'openvino' has it",
+        ),
+    ],
+)
+def test_the_file_of_a_model_must_fit_its_backend(tmp_path: Path, text: str, line: str) -> None:
+    assert errors_of(tmp_path, text) == [line]
+
+
+def test_a_file_decides_on_its_backend_and_a_folder_on_its_file(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "saved_model.pb").touch()
+    text = """
+[models.a]
+file = "a.onnx"
+[models.b]
+file = "b.onnx"
+backend = "openvino"
+precision = "bf16"
+[models.c]
+file = "saved"
+[models.d]
+backend = "openvino"
+"""
+    models = load_config({"config": write(tmp_path, text)}, {}).models
+    assert [models[name].backend for name in "abcd"] == ["onnx", *["openvino"] * 3]
+    assert models["c"].file == tmp_path / "saved" / "saved_model.pb"
+    assert [models[name].precision for name in "abc"] == ["f32", "bf16", "f32"]
+    named = models["d"].with_file(tmp_path / "d.onnx"), models["d"].with_file(tmp_path / "d.gguf")
+    assert [one.backend for one in named] == ["openvino", "llama"]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.gguf.facts import OtherContent, other_content
+from inferd.backends.model_bytes import PYTORCH_FILE
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.models import model_files
-from inferd.daemon.models.model_files import PROJECTOR, files_not_offered, find_models
+from inferd.daemon.models.model_files import PROJECTOR, files_in_use, files_not_offered, find_models
 from tests.onnx_graphs import affine, write_graphs
 
 
@@ -170,3 +171,52 @@ def test_a_graph_is_offered_unless_its_download_has_failed(tmp_path: Path) -> No
         "empty.onnx": "it is empty: its download or copy has failed",
         "page.onnx": "it is a web page: download the file itself",
     }
+
+
+def test_a_pytorch_file_gets_no_name_and_another_file_may_have_it(tmp_path: Path) -> None:
+    write_files(tmp_path, "a.pt", "b.PTH", "b.tflite")
+    found = find_models(tmp_path)
+    assert found.files == {"b": tmp_path / "b.tflite"}
+    assert found.refused == {"a.pt": PYTORCH_FILE, "b.PTH": PYTORCH_FILE}
+    assert found.refusal_of("a") == PYTORCH_FILE and "torch.onnx.export" in PYTORCH_FILE
+
+
+def test_of_several_graphs_of_a_name_the_first_format_has_it(tmp_path: Path) -> None:
+    write_files(tmp_path, "a.tflite", "a.onnx", "b.tflite", "b.gguf", "c.xml", "c.tflite")
+    write_files(tmp_path, "d.xml", "d/saved_model.pb", "e/saved_model.pb", "e.f/saved_model.pb")
+    found = find_models(tmp_path)
+    names = {name: str(file.relative_to(tmp_path)) for name, file in found.files.items()}
+    assert names == {
+        **{"a": "a.onnx", "b": "b.gguf", "c": "c.tflite", "d": "d.xml"},
+        **{"e": "e/saved_model.pb", "e.f": "e.f/saved_model.pb"},
+    }
+    assert set(found.refused) == {"a.tflite", "b.tflite", "c.xml", "d/saved_model.pb"}
+
+
+def test_the_files_of_a_graph_are_known(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, "a.xml", "a.bin", "b.xml", "c.bin", "s/saved_model.pb", "x_saved_model.pb"
+    )
+    write_files(
+        tmp_path, "s/variables/variables.index", "s/variables/variables.data-00000-of-00001"
+    )
+    assert files_in_use(tmp_path / "a.xml") == [tmp_path / "a.xml", tmp_path / "a.bin"]
+    assert files_in_use(tmp_path / "b.xml") == [tmp_path / "b.xml"]
+    folder = tmp_path / "s"
+    assert files_in_use(folder / "saved_model.pb") == [
+        folder / "saved_model.pb",
+        folder / "variables" / "variables.data-00000-of-00001",
+        folder / "variables" / "variables.index",
+    ]
+    assert set(find_models(tmp_path).files) == {"a", "b", "s"}
+
+
+def test_xml_is_offered_if_it_is_a_graph(tmp_path: Path) -> None:
+    texts = {"a": '<?xml version="1.0"?>\n<net name="a">', "b": "<?xml?><x/>", "c": "<html>"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.xml").write_text(text)
+    others = files_not_offered(tmp_path, find_models(tmp_path), {}, other_content)
+    assert others == [
+        ("b.xml", "it is XML, and not a graph of OpenVINO", True),
+        ("c.xml", "it is a web page: download the file itself", False),
+    ]

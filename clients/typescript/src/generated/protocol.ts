@@ -296,7 +296,7 @@ export interface ModelInfo {
   of: string;
   /** `cold`, `loading`, `ready`, `unloading` or `failed`. */
   state: string;
-  /** `llama`, `onnx` or `echo`. */
+  /** `llama`, `onnx`, `litert`, `openvino` or `echo`. */
   backend: string;
   /** Its path; empty for `echo` and for models from descriptors. */
   file: string;
@@ -567,12 +567,14 @@ export interface ErrorFields {
 export interface LoadParams {
   /** first: the model's name, or `preload:` and its name; absent or empty with `fd`. Second: parameters as JSON. */
   builders?: Uint8Array[] | undefined;
-  /** A graph encoding: that of the model, ggml or onnx, or autodetect; others are `InvalidEncoding`. */
+  /** A graph encoding: that of the model (ggml, onnx, openvino, tensorflow or tensorflowlite), or autodetect; others are `InvalidEncoding`. */
   encoding?: number | string | undefined;
   /** An execution target: cpu puts no layers on the GPU, gpu all that the configuration allows; tpu and npu are `UnsupportedOperation`. */
   target?: number | string | undefined;
   /** 0 or more: the model's file in a descriptor; such a model has no projector, and reads only text. */
   fd?: number | undefined;
+  /** With `fd` and the encoding openvino: the bytes of the model's weights (`NAME.bin`) in another descriptor, as a tensor; nil: it has none. */
+  weights?: Tensor | null | undefined;
   /** Send events while it loads. */
   progress?: boolean | undefined;
 }

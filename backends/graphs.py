@@ -1,0 +1,208 @@
+"""The parts that the backends of graphs have in common: files, bounds, types and errors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Sequence
+
+from .base import ModelInfo
+from .errors import (
+    BackendError,
+    InferdError,
+    LoadFailed,
+    OutOfMemory,
+    TooLarge,
+    UnsupportedOperation,
+)
+from .memory import Device, MemoryNeed, resident_bytes
+from .model_spec import ModelSpec, Shape
+from .tensors import OTHER_TYPES, TENSOR_TYPES, TensorInfo
+
+OUTPUT_BYTES_MAX = 64 << 20
+"""The most bytes of all outputs of a computation. The daemon's own limit on replies is lower."""
+PORTS_MAX = 4096
+"""The most inputs or outputs of a graph."""
+DIMENSION_MAX = 1 << 40
+"""The largest size of a dimension. Larger ones are nonsense, and would not fit into a reply."""
+MESSAGE_CHARACTERS_MAX = 500
+"""The most characters of an engine's text in an error."""
+TYPE_NUMBERS = TENSOR_TYPES | OTHER_TYPES
+"""The types of the tensors of graphs."""
+_OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|bad allocation|Failed to allocate (?:\d+ bytes of )?memory|Cannot allocate memory"
+)
+_SAMPLE_BYTES = 1 << 20
+"""The bytes at the beginning and the end of a file that its fingerprint depends on."""
+
+
+def model_path(spec: ModelSpec) -> str:
+    """Return the path of the file of *spec*, which may be a descriptor of this process."""
+    return f"/proc/self/fd/{spec.fd}" if spec.fd >= 0 else spec.path
+
+
+def opened_regular(path: str, flags: int) -> int:
+    """Open a regular file; an opener of `open`.
+
+    :raises OSError: it is another kind of file.
+    """
+    # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(None, "it is not a regular file")
+    return fd
+
+
+class GraphMemoryEstimator:
+    """The `MemoryEstimator` of a graph, which has one shape: *weights*, the buffers in which it
+    computes (*compute*), and *library_bytes* in a process that has not imported the engine.
+    """
+
+    def __init__(self, weights: int, compute: int, library_bytes: int):
+        self.shape = Shape(slots=1, ctx_size=0, batch_size=1)
+        self.devices: list[Device] = []
+        self._weights, self._compute, self._library_bytes = weights, compute, library_bytes
+
+    def need(self, shape: Shape) -> MemoryNeed:
+        """Return the memory of the graph."""
+        return MemoryNeed(
+            weights=self._weights,
+            compute=self._compute,
+            process=resident_bytes() + self._library_bytes,
+        )
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def graph_info(
+    kind: str,
+    title: str,
+    files: Sequence[str],
+    inputs: tuple[TensorInfo, ...],
+    outputs: tuple[TensorInfo, ...],
+) -> ModelInfo:
+    """Return the facts about a graph. Its fingerprint begins with *kind*, and depends on the bytes
+    at the ends of its *files*.
+
+    :raises LoadFailed: a file cannot be read.
+    """
+    samples = [_sample(file) for file in files]
+    digest = hashlib.blake2b(b"".join(sample for _, sample in samples), digest_size=16).hexdigest()
+    return ModelInfo(
+        description="".join(c for c in title if c.isprintable())[:MESSAGE_CHARACTERS_MAX],
+        fingerprint=f"{kind}-{digest}",
+        vocab_size=0,
+        vocab_hash="",
+        ctx_size=0,
+        ctx_size_trained=0,
+        batch_size=1,
+        slots=1,
+        logits_max=1,
+        size_bytes=sum(size for size, _ in samples),
+        parameters=0,
+        token_bytes_max=1,
+        has_chat_template=False,
+        generates=False,
+        computes_tensors=True,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def _sample(path: str) -> tuple[int, bytes]:
+    """Return the size of a file, and its size, beginning and end as bytes."""
+    try:
+        with open(path, "rb", opener=opened_regular) as file:
+            fd, size = file.fileno(), os.fstat(file.fileno()).st_size
+            ends = [os.pread(fd, _SAMPLE_BYTES, at) for at in (0, max(0, size - _SAMPLE_BYTES))]
+    except OSError as exc:
+        raise LoadFailed(
+            f"cannot read {path!r}: {exc.strerror or exc}", hint="check the file's path"
+        ) from None
+    return size, b"%d" % size + b"".join(ends)
+
+
+def file_bytes(path: str) -> int:
+    """Return the size of a file.
+
+    :raises LoadFailed: it cannot be read.
+    """
+    try:
+        return os.stat(path).st_size
+    except OSError as exc:
+        raise LoadFailed(
+            f"cannot read {path!r}: {exc.strerror}", hint="check the file's path"
+        ) from None
+
+
+def check_types(
+    spec: ModelSpec,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
+    served: Sequence[str] = tuple(TYPE_NUMBERS),
+) -> None:
+    """Check that the types of inputs and outputs are among those *served*.
+
+    :raises UnsupportedOperation: one is not.
+    """
+    for what, tensors in (("input", inputs), ("output", outputs)):
+        for info in tensors:
+            if info.type not in served:
+                raise UnsupportedOperation(
+                    f"the {what} {info.name[:100]!r} of {spec.name!r} is of type {info.type}",
+                    hint=f"export the model with types among {', '.join(served)}",
+                    data={"model": spec.name, "type": info.type},
+                )
+
+
+def check_output_bytes(size: int) -> None:
+    """Check that the outputs of a computation are not too large.
+
+    :raises TooLarge: they are.
+    """
+    if size > OUTPUT_BYTES_MAX:
+        raise TooLarge(
+            f"the outputs have {size} bytes, more than {OUTPUT_BYTES_MAX}",
+            hint="send smaller inputs",
+            data={"bytes": size, "bytes_max": OUTPUT_BYTES_MAX},
+        )
+
+
+def engine_text(exc: Exception) -> str:
+    """Return an engine's text in one line. A text that is not UTF-8 has become an exception."""
+    text = " ".join(str(exc).split())
+    return "".join(c for c in text if c.isprintable())[:MESSAGE_CHARACTERS_MAX]
+
+
+def ran_out_of_memory(exc: Exception) -> bool:
+    """Return whether an engine has found too little memory."""
+    return isinstance(exc, MemoryError) or _OUT_OF_MEMORY.search(str(exc)) is not None
+
+
+def load_error(engine: str, package: str, spec: ModelSpec, exc: Exception) -> InferdError:
+    """Return the error for a load that failed in an *engine*, of a Python *package*."""
+    if ran_out_of_memory(exc):
+        return OutOfMemory(
+            f"there is too little memory to load {spec.name!r}",
+            hint="unload models or end other programs and try again",
+            data={"model": spec.name},
+        )
+    return LoadFailed(
+        f"{engine} does not load {spec.name!r}: {engine_text(exc)}",
+        hint=f"check the file; a newer version of {package} may know its operators",
+        data={"model": spec.name},
+    )
+
+
+def run_error(exc: Exception) -> InferdError:
+    """Return the error for a computation that failed in an engine."""
+    if ran_out_of_memory(exc):
+        return OutOfMemory(
+            "there is too little memory for the computation",
+            hint="send smaller inputs, unload models or end other programs",
+        )
+    return BackendError(f"the computation failed: {engine_text(exc)}", hint="change the inputs")

@@ -1,0 +1,178 @@
+"""A graph in TensorFlow Lite, as LiteRT computes it on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from ..base import ModelInfo
+from ..errors import Cancelled, InferdError, LoadFailed, load_cancelled
+from ..graphs import (
+    TYPE_NUMBERS,
+    check_output_bytes,
+    check_types,
+    graph_info,
+    load_error,
+    model_path,
+    run_error,
+)
+from ..model_spec import LoadProgress, ModelSpec
+from ..tensors import ARRAY_TYPES, NamedTensor, Tensor, TensorInfo, match_inputs
+from .header import LiteRtHeader, read_litert_header
+
+_SERVED = tuple(kind for kind in ARRAY_TYPES if kind != "bf16")
+"""The types of tensors. LiteRT's Python API has no bfloat16."""
+
+
+def load_litert(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False) -> LiteRtModel:
+    """Load the graph of *spec*; see `load_model`."""
+    path = model_path(spec)
+    header = read_litert_header(path)
+    check_types(spec, header.inputs, header.outputs, _SERVED)
+    if not progress(0.0):
+        raise load_cancelled(spec.name)
+    model = LiteRtModel(spec, path, header)
+    if not progress(1.0):
+        raise load_cancelled(spec.name)
+    return model
+
+
+class LiteRtModel:
+    """The `GraphModel` of a TensorFlow Lite file.
+
+    An interpreter computes in one thread at a time, with weights of its own for the CPU, and the
+    buffers of its last shapes. So each lane has its own.
+    """
+
+    tuning = None
+
+    def __init__(self, spec: ModelSpec, path: str, header: LiteRtHeader):
+        self._spec, self._path, self._header = spec, path, header
+        title = header.title or "TensorFlow Lite graph"
+        self.info: ModelInfo = graph_info("tflite", title, [path], header.inputs, header.outputs)
+        self._lanes: list[ShapedInterpreter | None] = []
+        """The interpreters; None for one that is not to be used again."""
+        self.add_lane()
+
+    def set_threads(self, threads: int) -> None:
+        """Do nothing: the threads of an interpreter are fixed."""
+
+    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
+        """Return the outputs of *inputs*."""
+        return self.new_computation(inputs).run()
+
+    def new_computation(self, inputs: Sequence[NamedTensor]) -> LiteRtComputation:
+        """Return the computation of *inputs*; see `GraphModel`."""
+        names = self._header.tensor_names
+        renamed = [(names.get(name, name), tensor) for name, tensor in inputs]
+        return LiteRtComputation(self, match_inputs(self.info.inputs, renamed))
+
+    def add_lane(self) -> None:
+        """Add an interpreter; see `GraphModel`."""
+        self._lanes.append(self._new_interpreter())
+
+    def close(self) -> None:
+        """Free the interpreters."""
+        self._lanes.clear()
+
+    def run_lane(self, lane: int, inputs: Sequence[tuple[TensorInfo, Tensor]]) -> list[NamedTensor]:
+        """Return the outputs of *inputs* that fit."""
+        interpreter, self._lanes[lane] = self._lanes[lane], None
+        interpreter = interpreter or self._new_interpreter()
+        outputs = interpreter.compute([tensor for _, tensor in inputs], self.info)
+        # One that has failed is not used again, nor one whose variables the next caller would see.
+        if not self._header.has_variables:
+            self._lanes[lane] = interpreter
+        return outputs
+
+    def _new_interpreter(self) -> ShapedInterpreter:
+        """Return an interpreter with the shapes of the file, which has allocated its buffers.
+
+        :raises InferdError: LiteRT does not load the file.
+        """
+        try:
+            return ShapedInterpreter(self._path, self._spec.lane_threads, self._header)
+        except InferdError:
+            raise
+        except Exception as exc:  # LiteRT's errors have no common class
+            raise load_error("LiteRT", "ai-edge-litert", self._spec, exc) from None
+
+
+class LiteRtComputation:
+    """One computation. LiteRT's API cannot end one that runs."""
+
+    def __init__(self, model: LiteRtModel, inputs: Sequence[tuple[TensorInfo, Tensor]]):
+        self.inputs = inputs
+        self._model, self._cancelled = model, False
+
+    def cancel(self) -> None:
+        """Let `run` fail unless it has begun."""
+        self._cancelled = True
+
+    def run(self, lane: int = 0) -> list[NamedTensor]:
+        """Return the outputs; see `Computation`."""
+        if self._cancelled:
+            raise Cancelled("the computation was cancelled")
+        return self._model.run_lane(lane, self.inputs)
+
+
+class ShapedInterpreter:
+    """An interpreter whose buffers are allocated for the shapes of its last inputs."""
+
+    def __init__(self, path: str, threads: int, header: LiteRtHeader):
+        self._interpreter = Interpreter(model_path=path, num_threads=threads)
+        inputs = self._interpreter.get_input_details()
+        outputs = self._interpreter.get_output_details()
+        if (len(inputs), len(outputs)) != (len(header.inputs), len(header.outputs)):
+            raise LoadFailed(
+                "LiteRT and the file disagree on the number of inputs and outputs",
+                hint="convert or download the model again",
+            )
+        self._inputs = [one["index"] for one in inputs]
+        self._outputs = [one["index"] for one in outputs]
+        self._shapes = [tuple(map(int, one["shape"])) for one in inputs]
+        self._interpreter.allocate_tensors()
+
+    def compute(self, inputs: Sequence[Tensor], info: ModelInfo) -> list[NamedTensor]:
+        """Return the outputs of *inputs* that fit those of *info*.
+
+        :raises InferdError: LiteRT has failed, or the outputs are too large.
+        """
+        try:
+            self._resize(inputs)
+            for index, declared, tensor in zip(self._inputs, info.inputs, inputs, strict=True):
+                array = np.frombuffer(tensor.data, ARRAY_TYPES[declared.type])
+                self._interpreter.set_tensor(index, array.reshape(tensor.dimensions))
+            self._interpreter.invoke()
+            sizes = [one["shape"] for one in self._interpreter.get_output_details()]
+        except Exception as exc:  # LiteRT's errors have no common class
+            raise run_error(exc) from None
+        check_output_bytes(
+            sum(
+                int(np.prod(size, dtype=np.int64)) * np.dtype(ARRAY_TYPES[declared.type]).itemsize
+                for size, declared in zip(sizes, info.outputs, strict=True)
+            )
+        )
+        return [
+            (declared.name, self._output(index, declared))
+            for index, declared in zip(self._outputs, info.outputs, strict=True)
+        ]
+
+    def _resize(self, inputs: Sequence[Tensor]) -> None:
+        shapes = [tensor.dimensions for tensor in inputs]
+        if shapes == self._shapes:
+            return
+        for index, shape, old in zip(self._inputs, shapes, self._shapes, strict=True):
+            if shape != old:
+                self._interpreter.resize_tensor_input(index, shape)
+        self._interpreter.allocate_tensors()
+        self._shapes = shapes
+
+    def _output(self, index: int, declared: TensorInfo) -> Tensor:
+        try:
+            array = self._interpreter.get_tensor(index)
+        except Exception as exc:  # LiteRT's errors have no common class
+            raise run_error(exc) from None
+        return Tensor(array.tobytes(), tuple(array.shape), TYPE_NUMBERS[declared.type])

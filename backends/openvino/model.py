@@ -1,0 +1,321 @@
+"""A graph as OpenVINO computes it on the CPU.
+
+Inputs are only passed as tensors over memory of this module. Other ways of OpenVINO's Python API
+ignore a wrong shape or a missing input, and answer with the previous caller's; with free dimensions
+they write one caller's input into another's memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+
+from ..base import ModelInfo
+from ..errors import Cancelled, InferdError, InvalidArgument, LoadFailed, load_cancelled
+from ..graph_files import SAVED_MODEL
+from ..graphs import (
+    DIMENSION_MAX,
+    PORTS_MAX,
+    TYPE_NUMBERS,
+    check_output_bytes,
+    check_types,
+    engine_text,
+    graph_info,
+    load_error,
+    opened_regular,
+    ran_out_of_memory,
+    run_error,
+)
+from ..model_spec import LoadProgress, ModelSpec
+from ..tensors import ARRAY_TYPES, NamedTensor, Tensor, TensorInfo, match_inputs
+from .memory import graph_paths
+
+DEVICE = "CPU"
+PRECISION = "precision"
+"""The option with the precision in which floating-point numbers are computed."""
+PRECISION_DEFAULT = "f32"
+_ELEMENT_TYPES = {
+    "f16": "fp16", "f32": "fp32", "f64": "fp64", "bf16": "bf16", "boolean": "bool",
+    **{name: name for name in ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")},
+}  # fmt: skip
+"""The names of types by OpenVINO's. Other types keep OpenVINO's name, and are not served."""
+_WIDE_INTEGERS = ("i64", "u64")
+"""OpenVINO computes these with 32 bits on the CPU, and drops the others."""
+_UNBOUNDED = (1 << 31) - 1
+"""The upper bound of some free dimensions."""
+_ANY_TITLE = "_Frontend_IR"
+"""The end of the names of graphs that have none in their files."""
+_BOILERPLATE = re.compile(
+    r"Exception from [^\s:]+:\d+:|Check '[^']*' failed at [^\s:]+:\d+:|\[ GENERAL_ERROR \]"
+)
+
+
+def load_openvino(
+    spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
+) -> OpenVinoModel:
+    """Load the graph of *spec*; see `load_model`."""
+    if not progress(0.0):
+        raise load_cancelled(spec.name)
+    files = graph_paths(spec)
+    try:
+        core = openvino.Core()
+        graph = _read_graph(core, spec, files)
+        inputs, outputs = list(graph.inputs), list(graph.outputs)
+        if max(len(inputs), len(outputs)) > PORTS_MAX:
+            raise LoadFailed(
+                f"{spec.name!r} has more than {PORTS_MAX} inputs or outputs",
+                hint="export it with fewer",
+            )
+        ports = _Ports(_port_infos(inputs), _port_infos(outputs), _other_names(inputs))
+        check_types(spec, ports.inputs, ports.outputs)
+        # Constants are folded here, which may take for ever: the daemon ends a load that hangs.
+        compiled = core.compile_model(graph, DEVICE, _settings(spec))
+        model = OpenVinoModel(spec, compiled, ports, files, str(graph.get_friendly_name()))
+    except InferdError:
+        raise
+    except Exception as exc:  # OpenVINO's errors have no common class
+        raise load_error("OpenVINO", "openvino", spec, _short(exc)) from None
+    if not progress(1.0):
+        raise load_cancelled(spec.name)
+    return model
+
+
+def _settings(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        # By default it computes in bfloat16 where the CPU can.
+        "INFERENCE_PRECISION_HINT": spec.options.get(PRECISION, PRECISION_DEFAULT),
+        "INFERENCE_NUM_THREADS": spec.lanes * spec.lane_threads,
+        "NUM_STREAMS": spec.lanes,
+        # By default the threads of all processes are pinned to the same cores.
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def _read_graph(core: Any, spec: ModelSpec, files: Sequence[str]) -> Any:
+    path = Path(spec.path)
+    if spec.fd >= 0:
+        return core.read_model(*map(_read_file, files))
+    return core.read_model(str(path.parent if path.name == SAVED_MODEL else path))
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        with open(path, "rb", opener=opened_regular) as file:
+            return file.read()
+    except OSError as exc:
+        raise LoadFailed(
+            f"cannot read {path!r}: {exc.strerror or exc}", hint="check the file"
+        ) from None
+
+
+class _Ports:
+    """The inputs and outputs of a graph, and the names of inputs by their other names."""
+
+    def __init__(
+        self,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+        other_names: Mapping[str, str],
+    ):
+        self.inputs, self.outputs, self.other_names = inputs, outputs, other_names
+
+
+def _port_infos(ports: Sequence[Any]) -> tuple[TensorInfo, ...]:
+    names = [_name(port) for port in ports]
+    if not all(names) or len({*names}) < len(names):
+        names = [str(index) for index in range(len(names))]
+    return tuple(_port_info(port, name) for port, name in zip(ports, names, strict=True))
+
+
+def _name(port: Any) -> str:
+    """Return the shortest name of a port, which has a set of them; of a SavedModel these are the
+    name in the signature, and that of the tensor. Without names, it is that of the node.
+    """
+    names = sorted(map(str, port.get_names()), key=lambda name: (len(name), name))
+    return names[0] if names else str(port.get_node().get_friendly_name())
+
+
+def _other_names(ports: Sequence[Any]) -> dict[str, str]:
+    infos = _port_infos(ports)
+    own = {info.name for info in infos}
+    return {
+        str(name): info.name
+        for port, info in zip(ports, infos, strict=True)
+        for name in port.get_names()
+        if str(name) not in own
+    }
+
+
+def _port_info(port: Any, name: str) -> TensorInfo:
+    kind = str(port.get_element_type().get_type_name())
+    shape = port.get_partial_shape()
+    sizes = None if shape.rank.is_dynamic else tuple(map(_size, shape))
+    return TensorInfo(name, _ELEMENT_TYPES.get(kind, kind), sizes)
+
+
+def _size(dimension: Any) -> int | str:
+    if dimension.is_static:
+        size = int(dimension.get_length())
+        return size if size <= DIMENSION_MAX else ""
+    if dimension.get_min_length() <= 1 and dimension.get_max_length() in (-1, _UNBOUNDED):
+        return ""
+    return str(dimension)  # a range
+
+
+def _title(name: str) -> str:
+    return "OpenVINO graph" if not name or name.endswith(_ANY_TITLE) else name
+
+
+class OpenVinoModel:
+    """The `GraphModel` of a compiled graph, with a request for each lane; these share the weights.
+
+    The threads are created once: their number does not change later.
+    """
+
+    tuning = None
+
+    def __init__(
+        self, spec: ModelSpec, compiled: Any, ports: _Ports, files: Sequence[str], title: str
+    ):
+        self._compiled, self._other_names = compiled, ports.other_names
+        self.info: ModelInfo = graph_info(
+            "openvino", _title(title), files, ports.inputs, ports.outputs
+        )
+        self._lanes: list[_Request | None] = []
+        """The requests; None for one that has failed, and is not used again."""
+        self.add_lane()
+
+    def set_threads(self, threads: int) -> None:
+        """Do nothing: the threads of a compiled graph are fixed."""
+
+    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
+        """Return the outputs of *inputs*."""
+        return self.new_computation(inputs).run()
+
+    def new_computation(self, inputs: Sequence[NamedTensor]) -> OpenVinoComputation:
+        """Return the computation of *inputs*; see `GraphModel`."""
+        renamed = [(self._other_names.get(name, name), tensor) for name, tensor in inputs]
+        return OpenVinoComputation(self, match_inputs(self.info.inputs, renamed))
+
+    def add_lane(self) -> None:
+        """Add a request; see `GraphModel`."""
+        self._lanes.append(self._new_request())
+
+    def run_lane(self, lane: int, inputs: Sequence[tuple[TensorInfo, Tensor]]) -> list[NamedTensor]:
+        """Return the outputs of *inputs* that fit."""
+        request, self._lanes[lane] = self._lanes[lane], None
+        request = request or self._new_request()
+        outputs = request.compute(inputs, self.info.outputs)
+        self._lanes[lane] = request
+        return outputs
+
+    def close(self) -> None:
+        """Free the requests and the graph."""
+        self._lanes.clear()
+        self._compiled = None
+
+    def _new_request(self) -> _Request:
+        try:
+            return _Request(self._compiled)
+        except Exception as exc:  # OpenVINO's errors have no common class
+            raise run_error(_short(exc)) from None
+
+
+class OpenVinoComputation:
+    """One computation. OpenVINO cannot end one that runs: its `cancel` returns; a loop goes on."""
+
+    def __init__(self, model: OpenVinoModel, inputs: Sequence[tuple[TensorInfo, Tensor]]):
+        self.inputs = inputs
+        self._model, self._cancelled = model, False
+
+    def cancel(self) -> None:
+        """Let `run` fail unless it has begun."""
+        self._cancelled = True
+
+    def run(self, lane: int = 0) -> list[NamedTensor]:
+        """Return the outputs; see `Computation`."""
+        if self._cancelled:
+            raise Cancelled("the computation was cancelled")
+        return self._model.run_lane(lane, self.inputs)
+
+
+class _Request:
+    """A request of a compiled graph, for one thread at a time, with the memory of its inputs."""
+
+    def __init__(self, compiled: Any):
+        self._request = compiled.create_infer_request()
+        self._has_state = bool(self._request.query_state())
+        self._inputs: list[tuple[Any, Any]] = []
+        """The arrays and tensors of the last computation. The request refers to their memory, and
+        does not keep them.
+        """
+
+    def compute(
+        self, inputs: Sequence[tuple[TensorInfo, Tensor]], outputs: Sequence[TensorInfo]
+    ) -> list[NamedTensor]:
+        """Return the *outputs* of *inputs*.
+
+        :raises InferdError: OpenVINO has failed, or the outputs are too large.
+        """
+        self._set_inputs(inputs)
+        try:
+            if self._has_state:  # of the previous caller
+                self._request.reset_state()
+            self._request.start_async()
+            self._request.wait()
+            found = [self._request.get_output_tensor(index) for index in range(len(outputs))]
+        except Exception as exc:  # OpenVINO's errors have no common class
+            raise run_error(_short(exc)) from None
+        check_output_bytes(sum(int(one.get_byte_size()) for one in found))
+        return [(info.name, _tensor(one, info)) for one, info in zip(found, outputs, strict=True)]
+
+    def _set_inputs(self, inputs: Sequence[tuple[TensorInfo, Tensor]]) -> None:
+        try:
+            passed = [_own_tensor(info, tensor) for info, tensor in inputs]
+            for index, (_, tensor) in enumerate(passed):
+                self._request.set_input_tensor(index, tensor)
+        except InferdError:
+            raise
+        except Exception as exc:  # OpenVINO's errors have no common class
+            if ran_out_of_memory(exc):
+                raise run_error(exc) from None
+            raise InvalidArgument(
+                f"OpenVINO refuses an input: {engine_text(_short(exc))}",
+                hint="send the declared shape; `inferd show` prints it",
+            ) from None
+        self._inputs = passed
+
+
+def _own_tensor(info: TensorInfo, tensor: Tensor) -> tuple[Any, Any]:
+    """Return memory with the bytes of *tensor*, and OpenVINO's tensor over it. It is writable, as
+    OpenVINO requires.
+    """
+    array = np.frombuffer(tensor.data, ARRAY_TYPES[info.type]).reshape(tensor.dimensions).copy()
+    if info.type in _WIDE_INTEGERS and array.size:
+        _check_range(info, int(array.min()), int(array.max()))
+    if info.type == "bf16":  # which NumPy does not have
+        return array, openvino.Tensor(array, list(tensor.dimensions), openvino.Type.bf16)
+    return array, openvino.Tensor(array, shared_memory=True)
+
+
+def _check_range(info: TensorInfo, least: int, most: int) -> None:
+    for value in (least, most):
+        if not -(1 << 31) <= value < 1 << 31:
+            raise InvalidArgument(
+                f"the input {info} got {value}, and OpenVINO computes with 32 bits",
+                hint="send smaller numbers, or run an ONNX file with ONNX Runtime",
+            )
+
+
+def _tensor(found: Any, info: TensorInfo) -> Tensor:
+    return Tensor(found.data.tobytes(), tuple(map(int, found.shape)), TYPE_NUMBERS[info.type])
+
+
+def _short(exc: Exception) -> Exception:
+    """Return an error without the places in OpenVINO's source that its text names."""
+    return exc if isinstance(exc, MemoryError) else type(exc)(_BOILERPLATE.sub("", str(exc)))
