@@ -23,7 +23,7 @@ from ...backends.errors import (
     SessionBusy,
     TooLarge,
 )
-from ...backends.gguf import MAGIC
+from ...backends.model_bytes import encoding_of_bytes
 from ...backends.tensors import NamedTensor, Tensor
 from ...ipc.messages import METADATA_INDEX
 from ...ipc.messages import TARGETS as TARGET_NUMBERS
@@ -153,31 +153,36 @@ class Guest:
 
     # Graphs.
 
-    async def load(self, builders: list[bytes], target: int) -> int:
+    async def load(self, builders: list[bytes], target: int, encoding: str = "autodetect") -> int:
         """Load a model by the name in the first builder, or from the model's bytes there."""
         if not builders or target >= len(TARGETS):
             raise InvalidArgument(
                 f"load with {len(builders)} builders and the target {target}",
                 hint="name a model in the first builder; use target 0 (cpu), 1 (gpu) or 3 (auto)",
             )
-        config = builders[1] if len(builders) > 1 else b""
-        if not builders[0].startswith(MAGIC):
+        found = encoding_of_bytes(builders[0])
+        # The weights of a graph of OpenVINO are its second builder.
+        files = 2 if found == "openvino" else 1
+        config = builders[files] if len(builders) > files else b""
+        if not found:
             name = builders[0].rstrip(b"\0").removeprefix(_PRELOAD)
-            return await self.load_by_name(name, config, TARGETS[target])
+            return await self.load_by_name(name, config, TARGETS[target], encoding)
         if self._preloads:
             raise PermissionDenied(
                 "the guest may not load a model of its own", hint="use the names of --nn-preload"
             )
 
         config, image = take_image(config)
-        parts = [builders[0], config] if config else builders[:1]
+        parts = [*builders[:files], config] if config else builders[:files]
 
         async def load_bytes(client: AsyncClient, timeout_s: float) -> Graph:
-            return await client.load(list(parts), "ggml", TARGETS[target], timeout=timeout_s)
+            return await client.load(list(parts), encoding, TARGETS[target], timeout=timeout_s)
 
         return await self._add_graph(GuestGraph(load_bytes, config, image))
 
-    async def load_by_name(self, name: bytes, config: bytes = b"", target: str = "auto") -> int:
+    async def load_by_name(
+        self, name: bytes, config: bytes = b"", target: str = "auto", encoding: str = "autodetect"
+    ) -> int:
         """Load a model. Each call makes a graph of its own; the daemon shares the model."""
         try:
             preload = find_preload(self._preloads, name.decode(), target)
@@ -186,7 +191,7 @@ class Guest:
         config, image = take_image(config)
 
         async def load_named(client: AsyncClient, timeout_s: float) -> Graph:
-            return await load_preload(client, preload, config, timeout_s)
+            return await load_preload(client, preload, config, timeout_s, encoding)
 
         return await self._add_graph(GuestGraph(load_named, config, image))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ...backends import FILE_FORMATS
 from ...backends.errors import (
     InvalidArgument,
     InvalidEncoding,
@@ -43,7 +44,7 @@ def parse_preload(text: str) -> tuple[str, Preload]:
     name, encoding, target, model = (*text.split(":", 3), "", "", "")[:4]
     if not (name and model):
         raise InvalidArgument(f"{text!r} is not a preload", hint=_FORM)
-    if encoding.lower() not in ("ggml", "autodetect"):
+    if encoding.lower() not in ("autodetect", *(one.encoding for one in FILE_FORMATS)):
         raise InvalidEncoding(f"the encoding {encoding!r} of {name!r} is not supported", hint=_FORM)
     if target.lower() not in _DEVICES:
         raise UnsupportedOperation(
@@ -73,22 +74,28 @@ def find_preload(preloads: Mapping[str, Preload], name: str, target: str) -> Pre
 
 
 async def load_preload(
-    client: AsyncClient, preload: Preload, config: bytes, timeout_s: float
+    client: AsyncClient,
+    preload: Preload,
+    config: bytes,
+    timeout_s: float,
+    encoding: str = "autodetect",
 ) -> Graph:
-    """Load a model with the parameters of *config*, which is JSON text or empty.
+    """Load a model with the parameters of *config*, which is JSON text or empty. The daemon checks
+    that a model that is not a file has the *encoding*.
 
     :raises ModelNotFound: the daemon has no such model, or the file does not exist.
+    :raises InvalidEncoding: the model has another encoding.
     """
     if preload.is_file:
         _check_exists(preload.model)
         return await client.load_file(
             preload.model, config=config or None, target=preload.target, timeout=timeout_s
         )
-    if preload.target == "auto":
+    if (preload.target, encoding) == ("auto", "autodetect"):
         return await client.load_by_name_with_config(preload.model, config, timeout=timeout_s)
     name = f"preload:{preload.model}".encode()
     builders = [name, config] if config else [name]
-    return await client.load(builders, "autodetect", preload.target, timeout=timeout_s)
+    return await client.load(builders, encoding, preload.target, timeout=timeout_s)
 
 
 def _check_exists(path: str) -> None:

@@ -22,14 +22,13 @@ from ...backends.errors import (
     ContextFull,
     InferdError,
     InvalidArgument,
-    InvalidEncoding,
     TooLarge,
     UnsupportedOperation,
 )
 from ...backends.tensors import TENSOR_TYPES, TYPE_NAMES, Tensor
 from ...ipc.messages import METADATA_INDEX
 from ..guests import CONTEXTS_MAX, TARGETS, ImageDirectory, Preload, is_image
-from .dialects import component_code, component_text
+from .dialects import check_component_encoding, component_code, component_text
 from .guest import Guest
 from .host_functions import ErrorSink, new_guest
 
@@ -214,9 +213,9 @@ class ComponentHost:
         return ResourceHost.own(self._created, KINDS.index(kind))
 
     def _load(self, builders: list[bytes], encoding: str, target: str) -> Any:
-        if encoding not in ("ggml", "autodetect"):
-            raise InvalidEncoding(f"the graph encoding {encoding} is not supported")
-        return self._add_resource(GRAPH, (self._guest.load(builders, TARGETS.index(target)),))
+        check_component_encoding(encoding)
+        graph = self._guest.load(builders, TARGETS.index(target), encoding)
+        return self._add_resource(GRAPH, (graph,))
 
     def _load_by_name(self, name: str) -> Any:
         return self._add_resource(GRAPH, (self._guest.load_by_name(name.encode()),))

@@ -10,14 +10,18 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ...backends.errors import InferdError, InvalidEncoding, PermissionDenied, Timeout
+from ...backends.model_bytes import PYTORCH_HINT
 
 Dialect: TypeAlias = Literal["wasmedge", "witx", "wamr"]
 
-_ENCODINGS: dict[Dialect, frozenset[int]] = {
-    "wasmedge": frozenset((5, 6)),  # autodetect, ggml
-    "wamr": frozenset((5, 6)),  # ggml, autodetect
-    "witx": frozenset((5,)),  # autodetect
+_GRAPHS = {0: "openvino", 1: "onnx", 2: "tensorflow", 4: "tensorflowlite"}
+_ENCODINGS: dict[Dialect, dict[int, str]] = {
+    "wasmedge": _GRAPHS | {5: "autodetect", 6: "ggml"},
+    "wamr": _GRAPHS | {5: "ggml", 6: "autodetect"},
+    "witx": _GRAPHS | {5: "autodetect"},
 }
+COMPONENT_ENCODINGS = (*_GRAPHS.values(), "ggml", "autodetect")
+_PYTORCH, _PYTORCH_NAME = 3, "pytorch"
 _ERRORS: dict[Dialect, dict[int, int]] = {
     "wasmedge": {},
     "wamr": {},
@@ -30,16 +34,31 @@ _CODES = {
 }
 
 
-def check_encoding(dialect: Dialect, number: int) -> None:
-    """Check the number of a graph's encoding.
+def encoding_name(dialect: Dialect, number: int) -> str:
+    """Return the name of a graph's encoding.
 
-    :raises InvalidEncoding: the number does not stand for GGUF models.
+    :raises InvalidEncoding: no model that inferd runs has it.
     """
-    if number not in _ENCODINGS[dialect]:
-        numbers = " or ".join(map(str, sorted(_ENCODINGS[dialect])))
+    served = _ENCODINGS[dialect]
+    if number in served:
+        return served[number]
+    encodings = ", ".join(f"{known} {name}" for known, name in sorted(served.items()))
+    raise InvalidEncoding(
+        f"the graph encoding {number} is not supported",
+        hint=PYTORCH_HINT if number == _PYTORCH else f"the dialect {dialect} has {encodings}",
+    )
+
+
+def check_component_encoding(name: str) -> None:
+    """Check the name of a component's encoding.
+
+    :raises InvalidEncoding: no model that inferd runs has it.
+    """
+    if name not in COMPONENT_ENCODINGS:
+        advice = f"use {' or '.join(COMPONENT_ENCODINGS)}"
         raise InvalidEncoding(
-            f"the graph encoding {number} is not supported",
-            hint=f"GGUF models have the encoding {numbers} in the dialect {dialect}",
+            f"the graph encoding {name} is not supported",
+            hint=PYTORCH_HINT if name == _PYTORCH_NAME else advice,
         )
 
 

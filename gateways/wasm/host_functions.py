@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ...backends.errors import BackendError, InferdError, InvalidArgument, TooLarge
 from ...backends.tensors import Tensor
 from .. import guests
-from .dialects import Dialect, check_encoding, error_number
+from .dialects import Dialect, encoding_name, error_number
 from .guest import BlockingLink, Guest
 
 if TYPE_CHECKING:
@@ -245,8 +245,9 @@ class HostFunctions:
         self, memory: GuestMemory, builders: int, number: int, encoding: int, target: int, out: int
     ) -> None:
         memory.check_range(out, _U32)
-        check_encoding(self._dialect, encoding)
-        memory.write_u32(out, self._guest.load(memory.read_builders(builders, number), target))
+        name = encoding_name(self._dialect, encoding)
+        found = memory.read_builders(builders, number)
+        memory.write_u32(out, self._guest.load(found, target, name))
 
     def _load_by_name(self, memory: GuestMemory, name: int, size: int, out: int) -> None:
         memory.check_range(out, _U32)

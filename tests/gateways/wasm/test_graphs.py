@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from inferd.backends.errors import UnsupportedOperation
 from inferd.gateways.wasm import component as component_module
 from inferd.testing import RunningDaemon, running_daemon
 from inferd.wasm import Preload, add_component_to_linker
+from tests import tflite_graphs
 from tests.gateways.wasm.driver import Driver
+from tests.ir_graphs import write_ir
 from tests.onnx_graphs import affine, truth, write_graphs
 
 
@@ -40,6 +43,35 @@ def test_a_guest_computes_a_graph_by_name_also_on_the_target_of_a_preload(
             assert guest.call("set_input", context, 1, guest.tensor(data, 4, (1, 2))) == 1
             assert guest.call("compute", context) == 0
             assert struct.unpack("2f", guest.output(context, size=8)) == (3.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "config"), [(0, b""), (0, b"{}"), (1, b""), (4, b""), (5, b""), (4, b"{}")]
+)
+def test_a_guest_computes_a_graph_from_its_bytes(
+    graphs: RunningDaemon, tmp_path: Path, number: int, config: bytes
+) -> None:
+    """OpenVINO's graphs have two builders, others one; WasmEdge's numbers of encodings."""
+    builders = [tflite_graphs.affine()]
+    if number == 0:
+        write_ir(tmp_path, {"g": affine()})
+        builders = [(tmp_path / f"g.{end}").read_bytes() for end in ("xml", "bin")]
+    elif number == 1:
+        builders = [affine()]
+    builders += [config] if config else []
+    with Client(graphs.socket) as client, Driver(client) as guest:
+        records = b"".join(
+            struct.pack("<II", guest.put(builder), len(builder)) for builder in builders
+        )
+        out = guest.put(bytes(4))
+        arguments = guest.put(records), len(builders), number, 3, out
+        assert guest.call("load", *arguments) == 0, guest.errors
+        context = guest.init(guest.number_at(out))
+        data = struct.pack("2f", 1, 2)
+        for index in range(2):
+            assert guest.call("set_input", context, index, guest.tensor(data, 1, (1, 2))) == 0
+        assert guest.call("compute", context) == 0, guest.errors
+        assert struct.unpack("2f", guest.output(context, size=8)) == (3.0, 6.0)
 
 
 def test_a_component_computes_a_graph_and_gets_no_types_that_it_cannot_have(
