@@ -23,7 +23,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare answers compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas templates architectures archs prometheus browser install clean
+.PHONY: help demo chat test test-ray check lint bench attack compare answers compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas graphs templates architectures archs prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -37,7 +37,7 @@ chat: $(STAMP)-chat ## chat in the browser, until Ctrl-C
 	@$(PY) tools/get_models.py --only smollm2
 	@$(PY) tools/chat.py $(ARGS)
 
-test: $(STAMP)-test models schemas templates architectures prometheus browser ## run all tests, those on real models too
+test: $(STAMP)-test models schemas graphs templates architectures prometheus browser ## run all tests, those on real models too
 	$(PY) -m pytest $(PARALLEL) -m 'not alone and not ray' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
@@ -105,6 +105,9 @@ models: $(STAMP)-venv ## get the models (350 MB) into .cache/models
 
 schemas: $(STAMP)-venv ## get JSON schemas (27 MB) into .cache/schemas for the tests
 	@$(PY) tools/get_schemas.py
+
+graphs: $(STAMP)-venv ## get a network in three formats (2 MB) into .cache/graphs for the tests
+	@$(PY) tools/get_graphs.py
 
 templates: $(STAMP)-venv ## get chat templates from the engine's source for the tests
 	@$(PY) -m tools.get_templates
