@@ -158,13 +158,17 @@ async def answer_configuration(exchange: Exchange) -> None:
             "max_batch_size": 0,
             "input": [_configured(one) for one in _tensors(shown, "inputs") or ()],
             "output": [_configured(one) for one in _tensors(shown, "outputs") or ()],
-            "instance_group": [
-                {"name": shown["name"], "kind": "KIND_CPU", "count": max(1, shown["slots"])}
-            ],
+            "instance_group": [{"name": shown["name"], "kind": "KIND_CPU", **_count(shown)}],
             "default_model_filename": shown["file"].rpartition("/")[2],
             "parameters": {},
         }
     )
+
+
+def _count(shown: ShownModel) -> dict[str, int]:
+    """Return the computations at once: one for each thread, where the configuration names these."""
+    threads = shown["options"].get("threads", 0)
+    return {"count": threads} if threads > 0 else {}
 
 
 def _configured(tensor: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     write_graphs(models, graphs)
     (models / "broken.onnx").write_bytes(b"\x08\x0a" + bytes(100))
     config = echo_model("text") + f"[models.magika]\nfile = {json.dumps(str(magika()))}\n"
+    config += "threads = 2\n"
     with running_daemon(config, models_dir=models) as running:
         yield running
 
@@ -106,6 +107,8 @@ def test_tritons_client_reads_the_state_of_server_and_models(client: Any) -> Non
     assert client.get_model_metadata("affine", model_version="1")["name"] == "affine"
     config = client.get_model_config("affine")
     assert config["max_batch_size"] == 0 and config["backend"] == "onnxruntime"
+    assert config["instance_group"] == [{"name": "affine", "kind": "KIND_CPU"}]
+    assert client.get_model_config("magika")["instance_group"][0]["count"] == 2
     assert config["input"][0] == {"name": "a", "data_type": "TYPE_FP32", "dims": [-1, 2]}
     assert client.is_model_ready("affine") and client.is_model_ready("affine", "1")
     assert not client.is_model_ready("broken") and not client.is_model_ready("missing")
