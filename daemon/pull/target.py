@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from ...backends import FILE_SUFFIXES
 from ...backends.errors import (
     ConnectionLost,
     InferdError,
@@ -27,7 +28,7 @@ from ...backends.errors import (
 )
 from ...backends.gguf import PART, parts_of
 from ...ipc.messages import AddModelResult
-from ...ipc.model_names import find_name
+from ...ipc.model_names import FILE_SUFFIX, find_name
 from ..config.model_settings import check_model_name
 from ..models.model_files import FoundModels, find_models
 from .part import NOTE_NAME, Part, Progress, PullFailed, hash_file
@@ -47,6 +48,10 @@ class Source(Protocol):
     @property
     def sha256(self) -> str:
         """The SHA-256 of the model, if it is known before it is fetched, or an empty text."""
+
+    @property
+    def suffix(self) -> str:
+        """The end of the file's name: that of a language model, or of a graph."""
 
     def fetch(self, part: Part) -> str:
         """Write the model into *part*; return its required SHA-256, or an empty text."""
@@ -75,12 +80,14 @@ def fetch(
     """Fetch *source* into *models_dir* as *name*, and check it.
 
     :raises InvalidArgument: the name is invalid, or is that of another model and *force* is false.
-    :raises PullFailed: the source cannot be read, is not GGUF, or has another hash.
+    :raises PullFailed: the source cannot be read, is not a model, or has another hash.
     """
     name = check_model_name(name or source.name)
     if sha256 and not _SHA256.fullmatch(sha256):
         raise InvalidArgument(f"{sha256!r} is not a SHA-256", hint="give 64 hexadecimal digits")
-    target = models_dir / f"{name}.gguf"
+    target = models_dir / f"{name}{source.suffix}"
+    if source.suffix != FILE_SUFFIX and (other := models_dir / f"{name}{FILE_SUFFIX}").exists():
+        raise InvalidArgument(f"{other} has the name already", hint="use --name for another name")
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         with locked_name(models_dir / f".{name}.lock", name):
@@ -183,7 +190,7 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
     projector = f"{name}{PROJECTOR_ENDING}.gguf"
     unfinished = [
         models_dir / f"{file}{ending}"
-        for file in (model, projector)
+        for file in (model, projector, *(f"{name}{suffix}" for suffix in FILE_SUFFIXES))
         for ending in (".part", ".part.json")
     ]
     pulled = (models_dir / model, models_dir / projector)

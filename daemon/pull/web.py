@@ -16,6 +16,7 @@ from typing import IO, Any, ClassVar
 import msgspec
 
 from ...backends.errors import NotFound, PermissionDenied
+from ...ipc.model_names import FILE_SUFFIX
 from .part import BLOCK, Part, PullFailed
 
 ATTEMPTS_MAX = 8
@@ -75,6 +76,7 @@ class WebFile:
     pause: Callable[[float], None] = time.sleep
 
     sha256: ClassVar[str] = ""
+    suffix: ClassVar[str] = FILE_SUFFIX
 
     def __str__(self) -> str:
         return self.url

