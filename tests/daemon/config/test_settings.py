@@ -196,14 +196,6 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
             "[models.a] echo: only a model with backend = 'echo' has these options",
         ),
         (
-            "[models.a]\nfile = 'a.gguf'\nlatency = true",
-            "[models.a] latency: only a graph has this setting",
-        ),
-        (
-            "[models.a]\nbackend = 'echo'\nbatch-max = 4",
-            "[models.a] batch-max: only a graph has this setting",
-        ),
-        (
             "[models.a]\nfile = 'a.onnx'\nbatch-max = 0",
             "[models.a] batch-max: 0 is outside 1 … 4096",
         ),
@@ -529,9 +521,17 @@ def test_only_the_daemon_of_the_machine_s_socket_reads_the_machine_s_file(
             "[models.a]\nfile = '/m/a.onnx'\nprecision = 'bf16'",
             "[models.a] precision: only a model with backend = 'openvino' has it",
         ),
+        (
+            "[models.a]\nfile = 'a.gguf'\nlatency = true",
+            "[models.a] latency: only a graph has this setting",
+        ),
+        (
+            "[models.a]\nbackend = 'echo'\nbatch-max = 4",
+            "[models.a] batch-max: only a graph has this setting",
+        ),
     ],
 )
-def test_the_file_of_a_model_must_fit_its_backend(tmp_path: Path, text: str, line: str) -> None:
+def test_the_settings_of_a_model_must_fit_its_backend(tmp_path: Path, text: str, line: str) -> None:
     assert errors_of(tmp_path, text) == [line]
 
 

@@ -388,7 +388,7 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (AsyncClient, "aclose connected jobs load_file open server session"),
+        (AsyncClient, "aclose connected graph jobs load_file open server session"),
         (
             AsyncSession,
             " ".join(
