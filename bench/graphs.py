@@ -2,9 +2,9 @@
 
 Three graphs are computed for 1, 16 and 64 callers: magika (a convolution over a long input), a
 perceptron with four layers of 1024 (matrix work), and one that adds up 8 KiB and returns 1 KiB. The
-daemon and ONNX Runtime in this process take turns. In this process, as many threads as there are
-cores compute one input at a time, each on one thread; callers wait for them. The daemon's callers
-are contexts of asynchronous clients in this process.
+daemon, the daemon with `batch-max = 1`, and ONNX Runtime in this process take turns. In this
+process, as many threads as there are cores compute one input at a time, each on one thread; callers
+wait for them. The daemon's callers are contexts of asynchronous clients in this process.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from .machine import THREADS
 CALLERS = (1, 16, 64)
 CALLERS_OF_A_CLIENT = 16
 WIDTH, LAYERS = 1024, 4
+SINGLE = "-single"
 SMALL_IN, SMALL_OUT = 2048, 256
 """The numbers of float32 in the inputs and outputs of the small graph."""
 
@@ -92,6 +93,15 @@ def works(folder: Path) -> dict[str, Work]:
         "mlp": Work(folder / "mlp.onnx", "x0", row),
         "small": Work(folder / "small.onnx", "x", numbers),
     }
+
+
+def configuration(works: Mapping[str, Work]) -> str:
+    """Return the text of a configuration with each graph, and a second time without batches."""
+    lines = ["[daemon]", f"cores = {THREADS}", "sessions-max = 256"]
+    for name, work in works.items():
+        for suffix, more in (("", []), (SINGLE, ["batch-max = 1"])):
+            lines += [f"[models.{name}{suffix}]", f"file = {json.dumps(str(work.file))}", *more]
+    return "\n".join(lines)
 
 
 async def rate_of(call: Callable[[int], Any], callers: int, seconds: float) -> float:
@@ -166,24 +176,28 @@ async def measure(
     with ThreadPoolExecutor(THREADS) as pool:
         for name, work in works.items():
             daemon = await InDaemon.open(socket, name, work)
-            sides = {"in process": InProcess(work, pool).call, "daemon": daemon.call}
+            single = await InDaemon.open(socket, f"{name}{SINGLE}", work)
+            sides = {
+                **{"in process": InProcess(work, pool).call, "one by one": single.call},
+                **{"joined": daemon.call},
+            }
             for callers in CALLERS:
                 for call in sides.values():
                     await rate_of(call, callers, seconds / 4)
                 rates: dict[str, list[float]] = {side: [] for side in sides}
                 for number in range(rounds):
-                    for side in list(sides)[:: 1 if number % 2 else -1]:
+                    begin = number % len(sides)
+                    for side in (list(sides) * 2)[begin : begin + len(sides)]:
                         rates[side].append(await rate_of(sides[side], callers, seconds))
                 found[name, callers] = rates
                 print_rates(name, callers, rates)
             await daemon.close()
+            await single.close()
     return found
 
 
 def print_rates(name: str, callers: int, rates: Mapping[str, list[float]]) -> None:
-    alone, daemon = median(rates["in process"]), median(rates["daemon"])
-    line = f"{name:8} {callers:7} {alone:12.0f} {daemon:8.0f} {daemon / alone:6.2f}"
-    print(line, flush=True)
+    print(f"{name:8} {callers:7}", *(f"{median(each):11.0f}" for each in rates.values()), flush=True)
 
 
 def main() -> None:
@@ -195,9 +209,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = works(Path(folder))
         chosen = {n: w for n, w in found.items() if n in (arguments.graphs or found)}
-        tables = [f"[models.{n}]\nfile = {json.dumps(str(w.file))}" for n, w in found.items()]
-        with running_daemon(f"[daemon]\ncores = {THREADS}\n" + "\n".join(tables)) as daemon:
-            print(f"{'graph':8} callers  in process   daemon  ratio   (calls/s, medians)")
+        with running_daemon(configuration(found)) as daemon:
+            print("graph    callers  in process  one by one      joined   (calls/s, medians)")
             asyncio.run(measure(daemon.socket, chosen, arguments.rounds, arguments.seconds))
 
 
