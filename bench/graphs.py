@@ -197,7 +197,9 @@ async def measure(
 
 
 def print_rates(name: str, callers: int, rates: Mapping[str, list[float]]) -> None:
-    print(f"{name:8} {callers:7}", *(f"{median(each):11.0f}" for each in rates.values()), flush=True)
+    print(
+        f"{name:8} {callers:7}", *(f"{median(each):11.0f}" for each in rates.values()), flush=True
+    )
 
 
 def main() -> None:
