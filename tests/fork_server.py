@@ -60,7 +60,10 @@ PROGRAMS = (
     "gateways.http.job_process",
 )
 """The programs that a daemon starts and that can be forked from it."""
-WORKER_MODULES = (*PROGRAMS, "backends.echo", "backends.llama.model")
+WORKER_MODULES = (
+    *PROGRAMS,
+    *("backends.echo.model", "backends.llama.model", "backends.llama.loading.loader"),
+)
 """The modules of inferd that workers import."""
 OTHERS = {
     **dict.fromkeys(("serve", "nnrpc"), ("anyio._backends._asyncio", "uvloop")),
