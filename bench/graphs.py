@@ -15,7 +15,7 @@ import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -57,7 +57,7 @@ def perceptron() -> bytes:
         weights.append(onnx.numpy_helper.from_array(matrix.astype(np.float32), f"w{layer}"))
         nodes.append(helper.make_node("MatMul", [f"x{layer}", f"w{layer}"], [f"m{layer}"]))
         nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"x{layer + 1}"]))
-    shape = ["n", WIDTH]
+    shape: Sequence[int | str] = ["n", WIDTH]
     return graph(nodes, [("x0", "fp32", shape)], [(f"x{LAYERS}", "fp32", shape)], weights)
 
 
@@ -140,7 +140,7 @@ class InProcess:
 class InDaemon:
     """Contexts of asynchronous clients of a daemon."""
 
-    def __init__(self, clients: list[AsyncClient], contexts: list[int], work: Work):
+    def __init__(self, clients: Sequence[AsyncClient], contexts: Sequence[int], work: Work):
         self._clients, self._contexts = clients, contexts
         kind = {"int32": "i32", "float32": "fp32"}[str(work.value.dtype)]
         data = work.value.tobytes()
