@@ -194,6 +194,7 @@ async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup) -> None
     services.start_soon(components.run_component, "cores", watch_external_load)
     services.start_soon(components.run_component, "memory", daemon.memory.run)
     services.start_soon(components.run_component, "tuning", registry.tuner.run)
+    services.start_soon(daemon.draft_gains.run)
     await registry.kv_index.load()
     services.start_soon(registry.kv_index.run)
     await daemon.restore()

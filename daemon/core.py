@@ -68,6 +68,7 @@ from .jobs.runner import JobRunner
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters, reason_of
 from .models.catalog import NamedModel
+from .models.draft_gains import DraftGain, DraftGains
 from .models.registry import DormantLease, Registry
 from .models.similarity import EmbeddingComparer
 from .models.specs import engine_settings
@@ -77,7 +78,7 @@ from .models.tuner import TuningPace
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
 from .state_clock import StateClock
-from .state_files import JOBS_DIR, JOURNAL_FILE, MEDIA_DIR, STATES_FILE
+from .state_files import DRAFTS_FILE, JOBS_DIR, JOURNAL_FILE, MEDIA_DIR, STATES_FILE
 
 log = structlog.get_logger()
 ipc_log = structlog.get_logger(logger_name="ipc")
@@ -171,6 +172,7 @@ class Daemon:
             partial(self.components.note, "memory"),
             pace or Pace(),
         )
+        self.draft_gains = DraftGains(config.state_dir / DRAFTS_FILE, self._draft_totals)
         self.clock = StateClock(config.state_dir)
         self.journal = Journal(
             *(config.state_dir / JOURNAL_FILE, self.journal_changed, self.clock.dates()),
@@ -515,6 +517,11 @@ class Daemon:
     def state_journal_changed(self) -> None:
         """Report the state of the journal of named states."""
         self._note_journal("states", self.state_journal, "named states may be missing")
+
+    def _draft_totals(self) -> dict[str, DraftGain]:
+        """Return what drafts have brought each model since the start."""
+        self.counters.read_workers(self.registry.catalog.known())
+        return self.counters.draft_gains()
 
     def _note_journal(self, component: str, journal: Journal, missing: str) -> None:
         if journal.status["state"] == "refused":

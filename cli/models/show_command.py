@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from ...backends.answer_form import AnswerForm
-from ...backends.errors import NotFound, PermissionDenied, error_from_wire
+from ...backends.errors import NotFound, error_from_wire
 from ...daemon.printable import escape_controls, size_text
 from ..client import client_of
-from ..monitoring.stats import ACCEPTED, DRAFTED, MetricSums, acceptance_text, gain_text
 from ..monitoring.status_commands import media_text, memory_text, processor_text, until_text
 from ..options import JsonOutput, ModelName, SocketPath
 from ..output import write, write_answer, write_json
-
-if TYPE_CHECKING:
-    from ...ipc.client import Client
 
 TEMPLATE_LINES, TEMPLATE_COLUMNS = 8, 96
 """The part of a chat template that is shown without `--template`."""
@@ -61,32 +57,28 @@ def show(
     """
     with client_of(socket) as client:
         found: dict[str, Any] = dict(client.show(name))
-        people = not (as_json or template)
-        drafts = _drafts_text(client, found) if people and found["info"] is not None else None
     if as_json:
         write_json(found)
     elif template:
         write_answer(_template_of(found) + _answer_comment(found))
     else:
-        _write_sections(found, drafts)
+        _write_sections(found)
 
 
-def _drafts_text(client: Client, found: Mapping[str, Any]) -> str | None:
-    """Return how many drafts a loaded model has accepted since the daemon's start, and the tokens
-    per second that it gained, if there were any.
+def _drafts_text(found: Mapping[str, Any]) -> str | None:
+    """Return how many drafts were accepted in the last days, and the speed of the steps with drafts
+    beside what it would have been; None if there were none.
     """
-    try:
-        sums = MetricSums(client.stats())
-    except PermissionDenied:  # only operators may read the metrics of all users
+    drafts = found.get("drafts")
+    if not drafts:
         return None
-    labels = {"model_name": found["name"]}
-    accepted, drafted = (int(sums.total(family, **labels)) for family in (ACCEPTED, DRAFTED))
-    if not drafted:
-        return None
-    share = acceptance_text(sums, **labels)
-    gain = gain_text(sums, **labels)
-    text = f"{count_text(accepted)} of {count_text(drafted)} tokens ({share})"
-    return text if gain is None else f"{text}: {gain}"
+    accepted, drafted, tokens = drafts["accepted"], drafts["drafted"], drafts["tokens"]
+    text = f"{count_text(accepted)} of {count_text(drafted)} tokens ({accepted / drafted:.0%})"
+    text += " in 7 days"
+    if not (drafts["seconds"] and drafts["plain_seconds"]):
+        return text
+    fast, plain = tokens / drafts["seconds"], tokens / drafts["plain_seconds"]
+    return f"{text}: {fast:.1f} instead of {plain:.1f} tokens/s in steps with drafts"
 
 
 def _template_of(found: Mapping[str, Any]) -> str:
@@ -128,8 +120,8 @@ def _answer_form(found: Mapping[str, Any]) -> AnswerForm | None:
         return made.answer_form
 
 
-def _write_sections(found: Mapping[str, Any], drafts: str | None) -> None:
-    paragraphs = [[title, *_aligned(entries)] for title, entries in sections_of(found, drafts)]
+def _write_sections(found: Mapping[str, Any]) -> None:
+    paragraphs = [[title, *_aligned(entries)] for title, entries in sections_of(found)]
     paragraphs.append(list(_template_lines(found)))
     write("\n\n".join("\n".join(lines) for lines in paragraphs if lines[1:]))
 
@@ -142,13 +134,12 @@ def _aligned(entries: list[Entry]) -> Iterator[str]:
         yield f"  {name:<{width}}   {' '.join(str(value).splitlines())}"
 
 
-def sections_of(found: Mapping[str, Any], drafts: str | None = None) -> Iterator[Section]:
-    """Yield the sections of a model as the call `show` describes it, without its template, and the
-    text on its accepted *drafts*.
-    """
+def sections_of(found: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the sections of a model as the call `show` describes it, without its template."""
     yield found["name"], _entries_of_kind(found)
     nextn = "its NextN layer" if (found["info"] or {}).get("nextn") else None
-    state = [*_entries_of_state(found), ("drafts with", nextn), ("accepted drafts", drafts)]
+    state = [*_entries_of_state(found), ("drafts with", nextn)]
+    state.append(("accepted drafts", _drafts_text(found)))
     yield "State", state
     for title, key in (("Inputs", "inputs"), ("Outputs", "outputs")):
         yield title, _entries_of_tensors(found.get(key) or (found["info"] or {}).get(key) or ())

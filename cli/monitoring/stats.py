@@ -61,20 +61,6 @@ def acceptance_text(sums: MetricSums, **labels: str) -> str:
     return f"{sums.total(ACCEPTED, **labels) / drafted:.0%}" if drafted else "-"
 
 
-def gain_text(sums: MetricSums, **labels: str) -> str | None:
-    """Return the speed of the steps with drafts, and what it would have been; None if there were
-    none.
-    """
-    tokens, *seconds = (
-        sums.total(f"spec_decode_{name}", **labels)
-        for name in ("tokens", "seconds", "plain_seconds")
-    )
-    if not all(seconds):
-        return None
-    fast, plain = (tokens / s for s in seconds)
-    return f"{fast:.1f} instead of {plain:.1f} tokens/s in steps with drafts"
-
-
 def stats(node: Node = None, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Show the metrics since the daemon's start: tasks, tokens, KV states, refusals.
 

@@ -38,9 +38,11 @@ from ...ipc.server.connection import Request
 from ...scheduler.owner import Priority
 from ..core import Daemon
 from ..media.settings import has_encoder
+from ..metrics.daemon_counters import label_of
 from ..models import model_adapters
 from ..models.catalog import NamedModel, other_name_refused
 from ..models.description import describe_model, show_model
+from ..models.draft_gains import NO_GAIN
 from ..models.model import ManagedModel, PassedFile
 from ..models.model_files import files_in_use, identity_of
 from ..models.projectors import HOW_TO_GET, HOW_TO_PASS
@@ -452,7 +454,9 @@ async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     except LoadFailed as exc:
         cause = exc.message
     await daemon.registry.projectors.read([daemon.registry.projector_wish(model)])
-    return w.ModelsResult(models=[show_model(daemon.registry, named, facts, declared, cause)])
+    gain = daemon.draft_gains.gain_of(label_of(model)) if model.uid is None else NO_GAIN
+    shown = show_model(daemon.registry, named, facts, declared, cause, gain)
+    return w.ModelsResult(models=[shown])
 
 
 def _gguf_files(model: ManagedModel) -> list[Path]:

@@ -130,9 +130,7 @@ async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
 
 def families(daemon: Daemon) -> Read:
     """Add up the engines' counters, and yield inferd's families."""
-    for model in daemon.registry.catalog.known():
-        if model.worker is not None:
-            daemon.counters.add_engine_counters(model, model.worker)
+    daemon.counters.read_workers(daemon.registry.catalog.known())
     for read in _READERS:
         yield from read(daemon)
 

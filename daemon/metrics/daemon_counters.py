@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import add, sub
@@ -21,9 +21,10 @@ from ...backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
-from ...scheduler.record import Histogram
+from ...scheduler.record import DRAFTERS, PAGE_COUNTERS, Histogram
 from ...sessions import ModelSource, Turn
 from ..media.encoder import EncodingEnded
+from ..models.draft_gains import DraftGain
 from ..models.loader import LoadListener
 from ..models.model import ManagedModel
 from ..models.registry import Lease
@@ -239,6 +240,25 @@ class DaemonCounters(LoadListener):
         self.counts["media_encodings"][name, ended.result.value] += 1
         if ended.seconds:
             self.observe("media_encode_seconds", (name,), ended.seconds)
+
+    def read_workers(self, models: Iterable[ManagedModel]) -> None:
+        """Add the growth of the engine counters of all workers of *models*."""
+        for model in models:
+            if model.worker is not None:
+                self.add_engine_counters(model, model.worker)
+
+    def draft_gains(self) -> dict[str, DraftGain]:
+        """Return what drafts have brought each model, by the counters that were read last."""
+        gains: dict[str, DraftGain] = {}
+        for name, cells in self.engines.items():
+            found = dict(zip(PAGE_COUNTERS, map(int, cells), strict=False))
+            drafted, accepted = (
+                sum(found[f"{key}_{drafter}"] for drafter in DRAFTERS)
+                for key in ("drafted", "accepted")
+            )
+            steps = (found[f"draft_{key}"] for key in ("step_tokens", "step_us", "plain_us"))
+            gains[name] = DraftGain(drafted, accepted, *steps)
+        return gains
 
     def add_engine_counters(self, model: ManagedModel, worker: Worker) -> None:
         """Add to the model's sums the growth of the worker's counters since the previous call."""

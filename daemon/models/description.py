@@ -24,6 +24,7 @@ from ..config.names import CEILINGS, NAME_KEYS
 from ..config.settings import Config
 from ..residency.machine import has_gpus
 from .catalog import NamedModel
+from .draft_gains import NO_GAIN, DraftGain
 from .model import NO_DRAFT_MODEL, SLOTS_DEFAULT, DraftModelChoice, ManagedModel
 from .model_files import files_in_use, modified_at, signature_of, size_bytes
 from .projectors import NO_PROJECTOR, ProjectorChoice
@@ -85,9 +86,11 @@ def show_model(
     facts: FileFacts | None,
     declared: DeclaredTensors | None,
     file_error: str | None,
+    gain: DraftGain = NO_GAIN,
 ) -> ShownModel:
     """Return the description of a model with the *facts* of its file, or the inputs and outputs
-    that a graph's file has *declared*, or the reason why its header cannot be read.
+    that a graph's file has *declared*, or the reason why its header cannot be read, and the *gain*
+    by its drafts.
     """
     loaded = named.model.loaded
     if loaded is not None and ENGINES[named.model.config.backend].graphs:
@@ -98,11 +101,24 @@ def show_model(
         file_info=facts,
         file_error=file_error,
         estimate=_estimate_memory(registry, named.model, facts),
+        drafts=_drafts(gain),
         names=registry.catalog.other_names_of(named.model),
         ceilings=_ceilings(registry, named.name),
         inputs=None if declared is None else [asdict(one) for one in declared.inputs],
         outputs=None if declared is None else [asdict(one) for one in declared.outputs],
     )
+
+
+def _drafts(gain: DraftGain) -> dict[str, Any] | None:
+    if not gain.drafted:
+        return None
+    return {
+        "drafted": gain.drafted,
+        "accepted": gain.accepted,
+        "tokens": gain.tokens,
+        "seconds": gain.us / 1e6,
+        "plain_seconds": gain.plain_us / 1e6,
+    }
 
 
 def _count_leases(named: NamedModel) -> int:

@@ -290,6 +290,11 @@ class ShownModel(ModelInfo):
     estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is
     not known), and the others are nil.
     """
+    drafts: dict[str, Any] | None
+    """Nil, or what drafts brought the model in the last 7 days: `drafted` and `accepted`
+    (tokens), and of the steps with drafts `tokens`, `seconds` and `plain_seconds` (the time that
+    these tokens would have taken without drafts). Nil also for models from descriptors.
+    """
     names: list[str]
     """The other names of the model, which the configuration gives it with `of`."""
     ceilings: dict[str, Any]

@@ -25,7 +25,7 @@ from inferd.backends.errors import (
     PromptTooLong,
     Timeout,
 )
-from inferd.cli.monitoring.stats import MetricSums, acceptance_text, gain_text
+from inferd.cli.monitoring.stats import MetricSums, acceptance_text
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.metrics.scraping import ScrapedMetrics, scrape, scrape_metrics, until, where_of
@@ -145,9 +145,13 @@ def test_drafts_are_counted_by_drafter_and_shown() -> None:
             for name in ("tokens", "seconds", "plain_seconds")
         )
         assert accepted < tokens <= len(text) + 1 and 0 < seconds < plain, "it was faster"
-        assert gain_text(sums) == (
-            f"{tokens / seconds:.1f} instead of {tokens / plain:.1f} tokens/s in steps with drafts"
-        )
+        assert client.show("m")["drafts"] == {
+            "drafted": drafted,
+            "accepted": accepted,
+            "tokens": tokens,
+            "seconds": pytest.approx(seconds),
+            "plain_seconds": pytest.approx(plain),
+        }
 
 
 def test_a_prediction_is_drafted() -> None:

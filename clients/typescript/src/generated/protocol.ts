@@ -361,6 +361,8 @@ export interface ShownModel extends ModelInfo {
   file_error: string | null;
   /** Nil if nothing is known, or the memory that its next load needs: `slots`, `ctx_size` (of each slot), and the keys of `memory` in bytes. Once the model has been loaded, llama.cpp has estimated them; before, `weights` is the files' size, `context` an upper bound (nil if it is not known), and the others are nil. */
   estimate: Fields | null;
+  /** Nil, or what drafts brought the model in the last 7 days: `drafted` and `accepted` (tokens), and of the steps with drafts `tokens`, `seconds` and `plain_seconds` (the time that these tokens would have taken without drafts). Nil also for models from descriptors. */
+  drafts: Fields | null;
   /** The other names of the model, which the configuration gives it with `of`. */
   names: string[];
   /** The bounds of turns by this name: `n-predict-max`, `reasoning-max` (by class) and `priority-max`, as far as the configuration sets them. */
