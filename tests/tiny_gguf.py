@@ -62,10 +62,10 @@ class _Writer:
     def weight(self, name: str, *shape: int, scale: float | None = None) -> None:
         self.file.add_tensor(name, self._weights(shape, scale))
 
-    def quantized(self, name: str, *shape: int) -> None:
+    def quantized(self, name: str, *shape: int, scale: float | None = None) -> None:
         """Add weights in Q4_0."""
         kind = gguf.GGMLQuantizationType.Q4_0
-        weights = gguf.quants.quantize(self._weights(shape, None), kind)
+        weights = gguf.quants.quantize(self._weights(shape, scale), kind)
         self.file.add_tensor(name, weights, raw_dtype=kind)
 
     def _weights(self, shape: Sequence[int], scale: float | None) -> Any:
@@ -177,6 +177,19 @@ def _llama(
     _output(writer)
     _heads(writer.file, HEADS_KV)
     for layer in range(3):
+        _attention(writer, f"blk.{layer}")
+        _feed_forward(writer, f"blk.{layer}")
+    writer.finish()
+
+
+def _repacked(path: Path) -> None:
+    """Plain attention, with most weights in blocks, so that llama.cpp repacks them."""
+    writer = _Writer(path, "llama")
+    _common(writer, layers=10)
+    _output(writer)
+    _heads(writer.file, HEADS_KV)
+    writer.weight = writer.quantized  # type: ignore[method-assign]
+    for layer in range(10):
         _attention(writer, f"blk.{layer}")
         _feed_forward(writer, f"blk.{layer}")
     writer.finish()
@@ -775,6 +788,7 @@ def _chatml(path: Path) -> None:
 
 KINDS: dict[str, Callable[[Path], None]] = {
     "llama": _llama,
+    "repacked": _repacked,
     "moe": _moe,
     "nextn": _nextn,
     "nextn-token": _nextn_token,

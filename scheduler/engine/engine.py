@@ -149,7 +149,7 @@ class Engine:
         cores: int = 1,
     ):
         settings = settings or EngineSettings()
-        cost = StepCost()
+        cost = StepCost(model.info.rows_block)
         self.clock = EngineClock(seconds)
         self.kv = KvManager(model, settings, cost.recompute_s, files)
         self.slots, self.store = self.kv.slots, self.kv.store

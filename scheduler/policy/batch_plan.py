@@ -81,6 +81,8 @@ class StepBudget:
             count = most
         elif count < CHUNK_MIN:
             count = 0
+        else:
+            count = max(self.cost.fast_size(count, most), min(most, self.tokens_min))
         if count:
             self.chunks.append((task.computed, count))
             more = _logits_of(task, count)

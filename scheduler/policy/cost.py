@@ -82,16 +82,19 @@ class CostCoefficients(NamedTuple):
 
 
 class StepCost:
-    """Predicts the seconds of a step with the number of threads in use."""
+    """Predicts the seconds of a step with the number of threads in use. *rows_block* is that of
+    `ModelInfo`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, rows_block: int = 1) -> None:
+        self._rows_block = rows_block
         self.steps = 0
         self._cost = LinearCost()
         self._token_s_least = math.inf
         """The shortest time of a token so far."""
         self._logits_s = 0.0
         """The time that a token takes longer if it has logits that are read."""
-        self._decoding = DecodeTimes()
+        self._decoding = DecodeTimes(rows_block)
         self._threads = 0
         self._by_threads: dict[int, LinearCost] = {}
         """The costs with other numbers of threads."""
@@ -140,6 +143,19 @@ class StepCost:
         """Return how many tokens could be computed in that many *seconds*."""
         token_s = self.predict(StepLoad(0, 1, 0)) if seconds else 0.0
         return round(seconds / token_s) if token_s else 0
+
+    def fast_size(self, count: int, most: int) -> int:
+        """Return a size of a chunk near *count*, at most *most*, with which the time of a token is
+        short: whole blocks and groups of a quarter of them. Where the next block is nearly full, to
+        fill it takes no more time.
+        """
+        block = self._rows_block
+        rest = count % block
+        if not rest:
+            return count
+        if rest >= _paid_of(block) and count - rest + block <= most:
+            return count - rest + block
+        return (count - rest % (block // 4)) or count
 
     def recompute_s(self, tokens: int) -> float:
         """Return the seconds that it would take to compute the first *tokens* of a prompt again."""
@@ -201,7 +217,7 @@ class StepCost:
         if threads == before or not before or not self.known:
             return
         self._by_threads[before] = self._cost
-        self._decoding = DecodeTimes()
+        self._decoding = DecodeTimes(self._rows_block)
         learned = self._by_threads.pop(threads, None)
         self._cost = learned or self._cost.scaled(max(1.0, before / threads))
 
@@ -238,6 +254,11 @@ class StepCost:
         self._logits_s += LOGITS_GAIN * (found - self._logits_s)
 
 
+def _paid_of(block: int) -> int:
+    """Return how many tokens of a block, computed in groups, take as long as all at once."""
+    return block - block // 4
+
+
 class DecodeTimes:
     """The seconds of steps that only decode, by the number of their tokens, without the cost of
     depth. On CPUs a few more of these tokens take much longer than as many tokens of a prompt:
@@ -245,7 +266,8 @@ class DecodeTimes:
     prompt 1 ms. So one linear model does not fit both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows_block: int = 1) -> None:
+        self._rows_block = rows_block
         self._seconds: dict[int, float] = {}
         self._sizes: list[int] = []
         """The known numbers of tokens, ascending."""
@@ -269,8 +291,9 @@ class DecodeTimes:
     def interpolate(self, tokens: int, token_s: float) -> float | None:
         """Return the seconds of a step of *tokens*, between those of the nearest known sizes, or
         None if no smaller size is known. Beyond the largest one, a token costs as much as on
-        average up to there. If a single size is known, `TRIED_TOKENS` more cost *token_s* each, and
-        those behind them `UNKNOWN_SHARE` of the smallest step.
+        average up to there, and the last ones of a block nothing. If a single size is known,
+        `TRIED_TOKENS` more cost *token_s* each, and those behind them `UNKNOWN_SHARE` of the
+        smallest step.
         """
         known = self._seconds.get(tokens)
         if known is not None:
@@ -279,17 +302,24 @@ class DecodeTimes:
         if not above:
             return None
         first, low = self._sizes[0], self._sizes[above - 1]
-        more = tokens - low
+        more = self._paid(tokens) - self._paid(low)
         if above < len(self._sizes):
             high = self._sizes[above]
+            more = tokens - low
             token_s = (self._seconds[high] - self._seconds[low]) / (high - low)
         elif first < low:
-            risen = (self._seconds[low] - self._seconds[first]) / (low - first)
+            risen = self._seconds[low] - self._seconds[first]
+            risen /= max(1, self._paid(low) - self._paid(first))
             token_s = max(token_s, risen)
         elif more > TRIED_TOKENS:
             more_s = UNKNOWN_SHARE * self._seconds[low] / low * (more - TRIED_TOKENS)
             return self._seconds[low] + token_s * TRIED_TOKENS + more_s
         return self._seconds[low] + token_s * more
+
+    def _paid(self, tokens: int) -> int:
+        """Return the tokens that a pass of *tokens* pays for: of each block all but the last."""
+        block = self._rows_block
+        return tokens - tokens // block * (block - _paid_of(block))
 
     def learn(self, tokens: int, seconds: float) -> None:
         """Add a step."""

@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 DRAFT_MAX = 64
 """The most drafts of a stream in a step."""
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, DRAFT_MAX)
-"""The numbers of drafts that are tried. Few sizes are enough, and their costs are soon known."""
+SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, DRAFT_MAX - 1)
+"""The numbers of drafts that are tried. Few sizes are enough, and their costs are soon known. With
+the token before them, most make up whole blocks of `ModelInfo.rows_block`.
+"""
 GAIN_MIN = 1.1
 """Drafts are computed if the step then has at least this many times as many tokens per second. Less
 is within the error of the prediction.

@@ -24,6 +24,7 @@ from ...model_spec import ModelSpec
 
 _GPU, _IGPU = 1, 2
 """`ggml_backend_dev_type`."""
+_REPACKED = b"CPU_REPACK"
 _SPLIT_SIZE = int(lib.llama_max_devices())
 
 
@@ -63,6 +64,7 @@ def c_function(name: str, result: Any, *arguments: Any) -> Any:
 
 _pointer, _pointer_to_size = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
 _breakdown = c_function("_Z26llama_get_memory_breakdownPK13llama_context", _Map, _pointer)
+_type_name = c_function("ggml_backend_buft_name", ctypes.c_char_p, _pointer)
 _is_host = c_function("ggml_backend_buft_is_host", ctypes.c_bool, _pointer)
 _device_of = c_function("ggml_backend_buft_get_device", _pointer, _pointer)
 _count = c_function("ggml_backend_dev_count", ctypes.c_size_t)
@@ -109,6 +111,14 @@ def _walk(address: int | None) -> Iterator[Any]:
         yield from _walk(node.left)
         yield node
         yield from _walk(node.right)
+
+
+def repacked_bytes(context: Any) -> int:
+    """Return the bytes of a context's weights that llama.cpp has laid out anew for the CPU. It does
+    so for Q4_0, Q4_K and other types, depending on the CPU.
+    """
+    nodes = _walk(_breakdown(context).root)
+    return sum(node.weights for node in nodes if _type_name(node.buffer_type) == _REPACKED)
 
 
 def layers_of(spec: ModelSpec, model: Any) -> int:

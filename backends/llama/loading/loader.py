@@ -42,7 +42,7 @@ from ..text.matching import MatchingVocab
 from ..text.renderer import Renderer, TemplateRefusal
 from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fallback_source
 from ..text.vocab import Vocab
-from .devices import layers_of
+from .devices import layers_of, repacked_bytes
 from .draft_model import check_draft_model, check_draftable, draft_spec, open_draft_context
 from .gguf_check import GgufFile
 from .nextn import check_nextn_drafts, nextn_params, state_width
@@ -63,6 +63,11 @@ from .opening import (
 )
 
 SAMPLING_VALUE_BYTES = 1024
+REPACKED_ROWS = 16
+"""The tokens with which llama.cpp multiplies repacked weights at once on x86: four groups of four,
+and on other CPUs one group. The rest of a pass is computed in groups, then one by one
+(`ggml/src/ggml-cpu/repack.cpp`).
+"""
 _LONG_FACTORS = "rope_factors_long.weight"
 _NO_TOOLS = "the model's chat template does not use tools"
 _NO_HISTORY = dict.fromkeys(
@@ -390,6 +395,7 @@ def _model_info(
         kv_kind=context.kv_kind,
         rollback=context.rollback,
         can_shift=context.can_shift,
+        rows_block=_rows_block(model, context, file),
         draft_model=os.path.basename(spec.draft_model),
         nextn=spec.nextn,
         n_gpu_layers=layers_of(spec, model),
@@ -401,6 +407,17 @@ def _model_info(
         media_mrope=media.mrope,
         media_size_max=media.size_max,
     )
+
+
+def _rows_block(model: Any, context: LlamaContext, file: GgufFile) -> int:
+    """Return `ModelInfo.rows_block`. Experts are multiplied with one token after the other, and an
+    encoder-decoder has no context yet.
+    """
+    has_experts = file.values.get(f"{file.values.get('general.architecture')}.expert_count")
+    if has_experts or context.pointer is None:
+        return 1
+    repacked = repacked_bytes(context.pointer)
+    return REPACKED_ROWS if 2 * repacked > int(lib.llama_model_size(model)) else 1
 
 
 def _answer_form(

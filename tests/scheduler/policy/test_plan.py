@@ -60,8 +60,8 @@ class Known(StepCost):
     *pass_s*.
     """
 
-    def __init__(self, row_s: float, pass_s: float = 1.0):
-        super().__init__()
+    def __init__(self, row_s: float, pass_s: float = 1.0, rows_block: int = 1):
+        super().__init__(rows_block)
         self.steps, self._each, self._pass_s = 1, row_s, pass_s
 
     @property
@@ -237,6 +237,19 @@ def test_prompts_get_the_time_that_decoding_leaves() -> None:
 
     assert [r.count for r in equal] == [29, 1]
     assert [r.count for r in lower] == [49, 1]
+
+
+def test_chunks_of_prompts_fill_blocks_of_the_engine() -> None:
+    slots = slots_of(2)
+    running(slots[0], task(1, tokens=500))
+    decoding(slots[1], task(2, tokens=5))
+
+    def count(step_s: float) -> int:
+        settings = EngineSettings(step_s_target=step_s, step_s_max=step_s)
+        planned = batch_of(slots, order(), settings, 512, Known(0.01, rows_block=16))
+        return planned[0].count
+
+    assert [count(0.135), count(0.235), count(0.305), count(0.265)] == [16, 20, 32, 24]
 
 
 def test_a_prompt_alone_is_computed_in_steps_of_half_a_second() -> None:
