@@ -200,13 +200,18 @@ class Inferd:
 
 
 @asynccontextmanager
-async def running(text: str, home: Path | None = None) -> AsyncIterator[Inferd]:
-    """Run a daemon with the configuration *text*, and with its state in *home* if given."""
+async def running(
+    text: str, home: Path | None = None, records: Path | None = None
+) -> AsyncIterator[Inferd]:
+    """Run a daemon with the configuration *text*, and with its state in *home* if given. It begins
+    with the measured settings in the file *records*, by default `TUNING_RECORDS`.
+    """
+    records = records or TUNING_RECORDS
     with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
         home = home or Path(folder)
         (home / "config.toml").write_text(text)
-        if TUNING_RECORDS.exists() and not (home / TUNING_FILE).exists():
-            shutil.copy(TUNING_RECORDS, home / TUNING_FILE)
+        if records.exists() and not (home / TUNING_FILE).exists():
+            shutil.copy(records, home / TUNING_FILE)
         env = {**os.environ, "INFERD_SOCKET": str(home / "inferd.sock")}
         env |= {"INFERD_CONFIG": str(home / "config.toml"), "INFERD_STATE_DIR": str(home)}
         env |= {"INFERD_METRICS": str(home / "metrics.sock")}

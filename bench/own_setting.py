@@ -10,21 +10,23 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from inferd.backends.library import LLAMA_COMMIT
-from inferd.backends.tuning_choice import this_cpu
+from inferd.backends.tuning_choice import TuningRecord, this_cpu
 from inferd.daemon.models.tuning_records import TuningRecords
 
 from . import daemon
 from .machine import THREADS
 from .scenarios import decode
-from .scenarios.base import Work
+from .scenarios.base import Work, setting_text
 
 USE_S = 120.0
 PAUSE_S = 6.0
 """Between two uses, which take 1 to 9 s. A daemon measures after 2 s without work."""
+_CPU = this_cpu(THREADS)
 
 
 async def measure() -> str:
@@ -57,9 +59,10 @@ async def _use(server: daemon.Inferd) -> None:
 
 def in_force() -> str:
     """Return the setting of the kept records, with the reason."""
-    records = TuningRecords(daemon.TUNING_RECORDS.parent)
-    for record in records.of_machine(this_cpu(THREADS).key, LLAMA_COMMIT):
-        attention = "on" if record.chosen.flash_attn else "off"
-        threads = f", {record.chosen.threads} threads" if record.chosen.threads else ""
-        return f"flash attention {attention}{threads}; {record.reason}"
+    for record in _kept():
+        return setting_text(record)
     return f"the rule for this kind of CPU; {USE_S:g} s of use were too short for a measurement"
+
+
+def _kept() -> Sequence[TuningRecord]:
+    return TuningRecords(daemon.TUNING_RECORDS.parent).of_machine(_CPU.key, LLAMA_COMMIT)

@@ -6,16 +6,24 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import anyio
 
 from bench import daemon, gateway, llama_server, texts
 from bench.clients import Server
 from bench.runs import Figure, Target
 from bench.streams import Stream
+from inferd.backends.tuning_choice import TuningRecord
+from inferd.daemon.models.tuning_records import read_records
+from inferd.daemon.state_files import TUNING_FILE
 
 INFERD = "inferd"
 GATEWAY = "gateway"
 """inferd over HTTP."""
+IDLE_S_MAX = 180
+"""The idle time that `measure_setting` gives a daemon."""
 GATEWAY_LOSS_MAX = 0.05
 """The part by which a figure may be worse over HTTP than over inferd's own protocol."""
 LLAMA_SERVER = "llama-server"
@@ -109,10 +117,48 @@ def as_slow_as_inferd(figure: str, case: int = 0) -> Target:
 
 
 async def start_inferd(
-    stack: AsyncExitStack, slots: int, ctx_size: int, settings: Mapping[str, Any] | None = None
+    stack: AsyncExitStack,
+    slots: int,
+    ctx_size: int,
+    settings: Mapping[str, Any] | None = None,
+    records: Path | None = None,
 ) -> daemon.Inferd:
-    """Start a daemon that keeps the model loaded."""
+    """Start a daemon that keeps the model loaded, with measured settings from the file *records* or
+    else those of `own_setting`.
+    """
     text = daemon.configuration(slots, ctx_size, settings)
-    server = await stack.enter_async_context(daemon.running(text))
+    server = await stack.enter_async_context(daemon.running(text, records=records))
     await server.keep_loaded(stack)
     return server
+
+
+async def measure_setting(
+    text: str, home: Path, model: str, use: Callable[[daemon.Inferd], Awaitable[object]]
+) -> Path | None:
+    """Use a daemon without records, with its state in *home*, and wait while it is idle and
+    measures which setting is fastest for such steps. Return the file with the result, if any.
+    """
+    records = home / TUNING_FILE
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(daemon.running(text, home, home / "none"))
+        await server.keep_loaded(stack, model)
+        await use(server)
+        for _ in range(IDLE_S_MAX):
+            if records.exists():
+                return records
+            await anyio.sleep(1)
+    return None
+
+
+def setting_text(record: TuningRecord) -> str:
+    """Return a measured setting, with the reason."""
+    attention = "on" if record.chosen.flash_attn else "off"
+    threads = f", {record.chosen.threads} threads" if record.chosen.threads else ""
+    return f"flash attention {attention}{threads}; {record.reason}"
+
+
+def measured_text(records: Path | None) -> str:
+    """Return the setting in a file that `measure_setting` returned."""
+    if records is None:
+        return f"the rule for this kind of CPU; {IDLE_S_MAX} idle seconds were too short"
+    return setting_text(read_records(records)[0])

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from bench import daemon, gateway, llama_server, texts
 from bench import streams as s
 from bench.clients import (
@@ -27,10 +25,21 @@ from bench.clients import (
 from bench.fim_model import write_fim
 from bench.runs import Figure, Target
 from bench.streams import Stream
-from inferd.daemon.state_files import TUNING_FILE
 
 from . import urgent
-from .base import GATEWAY, INFERD, LLAMA_SERVER, Scenario, Side, Started, Work, as_slow_as_inferd
+from .base import (
+    GATEWAY,
+    IDLE_S_MAX,
+    INFERD,
+    LLAMA_SERVER,
+    Scenario,
+    Side,
+    Started,
+    Work,
+    as_slow_as_inferd,
+    measure_setting,
+    measured_text,
+)
 
 SLOTS, CTX_SIZE = 4, 4096
 IDLE, BESIDE = CASES = 1, 2
@@ -49,7 +58,6 @@ EDITS = len(PLACES) * len(TYPED)
 TOKENS_LEAST, TOKENS_MOST = 8, 16
 LOW, LOW_TOKENS = 40, 192
 FIRST_S, EVERY_S = 1.0, 2.0
-IDLE_S_MAX = 180
 EDIT = "edit"
 HEAD_TOKENS_MAX = 24
 """The most tokens at the front of all prompts: names of the project and of the file, marks."""
@@ -171,29 +179,18 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
     }
 
 
-async def measure_setting(text: str, home: Path, model: str) -> bool:
-    """Use a daemon as an editor does, and wait while it is idle and measures which setting is
-    fastest for such steps. Return whether its state in *home* has the result.
-    """
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(daemon.running(text, home))
-        await server.keep_loaded(stack, model)
-        connect = partial(server.client, model=model)
-        await drive(connect, connect, Work(IDLE, 0, 0))
-        for _ in range(IDLE_S_MAX):
-            if (home / TUNING_FILE).exists():
-                break
-            await anyio.sleep(1)
-    return (home / TUNING_FILE).exists()
-
-
 async def start(stack: AsyncExitStack) -> Started:
     """Start llama-server with its default caches, and a daemon with a gateway before it."""
     file = write_fim(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferd-bench-"))))
     reference = await stack.enter_async_context(llama_server.running(SLOTS, CTX_SIZE, model=file))
     text = daemon.configuration(SLOTS, CTX_SIZE, {"models-dir": str(file.parent)})
     home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferd-bench-")))
-    measured = await measure_setting(text, home, file.stem)
+
+    async def edit(server: daemon.Inferd) -> None:
+        connect = partial(server.client, model=file.stem)
+        await drive(connect, connect, Work(IDLE, 0, 0))
+
+    records = await measure_setting(text, home, file.stem, edit)
     server = await stack.enter_async_context(daemon.running(text, home))
     await server.keep_loaded(stack, file.stem)
     http = await stack.enter_async_context(gateway.running(server))
@@ -210,7 +207,7 @@ async def start(stack: AsyncExitStack) -> Started:
         ),
     }
     model = f"{file.stem}: SmolLM2 135M with tokens to fill in the middle"
-    return Started(sides, {"model": model, "its setting": "measured" if measured else "a rule"})
+    return Started(sides, {"model": model, "its setting": measured_text(records)})
 
 
 SCENARIO = Scenario(
