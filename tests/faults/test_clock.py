@@ -268,6 +268,7 @@ DATES = {
     "cli/operations/session_commands.py": "shows when a state was saved",
     "cli/models/tune_command.py": "the date of a measurement",
     "cli/monitoring/status_commands.py": "lists show how long ago sessions were deleted",
+    "daemon/models/draft_gains.py": "the days of gains",
     "daemon/models/tuner.py": "the date of a measurement",
     "daemon/tuning/report.py": "the date of a measurement",
     "gateways/http/inferd_api/sessions.py": "the date at which a chat will be deleted",

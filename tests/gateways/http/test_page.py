@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,10 +20,12 @@ import pytest
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import RunningGateway, gateway
+from tests.models import magika
 from tests.pictures import png
 
 CONFIG = echo_model("smollm2") + echo_model("gemma3", media=True)
 CONFIG += echo_model("bge-reranker", ranks=True)
+CONFIG += f"[models.magika]\nfile = {json.dumps(str(magika()))}\n"
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text()
 ADDRESS = "127.0.0.1:8080"
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -86,7 +89,10 @@ def test_the_programs_of_the_page_print_the_answer(
             names: dict[str, Any] = {}
             exec(reader.at_gateway(program), names)
             clients.push(names["client"])
-    assert capsys.readouterr().out == "Say hello.\n" * 3 + "1\n" + "What is this?\n"
+    *texts, response = capsys.readouterr().out.splitlines()
+    assert texts == ["Say hello."] * 3 + ["1", "What is this?"]
+    [output] = literal_eval(response)["outputs"]
+    assert (output["datatype"], output["shape"]) == ("FP32", [1, 214])
 
 
 def test_the_commands_of_the_page_run_in_their_order(reader: Reader) -> None:
@@ -109,6 +115,6 @@ def test_the_environment_of_the_clients_is_enough(
     monkeypatch.setenv("OLLAMA_HOST", address)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://{address}")
     with ollama.Client() as client:
-        assert "smollm2" in [each.model for each in client.list().models]
+        assert "magika" in [each.model for each in client.list().models]
     with anthropic.Anthropic(api_key="none") as other:
-        assert "smollm2" in [each.id for each in other.models.list()]
+        assert "magika" in [each.id for each in other.models.list()]
