@@ -16,6 +16,7 @@ from tools.build_engine import CACHE_DIR, ROOT
 
 from . import llama_server, own_setting, report, result_files
 from .compare import EXTERNAL_CORES_MAX, compare, warm_up
+from .daemon import TUNING_RECORDS
 from .machine import machine
 from .runs import Run, over_rounds, reached
 from .scenarios import SCENARIOS, Scenario
@@ -134,8 +135,9 @@ def main() -> None:
         return
     with alone():
         llama_server.binary()
-        if not (arguments.small or arguments.keep_setting):
-            print("inferd chooses its setting, 2 minutes", flush=True)
+        keeps_setting = arguments.keep_setting and TUNING_RECORDS.exists()
+        if not (arguments.small or keeps_setting):
+            print("inferd chooses its setting, 2 to 5 minutes", flush=True)
             print(asyncio.run(own_setting.measure()), flush=True)
         for name in arguments.scenario:
             asyncio.run(bench(SCENARIOS[name], arguments, Console()))

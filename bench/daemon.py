@@ -36,8 +36,11 @@ ECHO_BATCH_SIZE = 8192
 
 
 def configuration(slots: int, ctx_size: int, settings: Mapping[str, Any] | None = None) -> str:
-    """Return a configuration file's text, with *settings* in [daemon]."""
+    """Return a configuration file's text, with *settings* in [daemon]. By default the daemon does
+    not measure models while it is idle, when another side runs.
+    """
     table = {"models-dir": str(MODEL.parent), "cores": THREADS, "keep-alive-s": -1}
+    table["tuning"] = False
     lines = ["[daemon]", *_lines(table | dict(settings or {})), ""]
     return "\n".join([*lines, "[defaults]", *_lines({"slots": slots, "ctx-size": ctx_size}), ""])
 

@@ -1,7 +1,8 @@
 """The setting that inferd chooses by itself on this machine, with which all its sides run.
 
 A daemon with a fresh state is used for two minutes, in which it measures its settings while it is
-idle. The daemons of the scenarios begin with a copy of its records.
+idle, and is then left idle until it has done so. The daemons of the scenarios begin with a copy of
+its records.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from inferd.daemon.models.tuning_records import TuningRecords
 from . import daemon
 from .machine import THREADS
 from .scenarios import decode
-from .scenarios.base import Work, setting_text
+from .scenarios.base import Work, setting_text, wait_for
 
 USE_S = 120.0
 PAUSE_S = 6.0
@@ -36,11 +37,12 @@ async def measure() -> str:
     daemon.TUNING_RECORDS.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
         async with AsyncExitStack() as stack:
-            text = daemon.configuration(decode.SLOTS, decode.CTX_SIZE)
+            text = daemon.configuration(decode.SLOTS, decode.CTX_SIZE, {"tuning": True})
             server = await stack.enter_async_context(daemon.running(text, Path(folder)))
             await server.keep_loaded(stack)
             await _use(server)
-        records = Path(folder) / daemon.TUNING_RECORDS.name
+            records = Path(folder) / daemon.TUNING_RECORDS.name
+            await wait_for(records)
         if records.exists():
             daemon.TUNING_RECORDS.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(records, daemon.TUNING_RECORDS)
@@ -61,7 +63,7 @@ def in_force() -> str:
     """Return the setting of the kept records, with the reason."""
     for record in _kept():
         return setting_text(record)
-    return f"the rule for this kind of CPU; {USE_S:g} s of use were too short for a measurement"
+    return "the rule for this kind of CPU; it was not idle enough for a measurement"
 
 
 def _kept() -> Sequence[TuningRecord]:

@@ -36,8 +36,9 @@ all do the same work.
   except where a scenario says otherwise. A conversation's later turns send its answers back as the
   generated token ids, so that llama-server finds them in its cache.
 - **inferd** is a daemon with its defaults except slots, context and threads. It has chosen its
-  setting by itself: `make bench` first uses a daemon with a fresh state for two minutes, in which
-  it measures while it is idle. Each table names the setting.
+  setting by itself: `make bench` first uses a daemon with a fresh state for two minutes, and
+  leaves it idle until it has measured. While sides are compared, no daemon measures. Each table
+  names the setting.
 
 The clients are the same: one asyncio connection per program, all in one process. The texts contain
 a number that is new in each run, so that no run finds another run's text in a cache. A run is

@@ -140,14 +140,20 @@ async def measure_setting(
     """
     records = home / TUNING_FILE
     async with AsyncExitStack() as stack:
+        text = text.replace("tuning = false", "tuning = true")
         server = await stack.enter_async_context(daemon.running(text, home, home / "none"))
         await server.keep_loaded(stack, model)
         await use(server)
-        for _ in range(IDLE_S_MAX):
-            if records.exists():
-                return records
-            await anyio.sleep(1)
-    return None
+        await wait_for(records)
+    return records if records.exists() else None
+
+
+async def wait_for(records: Path) -> None:
+    """Wait for up to `IDLE_S_MAX` until a daemon has written the file with its measured setting."""
+    for _ in range(IDLE_S_MAX):
+        if await anyio.Path(records).exists():
+            return
+        await anyio.sleep(1)
 
 
 def setting_text(record: TuningRecord) -> str:
