@@ -97,16 +97,19 @@ def test_the_gain_in_an_earlier_daemon_is_shown() -> None:
         with Client(daemon.socket) as client, client.session("m", raw=True) as session:
             assert client.show("m")["drafts"] is None
             assert session.chat(text) == text
-            drafts = wait_until(lambda: client.show("m")["drafts"])
-        assert 0 < drafts["accepted"] <= drafts["drafted"]
+            metadata = session.metadata
+            drafted, accepted = metadata["drafted_tokens"], metadata["accepted_tokens"]
+            assert 0 < accepted <= drafted
+            wait_until(lambda: (client.show("m")["drafts"] or {}).get("accepted") == accepted)
         daemon.stop()
         daemon.start_again()
         with Client(daemon.socket) as client:
             shown = client.show("m")
-    assert shown["drafts"] == drafts and shown["info"] is None
+    drafts = shown["drafts"]
+    assert drafts is not None and shown["info"] is None
+    assert (drafts["drafted"], drafts["accepted"]) == (drafted, accepted)
     [[_, entries]] = [s for s in sections_of(shown) if s[0] == "State"]
     fast, plain = (drafts["tokens"] / drafts[key] for key in ("seconds", "plain_seconds"))
-    accepted, drafted = drafts["accepted"], drafts["drafted"]
     assert dict(entries)["accepted drafts"] == (
         f"{accepted} of {drafted} tokens ({accepted / drafted:.0%}) in 7 days:"
         f" {fast:.1f} instead of {plain:.1f} tokens/s in steps with drafts"
