@@ -6,11 +6,12 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .base import ModelInfo
 from .errors import (
     BackendError,
+    Cancelled,
     InferdError,
     LoadFailed,
     OutOfMemory,
@@ -19,7 +20,7 @@ from .errors import (
 )
 from .memory import Device, MemoryNeed, resident_bytes
 from .model_spec import ModelSpec, Shape
-from .tensors import OTHER_TYPES, TENSOR_TYPES, TensorInfo
+from .tensors import OTHER_TYPES, TENSOR_TYPES, NamedTensor, Tensor, TensorInfo
 
 OUTPUT_BYTES_MAX = 64 << 20
 """The most bytes of all outputs of a computation. The daemon's own limit on replies is lower."""
@@ -54,6 +55,30 @@ def opened_regular(path: str, flags: int) -> int:
         os.close(fd)
         raise OSError(None, "it is not a regular file")
     return fd
+
+
+class LaneComputation:
+    """One computation by an engine that cannot end one that runs: LiteRT has no call for it, and
+    OpenVINO's `cancel` returns while a loop goes on. *run_lane* computes the *inputs* in a lane.
+    """
+
+    def __init__(
+        self,
+        run_lane: Callable[[int, Sequence[tuple[TensorInfo, Tensor]]], list[NamedTensor]],
+        inputs: Sequence[tuple[TensorInfo, Tensor]],
+    ):
+        self.inputs = inputs
+        self._run_lane, self._cancelled = run_lane, False
+
+    def cancel(self) -> None:
+        """Let `run` fail unless it has begun."""
+        self._cancelled = True
+
+    def run(self, lane: int = 0) -> list[NamedTensor]:
+        """Return the outputs; see `Computation`."""
+        if self._cancelled:
+            raise Cancelled("the computation was cancelled")
+        return self._run_lane(lane, self.inputs)
 
 
 class GraphMemoryEstimator:

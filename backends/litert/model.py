@@ -8,9 +8,10 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
 from ..base import ModelInfo
-from ..errors import Cancelled, InferdError, LoadFailed, load_cancelled
+from ..errors import InferdError, LoadFailed, load_cancelled
 from ..graphs import (
     TYPE_NUMBERS,
+    LaneComputation,
     check_output_bytes,
     check_types,
     graph_info,
@@ -63,11 +64,11 @@ class LiteRtModel:
         """Return the outputs of *inputs*."""
         return self.new_computation(inputs).run()
 
-    def new_computation(self, inputs: Sequence[NamedTensor]) -> LiteRtComputation:
+    def new_computation(self, inputs: Sequence[NamedTensor]) -> LaneComputation:
         """Return the computation of *inputs*; see `GraphModel`."""
         names = self._header.tensor_names
         renamed = [(names.get(name, name), tensor) for name, tensor in inputs]
-        return LiteRtComputation(self, match_inputs(self.info.inputs, renamed))
+        return LaneComputation(self.run_lane, match_inputs(self.info.inputs, renamed))
 
     def add_lane(self) -> None:
         """Add an interpreter; see `GraphModel`."""
@@ -98,24 +99,6 @@ class LiteRtModel:
             raise
         except Exception as exc:  # LiteRT's errors have no common class
             raise load_error("LiteRT", "ai-edge-litert", self._spec, exc) from None
-
-
-class LiteRtComputation:
-    """One computation. LiteRT's API cannot end one that runs."""
-
-    def __init__(self, model: LiteRtModel, inputs: Sequence[tuple[TensorInfo, Tensor]]):
-        self.inputs = inputs
-        self._model, self._cancelled = model, False
-
-    def cancel(self) -> None:
-        """Let `run` fail unless it has begun."""
-        self._cancelled = True
-
-    def run(self, lane: int = 0) -> list[NamedTensor]:
-        """Return the outputs; see `Computation`."""
-        if self._cancelled:
-            raise Cancelled("the computation was cancelled")
-        return self._model.run_lane(lane, self.inputs)
 
 
 class ShapedInterpreter:

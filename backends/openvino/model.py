@@ -16,12 +16,13 @@ import numpy as np
 import openvino
 
 from ..base import ModelInfo
-from ..errors import Cancelled, InferdError, InvalidArgument, LoadFailed, load_cancelled
+from ..errors import InferdError, InvalidArgument, LoadFailed, load_cancelled
 from ..graph_files import SAVED_MODEL
 from ..graphs import (
     DIMENSION_MAX,
     PORTS_MAX,
     TYPE_NUMBERS,
+    LaneComputation,
     check_output_bytes,
     check_types,
     engine_text,
@@ -197,10 +198,10 @@ class OpenVinoModel:
         """Return the outputs of *inputs*."""
         return self.new_computation(inputs).run()
 
-    def new_computation(self, inputs: Sequence[NamedTensor]) -> OpenVinoComputation:
+    def new_computation(self, inputs: Sequence[NamedTensor]) -> LaneComputation:
         """Return the computation of *inputs*; see `GraphModel`."""
         renamed = [(self._other_names.get(name, name), tensor) for name, tensor in inputs]
-        return OpenVinoComputation(self, match_inputs(self.info.inputs, renamed))
+        return LaneComputation(self.run_lane, match_inputs(self.info.inputs, renamed))
 
     def add_lane(self) -> None:
         """Add a request; see `GraphModel`."""
@@ -224,24 +225,6 @@ class OpenVinoModel:
             return _Request(self._compiled)
         except Exception as exc:  # OpenVINO's errors have no common class
             raise run_error(_short(exc)) from None
-
-
-class OpenVinoComputation:
-    """One computation. OpenVINO cannot end one that runs: its `cancel` returns; a loop goes on."""
-
-    def __init__(self, model: OpenVinoModel, inputs: Sequence[tuple[TensorInfo, Tensor]]):
-        self.inputs = inputs
-        self._model, self._cancelled = model, False
-
-    def cancel(self) -> None:
-        """Let `run` fail unless it has begun."""
-        self._cancelled = True
-
-    def run(self, lane: int = 0) -> list[NamedTensor]:
-        """Return the outputs; see `Computation`."""
-        if self._cancelled:
-            raise Cancelled("the computation was cancelled")
-        return self._model.run_lane(lane, self.inputs)
 
 
 class _Request:
