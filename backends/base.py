@@ -131,8 +131,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     can_shift: bool = False
     """Whether `LanguageModel.shift` works."""
     rows_block: int = 1
-    """The engine multiplies its weights with so many tokens of a pass at once. Those that are left
-    over are computed a few at a time, and take longer; 1 if their number does not matter.
+    """The number of tokens of a pass with which the engine multiplies its weights at once. Those
+    that are left over take longer; 1 if their number does not matter.
     """
     drafter: str = "ngram"
     """The drafter of turns with the parameter `speculation` auto, or "off"."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -63,10 +64,10 @@ from .opening import (
 )
 
 SAMPLING_VALUE_BYTES = 1024
-REPACKED_ROWS = 16
-"""The tokens with which llama.cpp multiplies repacked weights at once on x86: four groups of four,
-and on other CPUs one group. The rest of a pass is computed in groups, then one by one
-(`ggml/src/ggml-cpu/repack.cpp`).
+REPACKED_ROWS = 16 if platform.machine() in ("x86_64", "AMD64") else 4
+"""The tokens with which llama.cpp multiplies repacked weights at once: on x86 four groups of four,
+on other CPUs one. The rest of a pass is computed in groups, then one by one (`ggml/src/ggml-cpu`,
+`repack.cpp` and `arch/*/repack.cpp`).
 """
 _LONG_FACTORS = "rope_factors_long.weight"
 _NO_TOOLS = "the model's chat template does not use tools"
