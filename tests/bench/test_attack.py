@@ -194,10 +194,10 @@ async def test_a_call_without_an_answer_and_a_silent_stream_count_for_their_whol
         listener.bind(str(tmp_path / "silent.sock"))
         listener.listen(8)
         service = Service(socket=str(tmp_path / "silent.sock"), model="one")
-        figures = await Victim(service, 0.2).measure()
+        figures = await Victim(service, 1.0).measure()
     assert figures.tokens_per_s == 0
-    assert figures.gap_worst_s >= 0.2
-    assert figures.call_p99_ms >= 190
+    assert figures.gap_worst_s >= 1.0
+    assert figures.call_p99_ms >= 500  # a call begins late on a busy machine
 
 
 @pytest.mark.process
