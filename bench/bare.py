@@ -1,11 +1,11 @@
 """A bare llama.cpp loop that runs a scenario's prompts, which shows the limit of this machine.
 
 It tokenizes, decodes mixed batches and samples greedily, without a queue, another process or text.
-As in inferd's engine, KV is split, and logits ascend by sequence. It is a process of its own, so
-that its memory and threads are freed when another side runs. `python -m bench.bare` reads JSON:
-[texts, tokens of each answer, slots, tokens of context a slot, whether a shared beginning is
-computed once]. It writes [requested_s, [arrival_s, …], tokens of the prompt, of these cached] for
-each text.
+As in inferd's engine, KV is split, logits ascend by sequence, and flash attention is as inferd has
+chosen. It is a process of its own, so that its memory and threads are freed when another side runs.
+`python -m bench.bare` reads JSON: [texts, tokens of each answer, slots, tokens of context a slot,
+whether a shared beginning is computed once]. It writes [requested_s, [arrival_s, …], tokens of the
+prompt, of these cached] for each text.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from inferd.backends.llama.loading.opening import WEIGHTS_UBATCH_SIZE_MAX
 from inferd.backends.llama.threads import ComputeThreads
 
 from .machine import MODEL, THREADS
+from .own_setting import has_flash_attn
 
 BATCH_SIZE = 512
 WARM_UP_TOKENS = 8
@@ -45,7 +46,11 @@ class Bare:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = slots * ctx_size, slots, False
         params.n_batch, params.n_ubatch = BATCH_SIZE, min(BATCH_SIZE, WEIGHTS_UBATCH_SIZE_MAX)
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # on every machine
+        params.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if has_flash_attn()
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
         params.n_outputs_max = slots
         params.n_threads = params.n_threads_batch = THREADS
         self.context = llama_cpp.llama_init_from_model(self.model, params)

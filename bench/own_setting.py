@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from inferd.backends.library import LLAMA_COMMIT
-from inferd.backends.tuning_choice import TuningRecord, this_cpu
+from inferd.backends.tuning_choice import TuningRecord, choose_by_cpu, this_cpu
 from inferd.daemon.models.tuning_records import TuningRecords
 
 from . import daemon
@@ -64,6 +64,12 @@ def in_force() -> str:
     for record in _kept():
         return setting_text(record)
     return "the rule for this kind of CPU; it was not idle enough for a measurement"
+
+
+def has_flash_attn() -> bool:
+    """Return whether a daemon with the kept records computes with flash attention."""
+    records = _kept()
+    return (records[0].chosen if records else choose_by_cpu(_CPU).setting).flash_attn
 
 
 def _kept() -> Sequence[TuningRecord]:

@@ -35,7 +35,7 @@ def requests(work: Work) -> list[Request]:
     rng = work.rng()
     tokens = TOKENS_SMALL if work.small else TOKENS
     return [
-        Request(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name)
+        Request(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name, speculation="off")
         for name in texts.names(rng, work.case)
     ]
 
@@ -123,9 +123,10 @@ pieces of a stream. {SLOTS} slots of {CTX_SIZE} tokens.
 
 - **llama-server** runs without prompt caches here: every prompt is new, so they could only cost
   time. Its clients name neighbouring slots; without that, its batches break up over time.
-- **inferd stream** and **inferd pull** (`compute_single`, one call a token) share a daemon.
+- **inferd stream** and **inferd pull** (`compute_single`, one call a token) share a daemon. They
+  compute without drafts, as the others do.
 - **bare** is a loop around llama.cpp that does nothing else, on {THREADS} threads: it has no queue,
-  no text and no other process. It computes without flash attention, whatever inferd has chosen.
+  no text and no other process. It computes with flash attention if inferd does.
 
 The overhead of inferd over **bare** with one stream was measured by a clock around each part of a
 worker's iteration (medians of 1500 steps of 10 to 13 ms, on a slow day, 2026-11-22):
@@ -149,7 +150,7 @@ tokens/s instead of 150.""",
     ),
     targets=(
         *_at_least(PUSHED, LLAMA_SERVER, {1: 1.0, 4: 1.03, 16: 1.05}),
-        *_at_least(PUSHED, BARE, {1: 0.85, 4: 0.85, 16: 0.9}),
+        *_at_least(PUSHED, BARE, {1: 0.92, 4: 0.85, 16: 0.9}),
         *_at_least(PULLED, PUSHED, {1: 0.9, 16: 0.9}),
     ),
     start=start,
