@@ -127,11 +127,11 @@ def test_a_stream_that_is_left_has_the_metadata_of_the_cancelled_turn(
 def test_a_turn_that_ends_by_a_timeout_has_its_progress(raw: RawClient) -> None:
     context = raw.context("slow")
     with pytest.raises(Timeout) as caught:
-        raw.call("chat", context=context, prompt=LONG, raw=True, timeout_s=0.2)
+        raw.call("chat", context=context, prompt=LONG, raw=True, timeout_s=0.5)
     assert caught.value.data == {"timeout": "total"}
     found = raw.metadata(context)
     assert found["stop_reason"] == "Timeout" and found["ttft_ms"] == 0
-    assert found["queue_ms"] + found["prompt_ms"] >= 190
+    assert found["queue_ms"] + found["prompt_ms"] >= 250, "it begins late on a busy machine"
 
 
 def test_a_turn_whose_client_disconnects_keeps_its_figures(daemon: RunningDaemon) -> None:
