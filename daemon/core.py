@@ -65,6 +65,7 @@ from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
 from .jobs.jobs import JobLimits, Jobs
 from .jobs.runner import JobRunner
+from .kept_tensors import KeptLimits, KeptTensors
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters, reason_of
 from .models.catalog import NamedModel
@@ -147,6 +148,7 @@ class Daemon:
         )
         self.ledger.turn_listeners += [self.counters, self.usage]
         self.graphs = GraphTable(self.new_handle, self.ledger.kept_bytes)
+        self.kept_tensors = KeptTensors(self.new_handle)
         self.request_bytes = RequestBytes()
         self.request_bytes.on_freed = FreedMemory().note_freed
         machine = machine or MachineMemory()
@@ -242,6 +244,11 @@ class Daemon:
         bounds.session_bytes_owner_max = config.session_bytes_user_max
         bounds.kept_sessions_owner_max = config.kept_sessions_user_max
         bounds.reasoning_max = config.reasoning_max
+        self.kept_tensors.limits = KeptLimits(
+            user_max=config.kept_tensors_user_max,
+            user_bytes_max=config.kept_tensor_bytes_user_max,
+            bytes_max=config.kept_tensor_bytes_max,
+        )
         self.usage.days_max = config.usage_days
         self.media_store.limits = MediaLimits(
             item_bytes_max=config.media_bytes_max,
@@ -396,9 +403,10 @@ class Daemon:
         self.counters.call_refused(call, error)
 
     def connection_ended(self, connection: ServerConnection) -> None:
-        """Close a connection's sessions, graphs and leases."""
+        """Close a connection's sessions, tensors, graphs and leases."""
         self._unflushed.discard(connection)
         self.sessions.close_connection(connection)
+        self.kept_tensors.close_connection(connection)
         self.graphs.close_graphs(connection)
         self.copies.remove_connection(connection)
         for transfers in (self.model_exports, self.model_imports):

@@ -49,13 +49,13 @@ def identity(*kinds: str, shape: Sequence[int | str] | None = ("n",)) -> bytes:
     )
 
 
-def affine() -> bytes:
-    """Return a graph with the fp32 inputs `a` and `b` of [n, 2], and the output 2·a + b."""
+def affine(factor: float = 2) -> bytes:
+    """Return a graph with the fp32 inputs `a` and `b` of [n, 2], and the output factor·a + b."""
     return graph(
         [helper.make_node("Mul", ["a", "two"], ["c"]), helper.make_node("Add", ["c", "b"], ["y"])],
         [("a", "fp32", ["n", 2]), ("b", "fp32", ["n", 2])],
         [("y", "fp32", ["n", 2])],
-        [helper.make_tensor("two", TensorProto.FLOAT, [], struct.pack("f", 2), raw=True)],
+        [helper.make_tensor("two", TensorProto.FLOAT, [], struct.pack("f", factor), raw=True)],
     )
 
 

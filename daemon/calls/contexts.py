@@ -32,8 +32,11 @@ from .session_operations import find_state
 from .tensors import (
     ENDED,
     are_tensors,
+    check_keep,
     compute_kept,
     compute_named,
+    find_kept,
+    info_of,
     is_configuration,
     is_graph,
     is_tensor,
@@ -156,7 +159,10 @@ async def init_execution_context_with_session_id(
 async def set_input(daemon: Daemon, request: Request) -> w.Empty:
     """Set the prompt, parameters at index 1, or an input of a tensor model."""
     session, p = daemon.session(request), request.params
-    tensor = await read_tensor(request, p.tensor)
+    kept = find_kept(daemon, request, session, [p.tensor])
+    for one in kept.values():
+        one.check_file((await info_of(session)).fingerprint)
+    tensor = kept[p.tensor.kept].tensor if kept else await read_tensor(request, p.tensor)
     if await is_tensor(session, p.index, tensor):
         await set_tensor(session, p.index, tensor)
     elif p.index == w.METADATA_INDEX:
@@ -219,13 +225,19 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     outputs.
     """
     session, p = daemon.session(request), request.params
+    daemon.kept_tensors.free_tensors(request.connection, p.free)
     daemon.check_open()
+    check_keep(session, p)
     if p.inputs is None and (session.tensors.inputs or is_graph(session)):
         await compute_kept(daemon, request, session)
         return w.ComputeResult()
-    inputs = [(name, await read_tensor(request, tensor)) for name, tensor in p.inputs or ()]
+    kept = find_kept(daemon, request, session, [tensor for _, tensor in p.inputs or ()])
+    inputs = [
+        (name, kept[one.kept].tensor if one.kept else await read_tensor(request, one))
+        for name, one in p.inputs or ()
+    ]
     if p.inputs is not None and await are_tensors(session, inputs):
-        outputs = await compute_named(daemon, request, session, inputs)
+        outputs = await compute_named(daemon, request, session, inputs, kept.values())
         return w.ComputeResult(outputs=outputs, metadata=session.metadata())
     number = prompt_number(inputs)
     prompt = None if number is None else inputs[number][1].data
@@ -250,6 +262,12 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     else:
         outputs = [("output", text)]
     return w.ComputeResult(outputs=outputs, metadata=session.metadata())
+
+
+def free_tensors(daemon: Daemon, request: Request) -> w.Empty:
+    """Free tensors that stay in the daemon."""
+    daemon.kept_tensors.free_tensors(request.connection, request.params.tensors)
+    return w.Empty()
 
 
 async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleResult:

@@ -387,14 +387,15 @@ def _not_applied(
 
 
 async def unload(daemon: Daemon, request: Request) -> w.Empty:
-    """End the lease and its contexts, whose outputs can still be read. Unless `keep` is set, unload
-    the model before returning if nothing uses it.
+    """End the lease, its kept tensors, and its contexts, whose outputs can still be read. Unless
+    `keep` is set, unload the model before returning if nothing uses it.
     """
     graph = daemon.graph(request)
     daemon.graphs.remove_graph(graph)
     for session in daemon.sessions.live:
         if session.model is graph.lease:
             session.unload()
+    daemon.kept_tensors.end_lease(request.connection, graph.lease)
     model = graph.lease.model
     graph.lease.close()
     if not model.busy and not model.pinned and not request.params.keep:
@@ -414,9 +415,10 @@ async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
 
 
 async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
-    """Close the connection's sessions and graphs."""
+    """Close the connection's sessions, tensors and graphs."""
     for session in daemon.sessions.live.sessions_of(request.connection):
         await daemon.sessions.close_session(session)
+    daemon.kept_tensors.close_connection(request.connection)
     daemon.graphs.close_graphs(request.connection)
     return w.Empty()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 
 import anyio
@@ -10,13 +10,14 @@ import msgspec
 
 from ...backends import tensors as t
 from ...backends.base import ModelInfo
-from ...backends.errors import Cancelled, InvalidArgument, SessionBusy, Timeout, WorkerCrashed
+from ...backends.errors import Busy, Cancelled, InvalidArgument, SessionBusy, Timeout, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...ipc.server.request_bytes import COPIES
 from ...scheduler.messages import ComputedTensors
-from ...sessions import Session
+from ...sessions import Session, WorkerClient
 from ..core import Daemon
+from ..kept_tensors import KeptTensor
 from ..models.registry import Lease
 from ..workers.deaths import GUILTY, SUSPECT
 from .arguments import seconds_of, tensor_bytes, tensor_type
@@ -35,6 +36,37 @@ async def read_tensor(request: Request, tensor: w.Tensor) -> t.Tensor:
     """Return a tensor with its bytes, which may be in a descriptor."""
     data = await tensor_bytes(request, tensor)
     return t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
+
+
+def find_kept(
+    daemon: Daemon, request: Request, session: Session, tensors: Iterable[w.Tensor]
+) -> dict[int, KeptTensor]:
+    """Return, by their handles, those of *tensors* that have stayed in the daemon.
+
+    :raises NotFound: a tensor is not there.
+    :raises InvalidArgument: another graph has computed one.
+    :raises Busy: the user's requests in flight hold too many bytes.
+    """
+    handles = [tensor.kept for tensor in tensors if tensor.kept]
+    found = {one: daemon.kept_tensors.get_tensor(request.connection, one) for one in handles}
+    for kept in found.values():
+        kept.check_model(session.model)
+    if handles:  # a call of few bytes may name many, each several times
+        size = sum(len(found[one].tensor.data) for one in handles)
+        request.charge.grow(COPIES * size)
+    return found
+
+
+def check_keep(session: Session, p: w.ComputeParams) -> None:
+    """Check that the outputs of a call may stay in the daemon, if it names any.
+
+    :raises InvalidArgument: it has no named inputs of a graph.
+    """
+    if p.keep and (p.inputs is None or not is_graph(session)):
+        raise InvalidArgument(
+            "only a graph's outputs of named inputs stay in the daemon",
+            hint="leave `keep` out, or send the graph's inputs by their names",
+        )
 
 
 def is_graph(session: Session) -> bool:
@@ -150,35 +182,86 @@ async def compute_kept(daemon: Daemon, request: Request, session: Session) -> No
     if is_graph(session):  # the name of an input may be the index of another one
         declared = (await info_of(session)).inputs
         inputs = [(declared[int(index)].name, tensor) for index, tensor in inputs]
-    outputs = await _compute(daemon, request, session, inputs)
+    outputs, _ = await _compute(daemon, request, session, inputs)
     if session.tensors.outputs is not before:  # each drop makes a new list
         raise Cancelled("another call has dropped the outputs that were computed")
-    session.check_growth(sum(len(tensor.data) for _, tensor in outputs))
+    size = sum(len(tensor.data) for _, tensor in outputs)
+    request.charge.grow(COPIES * size)
+    session.check_growth(size)
     session.tensors.outputs = [tensor for _, tensor in outputs]
     session.count_kept_bytes()
 
 
 async def compute_named(
-    daemon: Daemon, request: Request, session: Session, inputs: Sequence[t.NamedTensor]
+    daemon: Daemon,
+    request: Request,
+    session: Session,
+    inputs: Sequence[t.NamedTensor],
+    kept: Collection[KeptTensor] = (),
 ) -> list[tuple[str, w.Tensor]]:
-    """Return the outputs of *inputs*. The type of an output is spelled as that of the input with
-    its name and type.
+    """Return the outputs of *inputs*, some of which were *kept*. The type of an output is spelled
+    as that of the input with its name and type. Outputs that the call names stay in the daemon.
     """
+    p: w.ComputeParams = request.params
+    if p.keep:
+        await _check_names(daemon, request, session)
     spelled = {
         (name, tensor.type): given.type
-        for (name, tensor), (_, given) in zip(inputs, request.params.inputs, strict=True)
+        for (name, tensor), (_, given) in zip(inputs, p.inputs or (), strict=True)
+        if not given.kept
     }
+    outputs, fingerprint = await _compute(daemon, request, session, inputs, kept)
+    staying = _keep_outputs(daemon, request, session, outputs, fingerprint) if p.keep else {}
+    sent = sum(len(tensor.data) for name, tensor in outputs if name not in staying)
+    try:
+        request.charge.grow(COPIES * sent)
+    except Busy:
+        daemon.kept_tensors.free_tensors(request.connection, [*staying.values()])
+        raise
     return [
         (
             name,
             w.Tensor(
-                data=tensor.data,
+                data=b"" if name in staying else tensor.data,
                 dimensions=list(tensor.dimensions),
                 type=spelled.get((name, tensor.type), _spelled_type(tensor)),
+                kept=staying.get(name, 0),
             ),
         )
-        for name, tensor in await _compute(daemon, request, session, inputs)
+        for name, tensor in outputs
     ]
+
+
+async def _check_names(daemon: Daemon, request: Request, session: Session) -> None:
+    """Check, before the computation, that the graph has the outputs that are to stay.
+
+    :raises InvalidArgument: it lacks one.
+    :raises QuotaExceeded: they are too many.
+    """
+    names, declared = set(request.params.keep), (await info_of(session)).outputs
+    unknown = next((name for name in names if all(one.name != name for one in declared)), None)
+    if unknown is not None:
+        raise InvalidArgument(
+            f"the model has no output {unknown[: t.NAME_CHARACTERS_MAX]!r}",
+            hint=f"its outputs are {t.names_text(declared)}" if declared else "it has no outputs",
+        )
+    daemon.kept_tensors.check_growth(request.owner.user, len(names))
+
+
+def _keep_outputs(
+    daemon: Daemon,
+    request: Request,
+    session: Session,
+    outputs: Sequence[t.NamedTensor],
+    fingerprint: str,
+) -> dict[str, int]:
+    """Let the outputs stay that the call names; return their handles by name."""
+    staying = {name: tensor for name, tensor in outputs if name in request.params.keep}
+    assert isinstance(session.model, Lease), "only graphs compute such calls"
+    kept = daemon.kept_tensors.keep_tensors(
+        request.connection, session.model, fingerprint, [*staying.values()]
+    )
+    return dict(zip(staying, (one.handle for one in kept), strict=True))
 
 
 def _spelled_type(tensor: t.Tensor) -> int | str:
@@ -188,14 +271,19 @@ def _spelled_type(tensor: t.Tensor) -> int | str:
 
 
 async def _compute(
-    daemon: Daemon, request: Request, session: Session, inputs: Sequence[t.NamedTensor]
-) -> list[t.NamedTensor]:
-    """Return the outputs of *inputs* in the call's time limits. After the death of a worker the
+    daemon: Daemon,
+    request: Request,
+    session: Session,
+    inputs: Sequence[t.NamedTensor],
+    kept: Collection[KeptTensor] = (),
+) -> tuple[list[t.NamedTensor], str]:
+    """Return the outputs of *inputs* in the call's time limits, and the fingerprint of the model.
+    *kept* are the inputs that had stayed in the daemon. After the death of a worker the
     call is not repeated, because its inputs may be the cause; see `_compute_on_graph` for graphs.
 
     :raises SessionBusy: a turn or another computation is under way.
     :raises Timeout: a time limit has passed.
-    :raises Busy: the user's requests in flight hold too many bytes.
+    :raises NotFound: the graph was swapped, and has lost the kept inputs.
     """
     _check_free(session)
     p, timeout_s = request.params, seconds_of(request.params.timeout_s)
@@ -204,33 +292,38 @@ async def _compute(
         with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
             wait_s = seconds_of(p.queue_timeout_s)
             if is_graph(session):
-                outputs, seconds = await _compute_on_graph(session, inputs, wait_s)
+                computed, client = await _compute_on_graph(session, inputs, wait_s, kept)
             else:
                 client = await session.model.ready()
-                outputs, seconds = await client.compute_tensors(session.requester, inputs, wait_s)
+                computed = await client.compute_tensors(session.requester, inputs, wait_s)
         owner, key = session.owner, session.settings.key
-        daemon.usage.count_computation(owner, key, session.model, seconds)
+        daemon.usage.count_computation(owner, key, session.model, computed.seconds)
     except TimeoutError:
         text = f"the timeout of {timeout_s:g} s has passed"
         raise Timeout(text, data={"timeout": "total"}) from None
     finally:
         session.tensors.computation = None
         ended.set()
-    request.charge.grow(COPIES * sum(len(tensor.data) for _, tensor in outputs))
-    return outputs
+    return computed.outputs, client.info.fingerprint
 
 
 async def _compute_on_graph(
-    session: Session, inputs: Sequence[t.NamedTensor], wait_s: float
-) -> ComputedTensors:
+    session: Session,
+    inputs: Sequence[t.NamedTensor],
+    wait_s: float,
+    kept: Collection[KeptTensor],
+) -> tuple[ComputedTensors, WorkerClient]:
     """Compute with a graph, again if its worker dies, unless these inputs are known as the cause.
     If they may be, because others were under way, they are computed alone the next time.
     """
     alone, deaths = False, 0
     while True:
         client = await session.model.ready()
+        for one in kept:
+            one.check_file(client.info.fingerprint)
         try:
-            return await client.compute_tensors(session.requester, inputs, wait_s, alone=alone)
+            computed = await client.compute_tensors(session.requester, inputs, wait_s, alone=alone)
+            return computed, client
         except WorkerCrashed as exc:
             deaths += 1
             cause = exc.data.get("cause")

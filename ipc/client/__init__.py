@@ -40,6 +40,7 @@ from .embeddings import Embeddings
 from .functions import Tool
 from .graphs import AsyncTensorGraph
 from .jobs import AsyncJobs
+from .kept_tensors import KeptTensor
 from .parameters import Options, Parameters
 from .reranking import RankedDocument, Ranking
 from .results import (
@@ -97,6 +98,7 @@ __all__ = (
     "JobFileInfo",
     "JobInfo",
     "Jobs",
+    "KeptTensor",
     "Message",
     "Metadata",
     "ModelInfo",

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...backends.errors import InvalidArgument, ProtocolError
 from ...backends.tensors import TYPE_NAMES, TensorInfo
 from ..messages import Tensor
+from .kept_tensors import KeptTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-ArrayLike: TypeAlias = "NDArray[Any] | Tensor | Buffer | Sequence[Any] | float"
-"""An array, a tensor, a buffer with a format, a number, or a list of numbers or of such lists."""
+ArrayLike: TypeAlias = "NDArray[Any] | Tensor | KeptTensor | Buffer | Sequence[Any] | float"
+"""An array, a tensor, one that stays in the daemon, a buffer with a format, a number, or a list of
+numbers or of such lists.
+"""
 CODES: dict[str, Any] = {
     "fp16": "e", "fp32": "f", "fp64": "d", "bool": "?", "u8": "B", "i8": "b", "u16": "H",
     "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q",
@@ -60,6 +63,8 @@ def tensor_of(value: ArrayLike, declared: TensorInfo | None, name: str) -> Tenso
     text = repr(name[:100]) if declared is None else str(declared)
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, KeptTensor):
+        return value.as_input()
     if isinstance(value, list | tuple | int | float):
         return _from_numbers(value, declared, text)
     numpy = find_numpy()

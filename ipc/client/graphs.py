@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from warnings import warn
 
 import msgspec
@@ -15,10 +16,11 @@ from ...backends.tensors import DeclaredTensors, TensorInfo
 from .. import messages as w
 from ..handles import Context, Graph
 from ..model_names import is_test_model
-from .arrays import ArrayLike, array_of, tensor_of
+from .arrays import ArrayLike, array_of, tensor_of, type_name_of
 from .attachment import require_open
 from .caller import CLOSE_S_MAX
 from .connection.core import ConnectionCore
+from .kept_tensors import KeptTensor
 from .operations import AsyncOperations
 from .results import ShownModel
 from .turn_settings import SchedulingKeywords, takes
@@ -45,6 +47,8 @@ class AsyncTensorGraph:
         self._graph: Graph | None = None
         self._connection: ConnectionCore | None = None
         self._contexts: list[Context] = []
+        self._unused: deque[int] = deque()
+        """The handles of kept tensors that the next run frees."""
         self._opening = client._driver.lock()
 
     def __repr__(self) -> str:
@@ -114,7 +118,7 @@ class AsyncTensorGraph:
 
     async def _open(self) -> None:
         client = self._client
-        self._contexts, self._graph = [], None
+        self._contexts, self._graph, self._unused = [], None, deque()
         await self._read_declared()
         graph = await client.load_by_name(self._model)
         self._graph, self._connection = graph, client._open_connection
@@ -153,26 +157,67 @@ class AsyncTensorGraph:
         text = f"unclosed {self!r}: use `async with` (`with` for `Client`), or close it"
         warn(text, ResourceWarning, stacklevel=2, source=self)
 
+    @overload
+    async def run(
+        self,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        keep: None = None,
+        **keywords: Unpack[SchedulingKeywords],
+    ) -> dict[str, NDArray[Any]]: ...
+
+    @overload
+    async def run(
+        self,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        keep: Collection[str],
+        **keywords: Unpack[SchedulingKeywords],
+    ) -> dict[str, Any]: ...
+
     @takes(SchedulingKeywords)
     async def run(
-        self, inputs: Mapping[str, ArrayLike], **keywords: Unpack[SchedulingKeywords]
-    ) -> dict[str, NDArray[Any]]:
+        self,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        keep: Collection[str] | None = None,
+        **keywords: Unpack[SchedulingKeywords],
+    ) -> dict[str, Any]:
         """Compute the outputs of *inputs*, both by their names.
 
         An input is an array of NumPy, a list of numbers, a buffer or a `Tensor`. Outputs are arrays
-        of NumPy; without NumPy they are tensors. bfloat16 becomes float32.
+        of NumPy; without NumPy they are tensors. bfloat16 becomes float32. The outputs that *keep*
+        names stay in the daemon, as inputs of later runs; in their place are `KeptTensor`s.
 
         :raises InvalidArgument: an input is missing or unknown, or has another type or shape.
+        :raises NotFound: a kept tensor was lost: with its connection, or because the model was
+            swapped.
         """
-        found = await self.run_tensors(inputs, **keywords)
-        return {name: array_of(tensor) for name, tensor in found.items()}
+        found = await self.run_tensors(inputs, keep=keep, **keywords)
+        return {name: self._value_of(tensor) for name, tensor in found.items()}
+
+    def _value_of(self, tensor: w.Tensor) -> Any:
+        if tensor.kept:
+            return KeptTensor(tensor, type_name_of(tensor), self._unused)
+        return array_of(tensor)
 
     @takes(SchedulingKeywords)
     async def run_tensors(
-        self, inputs: Mapping[str, ArrayLike], **keywords: Unpack[SchedulingKeywords]
+        self,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        keep: Collection[str] | None = None,
+        **keywords: Unpack[SchedulingKeywords],
     ) -> dict[str, w.Tensor]:
-        """As `run`, with the outputs as tensors: their bytes, dimensions and types."""
+        """As `run`, with the outputs as tensors: their bytes, dimensions and types. Those that stay
+        have a handle in place of their bytes (`kept`), which the caller frees.
+        """
         if self._graph is None:
+            if keep:
+                raise InvalidArgument(
+                    "outputs stay only while the graph is open",
+                    hint="use `with client.graph(…) as graph:`, or open it",
+                )
             opened = AsyncTensorGraph(self._client, self._model)
             opened._declared = self._declared
             async with opened:
@@ -184,10 +229,15 @@ class AsyncTensorGraph:
             await self.open()
         named = self._named(inputs)
         try:
-            return await self._compute(named, keywords)
+            return await self._compute(named, keep or (), keywords)
         except SessionExpired:  # its contexts were unused for too long
             self._contexts.clear()
-        return await self._compute(named, keywords)
+        return await self._compute(named, keep or (), keywords)
+
+    async def free(self, *tensors: KeptTensor | w.Tensor, timeout: float | None = None) -> None:
+        """Free tensors that stay in the daemon."""
+        handles = [one.handle if isinstance(one, KeptTensor) else one.kept for one in tensors]
+        await self._client.free_tensors(handles, timeout=timeout)
 
     def _named(self, inputs: Mapping[str, ArrayLike]) -> list[tuple[str, w.Tensor]]:
         if not isinstance(inputs, Mapping):
@@ -212,7 +262,10 @@ class AsyncTensorGraph:
         return found
 
     async def _compute(
-        self, inputs: list[tuple[str, w.Tensor]], keywords: SchedulingKeywords
+        self,
+        inputs: list[tuple[str, w.Tensor]],
+        keep: Collection[str],
+        keywords: SchedulingKeywords,
     ) -> dict[str, w.Tensor]:
         try:
             context = self._contexts.pop()
@@ -223,9 +276,11 @@ class AsyncTensorGraph:
                 queue_timeout=keywords.get("queue_timeout"),
                 timeout=keywords.get("timeout"),
             )
+        free = self._take_unused()
         try:
-            result = await self._client.compute(context, inputs, **keywords)
+            result = await self._client.compute(context, inputs, keep=keep, free=free, **keywords)
         except BaseException:
+            self._unused += free  # the daemon ignores those that it has freed
             await self._close_context(context)  # it may still compute
             raise
         if self._graph is not None and len(self._contexts) < CONTEXTS_MAX:
@@ -233,6 +288,14 @@ class AsyncTensorGraph:
         else:
             await self._close_context(context)
         return dict(result.outputs)
+
+    def _take_unused(self) -> list[int]:
+        """Remove and return the handles of kept tensors that nothing refers to."""
+        unused, taken = self._unused, list[int]()
+        with suppress(IndexError):  # another thread may take them, too
+            while unused and len(taken) < w.FREED_MAX:
+                taken.append(unused.popleft())
+        return taken
 
     async def _close_context(self, context: Context) -> None:
         if self._is_lost:

@@ -33,6 +33,13 @@ UsageColumn: TypeAlias = Literal["user", "model", "label", "key", "hour", "day"]
 class AsyncOperations(AsyncWasiCalls):
     """The calls that wasi-nn does not have."""
 
+    async def free_tensors(self, tensors: Sequence[int], *, timeout: float | None = None) -> None:
+        """Free the tensors with these handles that stay in the daemon; unknown ones are ignored."""
+        for begin in range(0, len(tensors), w.FREED_MAX):
+            part = list(tensors[begin : begin + w.FREED_MAX])
+            params = w.FreeTensorsParams(tensors=part)
+            await self._call("free_tensors", params, w.Empty, timeout)
+
     async def cancel(
         self,
         context: int | None = None,

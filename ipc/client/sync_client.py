@@ -9,14 +9,25 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from ...backends.tensors import TensorInfo
 from ..messages import ClientHello, ServerHello
 from ..payloads import Prompt
+from .arrays import ArrayLike
 from .client import AsyncClient
 from .connection.blocking_connection import BlockingDriver
 from .connection.driver import Driver, run_blocking
@@ -27,7 +38,10 @@ from .session import AsyncPull, AsyncSession, SessionProperties
 from .streams import AsyncStream, TurnSoFar
 from .texts import Reply
 from .tool_rounds import ROUNDS_MAX
-from .turn_settings import QueueCallback, TurnKeywords
+from .turn_settings import QueueCallback, SchedulingKeywords, TurnKeywords
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Stream(TurnSoFar, Iterator[str], AbstractContextManager["Stream"]):
@@ -256,8 +270,31 @@ class TensorGraph:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    run = synchronous(AsyncTensorGraph.run)
+    @overload
+    def run(
+        self,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        keep: None = None,
+        **keywords: Unpack[SchedulingKeywords],
+    ) -> dict[str, NDArray[Any]]: ...
+
+    @overload
+    def run(
+        self,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        keep: Collection[str],
+        **keywords: Unpack[SchedulingKeywords],
+    ) -> dict[str, Any]: ...
+
+    @documented_as(AsyncTensorGraph.run)
+    def run(self, inputs: Mapping[str, ArrayLike], **keywords: Any) -> Any:
+        """Compute the outputs of *inputs*; see `AsyncTensorGraph.run`."""
+        return run_blocking(self._asynchronous.run(inputs, **keywords))
+
     run_tensors = synchronous(AsyncTensorGraph.run_tensors)
+    free = synchronous(AsyncTensorGraph.free)
 
 
 class Jobs:
@@ -399,6 +436,7 @@ class Client:
     )
     set_input = synchronous(AsyncClient.set_input)
     compute = synchronous(AsyncClient.compute)
+    free_tensors = synchronous(AsyncClient.free_tensors)
     compute_single = synchronous(AsyncClient.compute_single)
     get_output = synchronous(AsyncClient.get_output)
     get_output_single = synchronous(AsyncClient.get_output_single)

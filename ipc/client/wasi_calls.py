@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias, Unpack
 
@@ -176,11 +176,16 @@ class AsyncWasiCalls(AsyncCaller):
         self,
         context: int,
         inputs: NamedTensors | None = None,
+        *,
+        keep: Collection[str] = (),
+        free: Collection[int] = (),
         **keywords: Unpack[SchedulingKeywords],
     ) -> w.ComputeResult:
         """Compute a whole turn on the context's input, or on named tensors with named outputs.
 
-        *inputs* is a mapping, or a list of pairs, as the result's `outputs` are.
+        *inputs* is a mapping, or a list of pairs, as the result's `outputs` are. The outputs of a
+        graph that *keep* names stay in the daemon, and the tensors with the handles *free* are
+        freed.
         """
         settings = read_settings(self._seconds(None), keywords, taken=SchedulingKeywords)
         with closing(Payload(self._driver.run_in_thread)) as packed:
@@ -188,7 +193,9 @@ class AsyncWasiCalls(AsyncCaller):
             if inputs is not None:
                 pairs = inputs.items() if isinstance(inputs, Mapping) else inputs
                 named = [(name, await packed.pack_tensor(t)) for name, t in pairs]
-            params = settings.add_scheduling(w.ComputeParams(context=context, inputs=named))
+            params = settings.add_scheduling(
+                w.ComputeParams(context=context, inputs=named, keep=list(keep), free=list(free))
+            )
             return await self._call(
                 "compute", params, w.ComputeResult, settings.timeout, descriptors=packed.descriptors
             )

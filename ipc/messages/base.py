@@ -65,6 +65,10 @@ class Tensor(Map):
     """
     fd: int = -1
     """0 or more: the bytes are in a [descriptor](#descriptors), and `data` is empty."""
+    kept: int = 0
+    """Not 0: the handle of a [tensor that stays](#kept-tensors) in the daemon. `data` is empty; an
+    input needs no other field.
+    """
 
 
 PROTOCOL_VERSION = (1, 1)

@@ -268,6 +268,7 @@ CALLS: dict[str, Call] = {
         starts=Starts.TURN,
         operation=Operation.COMPLETION,
     ),
+    "free_tensors": Call(contexts.FreeTensorsParams, Empty, right=None, route=Route.NONE),
     "compute_single": Call(
         contexts.ComputeSingleParams,
         contexts.ComputeSingleResult,

@@ -13,7 +13,12 @@ from .graphs import GraphParams
 METADATA_INDEX = 1
 """The index of a context's parameters, as an input, and of its metadata, as an output."""
 INPUTS_MAX = 128
-"""The largest number of inputs of one `compute`, named or set by their indices."""
+"""The largest number of inputs of one `compute`, named or set by their indices, and of outputs that
+stay.
+"""
+FREED_MAX = 1024
+"""The largest number of tensors that one call frees."""
+Handles = Annotated[list[int], msgspec.Meta(max_length=FREED_MAX)]
 
 
 class OpenParams(GraphParams):
@@ -96,6 +101,12 @@ class ComputeParams(ScheduledParams):
     """The handle."""
     inputs: Annotated[list[tuple[str, Tensor]], msgspec.Meta(max_length=INPUTS_MAX)] | None = None
     """Named tensors; nil: use the inputs from `set_input`."""
+    keep: Annotated[list[str], msgspec.Meta(max_length=INPUTS_MAX)] = []
+    """With `inputs` of a graph: the names of outputs that [stay](#kept-tensors) in the daemon."""
+    free: Handles = []
+    """The handles of kept tensors that are freed before anything else; unknown ones are
+    ignored.
+    """
 
 
 class ComputeResult(Map):
@@ -107,6 +118,13 @@ class ComputeResult(Map):
     """
     metadata: Annotated[Any, Metadata] = {}
     """With `inputs`: the [metadata](#metadata)."""
+
+
+class FreeTensorsParams(Map):
+    """`free_tensors`: free tensors that stay in the daemon."""
+
+    tensors: Handles
+    """The handles; unknown ones are ignored."""
 
 
 class ComputeSingleParams(ScheduledParams):

@@ -314,7 +314,7 @@ ANSWERS: dict[str, Answer] = {
     **dict.fromkeys(
         ("fini_single", "finalize_execution_context", "close_execution_context", "unload",
          "deinit_backend", "reset", "set_options", "unload_model", "pin", "unpin", "drain",
-         "remove_adapter"), _empty
+         "remove_adapter", "free_tensors"), _empty
     ),
     **dict.fromkeys(("get_output", "get_output_single"), _get_output),
     "swap": _fixed(fingerprint="f", previous_fingerprint="g"),

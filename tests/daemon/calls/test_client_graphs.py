@@ -142,7 +142,7 @@ def test_mistakes_name_the_inputs(client: Client) -> None:
         graph.run({"c": [1]})
     assert caught.value.hint == "its inputs are 'a' (fp32 [n, 2]), 'b' (fp32 [n, 2])"
     with pytest.raises(InvalidArgument, match="the inputs are a list"):
-        graph.run([1])  # type: ignore[arg-type]
+        graph.run([1])  # type: ignore[call-overload]
     with pytest.raises(InvalidArgument, match=r"'b' \(fp32 \[n, 2\]\) is missing"):
         graph.run({"a": [[1, 2]]})
     with pytest.raises(InvalidArgument, match=r"got the shape \[3\]"):

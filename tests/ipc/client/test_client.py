@@ -162,6 +162,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         "p",
     ),
     ("cancel", (12,), {}, {"context": 12}, False),
+    ("free_tensors", ([7, 8],), {}, {"tensors": [7, 8]}, None),
     ("reset", (12, "be kind"), {}, {"context": 12, "system": "be kind"}, None),
     (
         "set_options",

@@ -45,7 +45,7 @@ EXPECTED = {
     Route.END_BACKEND: "deinit_backend",
     Route.NONE: "export_session import_session end_transfer read_copy store_copy exchange_served"
     " add_model export_model import_model end_model_transfer upload_file files read_file"
-    " delete_file submit_job jobs cancel_job delete_job",
+    " delete_file submit_job jobs cancel_job delete_job free_tensors",
     Route.COPY: "copy_model",
 }
 
@@ -65,7 +65,7 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
         "position", "waiting", "encoding", "target", "uid", "moved", "number", "projector_bytes",
             "prompt_tokens", "prompt_offset", "dormant_sessions", "dormant_sessions_max",
             "revision",
-            "top_n", "indexes", "truncated", "sizes",
+            "top_n", "indexes", "truncated", "sizes", "tensors", "free",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):

@@ -81,6 +81,7 @@ export const LIMITS = {
   PROBABILITIES_MAX: 20000,
   PROMPT_LOGPROBS_MAX: 32768,
   INPUTS_MAX: 128,
+  FREED_MAX: 1024,
   EMBED_TEXTS_MAX: 256,
   RERANK_DOCUMENTS_MAX: 256,
   DETOKENIZE_TOKENS_MAX: 65536,
@@ -136,6 +137,8 @@ export interface Tensor {
   type?: number | string | undefined;
   /** 0 or more: the bytes are in a descriptor, and `data` is empty. */
   fd?: number | undefined;
+  /** Not 0: the handle of a tensor that stays in the daemon. `data` is empty; an input needs no other field. */
+  kept?: number | undefined;
 }
 
 export interface Infill {
@@ -677,6 +680,10 @@ export interface ComputeParams {
   context: Context;
   /** Named tensors; nil: use the inputs from `set_input`. */
   inputs?: [string, Tensor][] | null | undefined;
+  /** With `inputs` of a graph: the names of outputs that stay in the daemon. */
+  keep?: string[] | undefined;
+  /** The handles of kept tensors that are freed before anything else; unknown ones are ignored. */
+  free?: number[] | undefined;
   /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
   priority?: Priority | "" | undefined;
   /** Each turn that the call begins must begin within this; 0: no bound. */
@@ -696,6 +703,11 @@ export interface ComputeResult {
 
 export function readComputeResult(fields: Fields): ComputeResult {
   return { outputs: [], metadata: {}, ...fields } as unknown as ComputeResult;
+}
+
+export interface FreeTensorsParams {
+  /** The handles; unknown ones are ignored. */
+  tensors: number[];
 }
 
 export interface ComputeSingleParams {
@@ -2036,6 +2048,7 @@ export interface Calls {
   init_execution_context: { params: InitExecutionContextParams; result: InitExecutionContextResult; event: never };
   set_input: { params: SetInputParams; result: Empty; event: never };
   compute: { params: ComputeParams; result: ComputeResult; event: never };
+  free_tensors: { params: FreeTensorsParams; result: Empty; event: never };
   compute_single: { params: ComputeSingleParams; result: ComputeSingleResult; event: never };
   get_output: { params: GetOutputParams; result: GetOutputResult; event: never };
   get_output_single: { params: GetOutputParams; result: GetOutputResult; event: never };
@@ -2128,6 +2141,7 @@ export const READERS: Readers = {
   init_execution_context: { result: readInitExecutionContextResult, event: null },
   set_input: { result: () => ({}), event: null },
   compute: { result: readComputeResult, event: null },
+  free_tensors: { result: () => ({}), event: null },
   compute_single: { result: readComputeSingleResult, event: null },
   get_output: { result: readGetOutputResult, event: null },
   get_output_single: { result: readGetOutputResult, event: null },
