@@ -155,7 +155,8 @@ def _estimate_memory(
         need = with_encoder(need, encoder)
         return {"slots": shape.slots, "ctx_size": shape.ctx_size} | _memory(need)
     if ENGINES[model.config.backend].graphs:
-        return _memory(MemoryNeed(weights=graph_bytes(model.config)))
+        weights = graph_bytes(model.config)
+        return _known(weights=weights, context=0, projector=0)
     if facts is None:
         return None
     ctx_size = spec.ctx_size or ctx_size_default(facts)
@@ -163,14 +164,13 @@ def _estimate_memory(
     weights = weight_bytes(model.config)
     if draft:
         weights += size_bytes(Path(draft))
-    known = {
-        "slots": spec.slots,
-        "ctx_size": ctx_size,
-        "weights": weights,
-        "context": kv_bytes,
-        "projector": encoder,
-    }
-    return dict.fromkeys(_memory(MemoryNeed())) | known
+    known = _known(weights=weights, context=kv_bytes, projector=encoder)
+    return {"slots": spec.slots, "ctx_size": ctx_size} | known
+
+
+def _known(**needs: int | None) -> dict[str, Any]:
+    """Return the memory of a load of which only these *needs* are known."""
+    return dict.fromkeys(_memory(MemoryNeed())) | needs
 
 
 def ctx_size_default(facts: FileFacts) -> int:
