@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -13,7 +14,7 @@ import msgspec
 from ...backends import LanguageModel
 from ..drafting.model_drafter import LAG_MAX
 from ..drafting.ngram import NgramDrafter
-from ..policy.batch_plan import ScheduledTokens
+from ..policy.batch_plan import ScheduledTokens, drafts_step_s
 from ..policy.cost import StepCost
 from ..policy.draft_plan import (
     DRAFT_MAX,
@@ -21,6 +22,8 @@ from ..policy.draft_plan import (
     Acceptance,
     DraftPlan,
     PromptChunks,
+    StepBounds,
+    StepTimes,
     StreamOffer,
     pays_to_catch_up,
     plan_drafts,
@@ -138,6 +141,8 @@ class Speculation:
         self._slots = tasks.slots
         self._streams: dict[int, _Stream] = {}
         self._pause_steps = 0
+        self._others_at = -math.inf
+        """When a step was last planned while there were several tasks."""
         self._slowdown, self._streams_in_step, self._accepted_before = 1.0, 0, 0
         """Of the step that is being computed: how many times as long it takes with its drafts, its
         streams, and the drafts of its tasks that were accepted before.
@@ -163,6 +168,8 @@ class Speculation:
     ) -> Sequence[ScheduledTokens]:
         """Return *batch* with the drafts that the next step verifies."""
         self.by_model.step_s = 0.0
+        if len(self._tasks) > 1:
+            self._others_at = self._tasks.clock.now
         able = self._model.info.no_drafts == "" and not self._slots.drafts_cut_states
         if not able:
             return batch
@@ -184,7 +191,7 @@ class Speculation:
         offered = any(offer.expected for offer in offers)
         if not offered and not lagging:
             return batch
-        plan_of = self._planner(batch, prompts)
+        plan_of = self._planner(batch, prompts, order)
         plan = plan_of(offers) if offered else DraftPlan([0] * len(streams))
         if any(map(self._is_by_model, streams)):
             step = _Step(streams, offers, plan_of, beside_prompts=len(prompts) > 0)
@@ -199,17 +206,19 @@ class Speculation:
         }
         return [drafted.get(id(part), part) for part in batch]
 
-    def _planner(self, batch: Sequence[ScheduledTokens], prompts: Sequence[int]) -> _Planner:
+    def _planner(
+        self, batch: Sequence[ScheduledTokens], prompts: Sequence[int], order: Order
+    ) -> _Planner:
         """Return the function that plans the drafts of the streams in *batch*, by their offers."""
-        info, cost = self._model.info, self._cost
+        info, cost, settings = self._model.info, self._cost, self._tasks.settings
         logits = sum(max(1, part.logits) for part in batch)
         left = min(info.logits_max - logits, info.batch_size - sum(p.count for p in batch))
-        target_s = self._tasks.settings.step_s_target
+        alone_s = self._tasks.clock.now - self._others_at
+        longer_s = drafts_step_s([part.task for part in batch], alone_s, order, settings)
         beside = PromptChunks(prompts, cost.token_s, cost.pass_s, cost.logits_pass_known)
-        draft_s = self.by_model.draft_s
-        return lambda offers: plan_drafts(
-            offers, cost.logits_pass_s, cost.position_s, target_s, left, beside, draft_s
-        )
+        times = StepTimes(cost.logits_pass_s, cost.position_s, beside, self.by_model.draft_s)
+        bounds = StepBounds(settings.step_s_target, left, longer_s)
+        return lambda offers: plan_drafts(offers, times, bounds)
 
     def _is_by_model(self, part: ScheduledTokens) -> bool:
         stream = self._streams.get(part.task.spec.id)

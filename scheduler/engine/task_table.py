@@ -121,6 +121,9 @@ class TaskTable:
     def __iter__(self) -> Iterator[Task]:
         return iter(self._by_id.values())
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def find_task(self, task_id: int) -> Task | None:
         """Return the task with this id, unless it has ended."""
         return self._by_id.get(task_id)

@@ -34,6 +34,14 @@ REST_SHARE, REST_SHARE_ALONE = 1 / 4, 1 / 2
 and if the prompt is alone. SmolLM2-135M computes 54 tokens in 107 ms at once, and in 116 ms in two
 steps.
 """
+ALONE_STEP = 2.0
+"""Times `step_s_target` for a step with the drafts of a stream that is alone: the bound on how long
+arrivals wait for it, and on the pauses that its reader sees.
+"""
+ALONE_S = 5.0
+"""A stream is alone if its model has had no other task for this time. So requests that come every
+second or two, such as an editor's, do not wait for longer steps.
+"""
 CHUNK_MIN = 8
 """A smaller chunk is not scheduled unless it ends its prompt, because each chunk has a cost of its
 own.
@@ -127,6 +135,20 @@ def undisturbed_step_s(cost: StepCost, settings: EngineSettings) -> float:
     """
     least = LOW_STEP * settings.step_s_target
     return min(settings.step_s_max, max(least, cost.pass_s / PASS_SHARE))
+
+
+def drafts_step_s(
+    streams: Sequence[Task], alone_s: float, order: Order, settings: EngineSettings
+) -> float:
+    """Return the time that a step may take for the drafts of its *streams*, if it cannot have as
+    many tokens per second within `step_s_target`. It is longer only for a stream that has been
+    alone for *alone_s*, and not of the lowest class, which any arrival precedes. An arrival, urgent
+    or not, waits for one such step, which is shorter than one of a prompt that is alone may be.
+    """
+    target_s = settings.step_s_target
+    if len(streams) > 1 or alone_s < ALONE_S or order.effective(streams[0]) == Priority.LOW:
+        return target_s
+    return max(target_s, min(ALONE_STEP * target_s, settings.step_s_max))
 
 
 def step_s_max(absent: Sequence[Task], order: Order) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -146,14 +146,117 @@ class PromptChunks(NamedTuple):
 NO_PROMPTS = PromptChunks()
 
 
+class StepTimes(NamedTuple):
+    """The predicted seconds of the next step. *pass_s* returns those of a pass by its number of
+    tokens of streams, to which *position_s* is added for each earlier token that a token attends
+    to. *prompts* are computed beside the streams. *draft_s* returns the seconds in which a draft
+    model makes drafts, by the number of streams and of drafts for each.
+    """
+
+    pass_s: Callable[[int], float]
+    position_s: float = 0.0
+    prompts: PromptChunks = NO_PROMPTS
+    draft_s: Callable[[int, int], float] = lambda streams, drafts: 0.0
+
+    def of_chunks(self, lengths: Sequence[int]) -> float:
+        """Return the seconds of chunks of streams with these *lengths*, without those of depth.
+        They are infinite if a pass beside prompts has a number of tokens that is not known.
+        """
+        prompts = self.prompts
+        if not prompts.lengths:
+            return sum(map(self.pass_s, passes_of(lengths)))
+        passes = [*zip(*_mixed_passes(lengths, prompts.lengths), strict=True)]
+        if any(own > prompts.known_max for own, _ in passes):
+            return math.inf
+        return sum(
+            (self.pass_s(own) if own else prompts.pass_s) + prompts.token_s * others
+            for own, others in passes
+        )
+
+
+class StepBounds(NamedTuple):
+    """The bounds of a step with drafts: its *seconds*, and the number of *drafts* in all. It may
+    take up to *longer_s* if it then has `GAIN_MIN` times as many tokens per second as the best
+    shorter one.
+    """
+
+    seconds: float
+    drafts: int
+    longer_s: float = 0.0
+
+    @property
+    def seconds_max(self) -> float:
+        """The most seconds that a step may take."""
+        return max(self.seconds, self.longer_s)
+
+
+class _Choice:
+    """The best plan so far for *streams*, of those that were considered."""
+
+    def __init__(self, streams: Sequence[StreamOffer], times: StepTimes, bounds: StepBounds):
+        self._streams, self._times, self._bounds = streams, times, bounds
+        self._lengths = [s.pending for s in streams]
+        self._tokens = sum(self._lengths)
+        self.plain = self._lengths == [1] * len(streams)
+        """Each stream computes a single token in any case."""
+        self._depth_s = times.position_s * sum(s.pending * s.position for s in streams)
+        self.before_s = times.of_chunks(self._lengths) + self._depth_s
+        """The seconds of the step without drafts."""
+        self.best = DraftPlan([0] * len(streams))
+        self._rate_best = GAIN_MIN * self._tokens / self.before_s if self.before_s else math.inf
+        self._longer: list[tuple[float, float, DraftPlan]] = []
+        """Plans whose step takes longer than usual: the seconds, and the tokens per second."""
+
+    def consider(self, chosen: Sequence[int], size: int) -> None:
+        """Consider a plan with *size* drafts for each of the *chosen* streams."""
+        drafts = [0] * len(self._streams)
+        for index in chosen:
+            drafts[index] = size
+        seconds = self._seconds_of(chosen, drafts, size)
+        if seconds > self._bounds.seconds_max:
+            return
+        gains = [s.gain(n) for s, n in zip(self._streams, drafts, strict=True)]
+        slowdown, rate = seconds / self.before_s, (self._tokens + sum(gains)) / seconds
+        if rate <= self._rate_best or self._delays(gains, slowdown):
+            return
+        plan = DraftPlan(drafts, slowdown)
+        if seconds > self._bounds.seconds:
+            self._longer.append((seconds, rate, plan))
+        else:
+            self.best, self._rate_best = plan, rate
+
+    def _seconds_of(self, chosen: Sequence[int], drafts: Sequence[int], size: int) -> float:
+        """Return the seconds of a step with these *drafts*, *size* for each *chosen* stream."""
+        streams, times, count = self._streams, self._times, len(self._streams)
+        more_s = times.position_s * size * sum(streams[i].position for i in chosen)
+        if self.plain and len(chosen) == count and not times.prompts.lengths:
+            seconds = times.pass_s(count * (1 + size))
+        else:
+            longer = [n + more for n, more in zip(self._lengths, drafts, strict=True)]
+            seconds = times.of_chunks(longer)
+        if by_model := sum(streams[i].by_model for i in chosen):
+            seconds += times.draft_s(by_model, size)
+        return seconds + self._depth_s + more_s
+
+    def _delays(self, gains: Sequence[float], slowdown: float) -> bool:
+        """Return whether somebody pays for drafts that gain as many tokens, in a step that takes
+        *slowdown* times as long: a stream, or with prompts all tokens together.
+        """
+        prompts = self._times.prompts.lengths
+        if slowdown > (1 + LOSS_MAX) * (1 + (0.0 if prompts else min(gains))):
+            return True
+        tokens = self._tokens + sum(prompts)
+        return len(prompts) > 0 and tokens + sum(gains) <= tokens * slowdown
+
+    def take_longer(self) -> None:
+        """Take a plan whose step takes longer than usual if that pays, the shortest one first."""
+        for _, rate, plan in sorted(self._longer, key=lambda each: each[0]):
+            if rate > self._rate_best * (GAIN_MIN if any(self.best.counts) else 1.0):
+                self.best, self._rate_best = plan, rate
+
+
 def plan_drafts(
-    streams: Sequence[StreamOffer],
-    pass_s: Callable[[int], float],
-    position_s: float,
-    seconds_max: float,
-    tokens_max: int,
-    prompts: PromptChunks = NO_PROMPTS,
-    draft_s: Callable[[int, int], float] = lambda streams, drafts: 0.0,
+    streams: Sequence[StreamOffer], times: StepTimes, bounds: StepBounds
 ) -> DraftPlan:
     """Return the number of drafts of each of *streams*.
 
@@ -163,75 +266,45 @@ def plan_drafts(
 
     The drafts are those with which the step computes most tokens of streams per second, if they are
     `GAIN_MIN` times as many as without drafts. Nobody pays for them: no stream falls below its pace
-    without drafts, except for `LOSS_MAX`, nor do *prompts*, and all tokens together do not become
-    fewer per second. The step takes at most *seconds_max*, and has at most *tokens_max* drafts.
-    *pass_s* returns the seconds of a pass by its number of tokens of streams, to which *position_s*
-    is added for each earlier token that a token attends to. *draft_s* returns the seconds in which
-    a draft model makes drafts, by the number of streams and of drafts for each.
+    without drafts, except for `LOSS_MAX`, nor do prompts, and all tokens together do not become
+    fewer per second.
     """
-    count = len(streams)
-    best = DraftPlan([0] * count)
+    choice = _Choice(streams, times, bounds)
     able = [i for i, s in enumerate(streams) if s.expected and s.expected[-1] > GAIN_MIN - 1]
-    if not able or not tokens_max:
-        return best
-    able.sort(key=lambda i: (-streams[i].level, -streams[i].expected[-1]))
-    lengths = [s.pending for s in streams]
-    tokens, plain = sum(lengths), lengths == [1] * count
-    depth_s = position_s * sum(s.pending * s.position for s in streams)
+    if able and bounds.drafts and 0 < choice.before_s <= bounds.seconds_max:
+        able.sort(key=lambda i: (-streams[i].level, -streams[i].expected[-1]))
+        # Mostly a second pass alone takes longer than that, whatever its size.
+        second_s = choice.before_s + times.pass_s(1)
+        apart = second_s <= (1 + LOSS_MAX) * choice.before_s
+        apart = apart or not choice.plain or bool(times.prompts.lengths)
+        for chosen, size in _tried(streams, able, bounds.drafts, plain=choice.plain, apart=apart):
+            choice.consider(chosen, size)
+        choice.take_longer()
+    return choice.best
 
-    def seconds_of(lengths: Sequence[int]) -> float:
-        if not prompts.lengths:
-            return sum(map(pass_s, passes_of(lengths)))
-        passes = [*zip(*_mixed_passes(lengths, prompts.lengths), strict=True)]
-        if any(own > prompts.known_max for own, _ in passes):
-            return math.inf
-        return sum(
-            (pass_s(own) if own else prompts.pass_s) + prompts.token_s * others
-            for own, others in passes
-        )
 
-    before_s = seconds_of(lengths) + depth_s
-    if before_s <= 0 or before_s > seconds_max:
-        return best
-    rate_best = GAIN_MIN * tokens / before_s
-    slowdown_max, tokens_all = 1 + LOSS_MAX, tokens + sum(prompts.lengths)
-
-    def consider(chosen: Sequence[int], size: int) -> None:
-        nonlocal best, rate_best
-        drafts = [0] * count
-        for index in chosen:
-            drafts[index] = size
-        more_s = position_s * size * sum(streams[i].position for i in chosen)
-        if plain and len(chosen) == count and not prompts.lengths:
-            seconds = pass_s(count * (1 + size)) + depth_s + more_s
-        else:
-            longer = [n + more for n, more in zip(lengths, drafts, strict=True)]
-            seconds = seconds_of(longer) + depth_s + more_s
-        if by_model := sum(streams[i].by_model for i in chosen):
-            seconds += draft_s(by_model, size)
-        if seconds > seconds_max:
-            return
-        gains = [s.gain(n) for s, n in zip(streams, drafts, strict=True)]
-        slowdown, rate = seconds / before_s, (tokens + sum(gains)) / seconds
-        least = 0.0 if prompts.lengths else min(gains)
-        fewer = prompts.lengths and tokens_all + sum(gains) <= tokens_all * slowdown
-        if rate > rate_best and slowdown <= slowdown_max * (1 + least) and not fewer:
-            best, rate_best = DraftPlan(drafts, slowdown), rate
-
+def _tried(
+    streams: Sequence[StreamOffer],
+    able: Sequence[int],
+    drafts_max: int,
+    *,
+    plain: bool,
+    apart: bool,
+) -> Iterator[tuple[Sequence[int], int]]:
+    """Yield the streams that get drafts, and the number of drafts of each, for the plans that are
+    tried: all *streams*, or with *apart* the first ones of those that are *able*.
+    """
     together = min(s.drafts_max for s in streams) if plain else 0
-    # Mostly a second pass alone takes longer than that, whatever its size.
-    apart = before_s + pass_s(1) <= slowdown_max * before_s or not plain or bool(prompts.lengths)
     longest = max(len(streams[i].expected) for i in able)
     for size in SIZES:
-        if size > longest or size > tokens_max:
-            break
-        if size <= together and size * count <= tokens_max:
-            consider(range(count), size)
+        if size > longest or size > drafts_max:
+            return
+        if size <= together and size * len(streams) <= drafts_max:
+            yield range(len(streams)), size
         if apart:
             proposed = [i for i in able if len(streams[i].expected) >= size]
-            for most in range(1, min(len(proposed), STREAMS_MAX, tokens_max // size) + 1):
-                consider(proposed[:most], size)
-    return best
+            for most in range(1, min(len(proposed), STREAMS_MAX, drafts_max // size) + 1):
+                yield proposed[:most], size
 
 
 def saving_s(streams: Sequence[StreamOffer], plan: DraftPlan, index: int, step_s: float) -> float:

@@ -22,7 +22,8 @@ from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.drafting.ngram import NgramDrafter
 from inferd.scheduler.engine.speculation import FULL_PAUSE_STEPS
-from inferd.scheduler.owner import Priority
+from inferd.scheduler.owner import Owner, Priority
+from inferd.scheduler.policy.batch_plan import ALONE_S
 from inferd.scheduler.task import Task
 from tests.scheduler.doubles import Bench
 
@@ -475,3 +476,97 @@ def test_ended_tasks_are_forgotten() -> None:
     knowing = bench.engine.speculation.drafters["knowing"]
     assert knowing.forgotten == [*range(1, 20)]  # type: ignore[attr-defined]
     assert not bench.engine.speculation._streams
+
+
+# Streams that are alone.
+
+STEP_S = {1: 0.06, 2: 0.065, 4: 0.075, 8: 0.11, 12: 0.155, 16: 0.16, 64: 0.64}
+
+
+class Slow:
+    """A bench on which a step takes as long as `STEP_S` says, by its tokens, and one of a prompt
+    1 ms for each. Its first stream generates LONG, which a drafter knows.
+    """
+
+    LONG = TEXT * 60
+
+    def __init__(self) -> None:
+        self.bench = bench_of(1.0, slots=2, ctx_size=16384)
+        self.target_s = self.bench.engine.tasks.settings.step_s_target
+        self.seconds = list[float]()
+        """Of each step that decodes."""
+        step = self.bench.model.step
+
+        def timed(chunks: Sequence[Chunk]) -> None:
+            tokens = sum(len(chunk.tokens) for chunk in chunks)
+            if any(chunk.position == 0 or len(chunk.tokens) > 17 for chunk in chunks):
+                self.bench.now += STEP_S[1] + 0.001 * tokens
+            else:
+                self.seconds.append(min(s for n, s in STEP_S.items() if n >= tokens))
+                self.bench.now += self.seconds[-1]
+            step(chunks)
+
+        self.bench.model.step = timed  # type: ignore[method-assign]
+        self.bench.iterate(self.bench.submit(1, self.LONG, speculation="knowing", n_predict=-1))
+        while not self.bench.tokens(1):
+            self.bench.iterate()
+        self.run_for(10.0)
+
+    def run_for(self, seconds: float) -> list[float]:
+        """Iterate for *seconds*; return the time of each step that decodes."""
+        self.seconds.clear()
+        end = self.bench.now + seconds
+        while self.bench.now < end:
+            self.bench.iterate()
+            assert self.bench.end(1) is None
+        return self.seconds.copy()
+
+
+def test_a_stream_that_is_alone_has_longer_steps() -> None:
+    slow = Slow()
+    before = len(slow.bench.tokens(1))
+    seconds = slow.run_for(10.0)
+    assert slow.target_s < max(seconds) <= 2 * slow.target_s
+    assert (len(slow.bench.tokens(1)) - before) / sum(seconds) > 90, "75 in steps of 8 tokens"
+
+
+def test_steps_are_short_again_once_there_is_another_task_and_for_some_time_after_it() -> None:
+    slow = Slow()
+    bench = slow.bench
+    bench.iterate(bench.submit(2, "short", owner=2, n_predict=-1))
+    while bench.end(2) is None:
+        slow.run_for(0.01)
+        assert max(slow.seconds) <= slow.target_s
+    assert max(slow.run_for(0.8 * ALONE_S)) <= slow.target_s
+    slow.run_for(0.3 * ALONE_S)
+    assert max(slow.run_for(5.0)) > slow.target_s
+
+
+@pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.HIGH, Priority.URGENT])
+def test_an_arrival_waits_for_one_step_of_a_stream_that_is_alone(priority: Priority) -> None:
+    """It arrives when such a step has begun, and is noticed at its end."""
+    slow = Slow()
+    bench = slow.bench
+    while True:
+        arrived = bench.now
+        slow.run_for(0.01)
+        if bench.now - arrived > slow.target_s:
+            break
+    bench.iterate(bench.submit(2, "hello", owner=Owner(2), priority=priority, n_predict=4))
+    while not bench.tokens(2):
+        slow.run_for(0.01)
+        assert max(slow.seconds) <= slow.target_s
+    assert bench.now - arrived <= 2 * slow.target_s + 2 * slow.target_s
+
+
+def test_a_low_stream_has_no_longer_steps() -> None:
+    slow = Slow()
+    bench = slow.bench
+    bench.iterate(m.Cancel(1))
+    bench.run()
+    bench.now += ALONE_S
+    slow.seconds.clear()
+    text = TEXT * 10
+    bench.run(bench.submit(3, text, speculation="knowing", n_predict=-1, priority=Priority.LOW))
+    assert bench.text(3).decode() == text and bench.stats(3).accepted_tokens > len(text) / 2
+    assert max(slow.seconds) <= slow.target_s

@@ -18,6 +18,8 @@ from inferd.scheduler.policy.draft_plan import (
     Acceptance,
     DraftPlan,
     PromptChunks,
+    StepBounds,
+    StepTimes,
     StreamOffer,
     passes_of,
     pays_to_catch_up,
@@ -69,8 +71,10 @@ def decide(
     tokens_max: int = 1000,
     position_s: float = 0.0,
     prompts: PromptChunks = NO_PROMPTS,
+    longer_s: float = 0.0,
 ) -> DraftPlan:
-    return plan_drafts(streams, pass_s, position_s, seconds_max, tokens_max, prompts)
+    times = StepTimes(pass_s, position_s, prompts)
+    return plan_drafts(streams, times, StepBounds(seconds_max, tokens_max, longer_s))
 
 
 def counts(*streams: StreamOffer, pass_s: Callable[[int], float], **bounds: object) -> list[int]:
@@ -150,6 +154,57 @@ def test_a_step_keeps_to_its_target() -> None:
     assert counts(stream(1.0), pass_s=cpu, seconds_max=0.009) == [0]
     deep = decide([stream(1.0)], cpu, seconds_max=0.05, position_s=2e-5)
     assert deep.counts < [7], "each draft attends to 100 positions: 2 ms"
+
+
+LLAMA_S = {
+    **{1: 0.062, 2: 0.075, 3: 0.088, 4: 0.092, 6: 0.106, 8: 0.107},
+    **{12: 0.155, 16: 0.158, 24: 0.245, 32: 0.305},
+}
+"""Llama 1.1B Q4_0 on two cores, whose weights are multiplied with 16 tokens at once."""
+TARGET_S, LONGER_S = 0.15, 0.3
+
+
+def test_a_longer_step_must_pay() -> None:
+    llama = learned(LLAMA_S, 1.0)
+
+    def chosen(rate: float, longer_s: float = LONGER_S) -> list[int]:
+        return counts(stream(rate, 31), pass_s=llama, seconds_max=TARGET_S, longer_s=longer_s)
+
+    assert chosen(1.0, longer_s=0.0) == [7]
+    assert chosen(1.0) == [15], "31 drafts bring 4 % more"
+    assert chosen(0.97) == [15]
+    assert chosen(0.8) <= [7], "most of 15 are rejected"
+    assert chosen(0.3) == [0], "a free text"
+    assert counts(stream(1.0, 31), pass_s=llama, seconds_max=0.107, longer_s=0.157) == [7]
+
+
+def test_a_longer_step_changes_nothing_where_tokens_are_nearly_free() -> None:
+    for rate in (0.0, 0.3, 0.8, 1.0):
+        offers = stream(rate, DRAFT_MAX), stream(rate / 2, DRAFT_MAX)
+        for offered in (offers, offers[:1]):
+            usual = counts(*offered, pass_s=gpu, seconds_max=TARGET_S)
+            longer = counts(*offered, pass_s=gpu, seconds_max=TARGET_S, longer_s=LONGER_S)
+            assert usual == longer
+
+
+def test_a_model_whose_every_step_is_longer_than_the_target_has_drafts_in_longer_ones() -> None:
+    slow = learned({1: 0.2, 2: 0.21, 3: 0.25, 4: 0.26, 6: 0.32, 8: 0.36}, 1.0)
+    assert counts(stream(1.0), pass_s=slow, seconds_max=TARGET_S) == [0]
+    assert counts(stream(1.0), pass_s=slow, seconds_max=TARGET_S, longer_s=LONGER_S) == [3]
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize("longer_s", [0.0, 0.2, 0.3, 0.5])
+def test_no_step_is_longer_than_its_bound(rate: float, longer_s: float) -> None:
+    for pass_s in (gpu, learned(CPU_ROWS), learned(LLAMA_S, 1.0)):
+        plan = decide([stream(rate, 31)], pass_s, seconds_max=TARGET_S, longer_s=longer_s)
+        seconds = pass_s(1) * plan.slowdown
+        assert seconds <= max(TARGET_S, longer_s)
+        usual = decide([stream(rate, 31)], pass_s, seconds_max=TARGET_S)
+        if plan != usual:
+            gain = (1 + stream(rate, 31).gain(plan.counts[0])) / plan.slowdown
+            before = (1 + stream(rate, 31).gain(usual.counts[0])) / usual.slowdown
+            assert gain > 1.1 * before
 
 
 def test_the_tokens_with_logits_are_bounded() -> None:
@@ -293,16 +348,26 @@ def by_model(rate: float) -> StreamOffer:
     return stream(rate)._replace(by_model=True)
 
 
+def decide_with(
+    streams: Sequence[StreamOffer],
+    pass_s: Callable[[int], float],
+    draft_s: Callable[[int, int], float],
+) -> list[int]:
+    """Return the drafts of each stream if a draft model takes *draft_s*."""
+    times = StepTimes(pass_s, draft_s=draft_s)
+    return plan_drafts(streams, times, StepBounds(1.0, 100)).counts
+
+
 @pytest.mark.parametrize(
     ("rate", "draft_s", "drafts"),
     [(0.8, 0.0, 16), (0.8, 0.0005, 6), (0.8, 0.002, 2), (0.8, 0.006, 0), (1.0, 0.0005, 16)],
 )
 def test_the_time_of_a_draft_model_counts(rate: float, draft_s: float, drafts: int) -> None:
     """On a GPU, where rows are nearly free, it decides how many drafts pay."""
-    plan = plan_drafts([by_model(rate)], gpu, 0.0, 1.0, 100, draft_s=lambda n, size: size * draft_s)
-    assert abs(plan.counts[0] - drafts) <= drafts / 3
-    without = plan_drafts([stream(rate)], gpu, 0.0, 1.0, 100, draft_s=lambda n, size: 9.0)
-    assert without.counts == plan_drafts([stream(rate)], gpu, 0.0, 1.0, 100).counts
+    found = decide_with([by_model(rate)], gpu, lambda n, size: size * draft_s)
+    assert abs(found[0] - drafts) <= drafts / 3
+    without = decide_with([stream(rate)], gpu, lambda n, size: 9.0)
+    assert without == counts(stream(rate), pass_s=gpu, seconds_max=1.0, tokens_max=100)
 
 
 def test_the_draft_model_computes_the_drafts_of_all_streams_together() -> None:
@@ -312,7 +377,8 @@ def test_the_draft_model_computes_the_drafts_of_all_streams_together() -> None:
         seen.add(streams)
         return drafts * 1e-4
 
-    plan = plan_drafts([by_model(0.9)] * 3 + [stream(0.9)], gpu, 0.0, 1.0, 100, draft_s=draft_s)
+    times = StepTimes(gpu, draft_s=draft_s)
+    plan = plan_drafts([by_model(0.9)] * 3 + [stream(0.9)], times, StepBounds(1.0, 100))
     assert plan.counts[0] > 3 and len(set(plan.counts)) == 1
     assert max(seen) == 3
     assert plan.slowdown > gpu(4 * (1 + plan.counts[0])) / gpu(4)
@@ -320,11 +386,9 @@ def test_the_draft_model_computes_the_drafts_of_all_streams_together() -> None:
 
 def test_on_the_cpu_only_a_draft_model_that_is_mostly_right_pays() -> None:
     pass_s = learned(CPU_ROWS)
-    fast = [(rate, plan_drafts([by_model(rate)], pass_s, 0.0, 1.0, 100, draft_s=fast_s).counts[0])
-            for rate in (0.6, 0.8, 1.0)]  # fmt: skip
-    assert fast[0][1] == 0 and fast[2][1] > 0
-    slow = plan_drafts([by_model(1.0)], pass_s, 0.0, 1.0, 100, draft_s=lambda n, size: size * 0.01)
-    assert slow.counts == [0]
+    assert decide_with([by_model(0.6)], pass_s, fast_s) == [0]
+    assert decide_with([by_model(1.0)], pass_s, fast_s) > [0]
+    assert decide_with([by_model(1.0)], pass_s, lambda n, size: size * 0.01) == [0]
 
 
 def fast_s(streams: int, drafts: int) -> float:

@@ -10,7 +10,12 @@ from inferd.backends import SamplingParams
 from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.owner import Owner, OwnerClock, Priority
-from inferd.scheduler.policy.batch_plan import ScheduledTokens, plan_tokens
+from inferd.scheduler.policy.batch_plan import (
+    ALONE_S,
+    ScheduledTokens,
+    drafts_step_s,
+    plan_tokens,
+)
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.order import Order
 from inferd.scheduler.policy.slot_plan import plan_slots
@@ -403,3 +408,25 @@ def test_a_reserved_prompt_computes_its_quantum_in_steps_of_its_own_class() -> N
         1,
         20,
     ]
+
+
+def test_only_a_stream_that_is_alone_for_long_enough_has_longer_steps_for_its_drafts() -> None:
+    settings = EngineSettings()
+    target_s, it = settings.step_s_target, task(1)
+
+    def seconds(*streams: Task, alone_s: float = ALONE_S) -> float:
+        return drafts_step_s(streams, alone_s, order(), settings)
+
+    assert seconds(it) == 2 * target_s
+    assert seconds(task(1, priority=Priority.URGENT)) == 2 * target_s
+    assert seconds(it, alone_s=0.9 * ALONE_S) == target_s, "others may come back"
+    assert seconds(it, alone_s=0.0) == target_s
+    assert seconds(it, task(2)) == target_s
+    assert seconds(it, task(2, priority=Priority.LOW)) == target_s
+    assert seconds(task(1, priority=Priority.LOW)) == target_s, "any arrival precedes it"
+
+
+def test_a_longer_step_for_drafts_keeps_to_the_bound_of_prompts_that_are_alone() -> None:
+    for target_s, expected_s in ((0.05, 0.1), (0.3, 0.5), (0.5, 0.5), (0.7, 0.7)):
+        settings = EngineSettings(step_s_target=target_s)
+        assert drafts_step_s([task(1)], ALONE_S, order(), settings) == expected_s
