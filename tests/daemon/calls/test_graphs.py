@@ -30,6 +30,16 @@ from inferd import (
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document
 from tests.daemon.command_line import inferd as run_inferd
+from tests.daemon.graph_calls import (
+    DAMAGED_FILES,
+    check_damaged_files,
+    context_on,
+    damaged,
+    floats,
+    integers,
+    longs,
+    state_of,
+)
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.onnx_graphs import affine, allocation, division, graph, identity, loop, write_graphs
 from tests.raw import RawClient
@@ -85,28 +95,11 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
         yield connected
 
 
-def floats(*values: float, dimensions: list[int] | None = None) -> Tensor:
-    return Tensor(
-        data=struct.pack(f"{len(values)}f", *values),
-        dimensions=[1, len(values)] if dimensions is None else dimensions,
-        type="fp32",
-    )
-
-
-def integers(*values: int) -> Tensor:
-    data = struct.pack(f"{len(values)}i", *values)
-    return Tensor(data=data, dimensions=[len(values)], type="i32")
-
-
 def looped(times: int) -> dict[str, Tensor]:
     return {
         "x": floats(1, 2, dimensions=[2]),
-        "times": Tensor(data=struct.pack("q", times), dimensions=[1], type="i64"),
+        "times": longs(times),
     }
-
-
-def context_on(client: Client, model: str) -> int:
-    return client.init_execution_context(client.load(model))
 
 
 def engine_statistics(client: Client, model: str) -> dict[str, Any]:
@@ -114,10 +107,6 @@ def engine_statistics(client: Client, model: str) -> dict[str, Any]:
     while model not in (found := client.stats()["models"]):
         pass
     return dict(found[model])
-
-
-def state_of(client: Client, model: str) -> dict[str, Any]:
-    return dict(client.show(model))
 
 
 def test_a_file_of_the_models_directory_is_served_by_name_and_by_index(client: Client) -> None:
@@ -581,29 +570,10 @@ def test_users_get_the_outputs_of_their_own_inputs(tmp_path: Path) -> None:
 
 def test_damaged_files_are_typed_errors_and_disturb_no_other_graph(tmp_path: Path) -> None:
     rng, data = random.Random(7), classifier()
-    mutants = {"whole": affine()}
-    for number in range(30):
-        damaged = bytearray(data)
-        if number % 3 == 0:
-            del damaged[rng.randrange(len(damaged)) :]
-        for _ in range(1 + number % 7):
-            if damaged:
-                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        mutants[f"mutant{number}"] = bytes(damaged)
-    write_graphs(tmp_path, mutants)
+    mutants = {f"mutant{n}": damaged(data, n, rng) for n in range(DAMAGED_FILES)}
+    write_graphs(tmp_path, {"whole": affine(), **mutants})
     with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
-        context = context_on(client, "whole")
-        pid, refused = state_of(client, "whole")["pid"], 0
-        for name in mutants:
-            if name != "whole":
-                try:
-                    client.unload(client.load(name))
-                except InferdError as exc:
-                    refused += 1
-                    assert exc.message.isprintable()
-        assert 0 < refused <= 30
-        assert client.compute(context, {"a": floats(1, 2), "b": floats(0, 0)}).outputs
-        assert state_of(client, "whole")["pid"] == pid
+        check_damaged_files(client, [*mutants])
 
 
 def classifier() -> bytes:

@@ -6,7 +6,6 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from inferd import (
     BackendError,
     Client,
     Graph,
-    InferdError,
     InvalidEncoding,
     LoadFailed,
     Tensor,
@@ -23,7 +21,17 @@ from inferd import (
     WorkerCrashed,
 )
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.command_line import inferd as run_inferd
+from tests.daemon.graph_calls import (
+    AFFINE,
+    DAMAGED_FILES,
+    affine_of,
+    check_damaged_files,
+    check_shown,
+    context_on,
+    damaged,
+    integers,
+    state_of,
+)
 from tests.onnx_graphs import affine as onnx_affine
 from tests.onnx_graphs import write_graphs as write_onnx_graphs
 from tests.tflite_graphs import affine, allocation, identity, loop, modulo, write_graphs
@@ -54,32 +62,10 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
         yield connected
 
 
-def floats(*values: float) -> Tensor:
-    data = struct.pack(f"{len(values)}f", *values)
-    return Tensor(data=data, dimensions=[1, len(values)], type="fp32")
-
-
-def integers(*values: int, dimensions: list[int] | None = None) -> Tensor:
-    data = struct.pack(f"{len(values)}i", *values)
-    return Tensor(
-        data=data, dimensions=[len(values)] if dimensions is None else dimensions, type="i32"
-    )
-
-
-def context_on(client: Client, model: str) -> int:
-    return client.init_execution_context(client.load(model))
-
-
-def state_of(client: Client, model: str) -> dict[str, Any]:
-    return dict(client.show(model))
-
-
 @pytest.mark.parametrize("encoding", ["tensorflowlite", 4, "autodetect"])
 def test_a_file_of_the_models_directory_is_served(client: Client, encoding: int | str) -> None:
     for name in ("affine", "affine.tflite"):
-        context = client.init_execution_context(client.load(name, encoding=encoding))
-        outputs = client.compute(context, {"b": floats(10, 20), "a": floats(1, 2)}).outputs
-        assert outputs == [("y", Tensor(data=floats(12, 24).data, dimensions=[1, 2], type=1))]
+        assert affine_of(client, client.load(name, encoding=encoding)) == AFFINE
     for encoding_of_others in ("ggml", "onnx"):
         with pytest.raises(InvalidEncoding):
             client.load("affine", encoding=encoding_of_others)
@@ -95,20 +81,11 @@ def test_a_graph_is_loaded_from_its_bytes_and_from_a_file(
         lambda: client.load_file(tmp_path / "mine.tflite"),
     )
     for load in loads:
-        context = client.init_execution_context(load())
-        outputs = client.compute(context, {"a": floats(1, 2), "b": floats(1, 2)}).outputs
-        assert outputs[0][1].data == floats(3, 6).data
+        assert affine_of(client, load()) == AFFINE
 
 
 def test_show_and_ps_print_inputs_and_outputs(daemon: RunningDaemon, client: Client) -> None:
-    client.load("affine")
-    shown = state_of(client, "affine")
-    assert (shown["backend"], shown["state"], shown["reads"]) == ("litert", "ready", [])
-    assert shown["file_error"] is None and shown["memory"]["weights"] > 0
-    assert shown["info"]["inputs"][0] == {"name": "a", "type": "fp32", "shape": ["", 2]}
-    text = run_inferd("show", "affine", socket=daemon.socket).stdout
-    assert "Inputs\n  a   fp32 [?, 2]\n" in text
-    assert "fp32 [?, 2], fp32 [?, 2] → fp32 [?, 2]" in run_inferd("ps", socket=daemon.socket).stdout
+    check_shown(daemon, client, "affine", "litert")
 
 
 def test_graphs_that_cannot_be_served_are_refused(client: Client) -> None:
@@ -185,26 +162,7 @@ def test_a_name_is_that_of_the_onnx_file_if_there_are_both(tmp_path: Path) -> No
 
 def test_damaged_files_are_typed_errors_and_disturb_no_other_graph(tmp_path: Path) -> None:
     rng, data = random.Random(7), affine()
-    mutants = {"whole": affine()}
-    for number in range(30):
-        damaged = bytearray(data)
-        if number % 3 == 0:
-            del damaged[rng.randrange(len(damaged)) :]
-        for _ in range(1 + number % 7):
-            if damaged:
-                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        mutants[f"mutant{number}"] = bytes(damaged)
-    write_graphs(tmp_path, mutants)
+    mutants = {f"mutant{n}": damaged(data, n, rng) for n in range(DAMAGED_FILES)}
+    write_graphs(tmp_path, {"whole": data, **mutants})
     with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
-        context = context_on(client, "whole")
-        pid, refused = state_of(client, "whole")["pid"], 0
-        for name in mutants:
-            if name != "whole":
-                try:
-                    client.unload(client.load(name))
-                except InferdError as exc:
-                    refused += 1
-                    assert exc.message.isprintable()
-        assert 0 < refused <= 30
-        assert client.compute(context, {"a": floats(1, 2), "b": floats(0, 0)}).outputs
-        assert state_of(client, "whole")["pid"] == pid
+        check_damaged_files(client, [*mutants])

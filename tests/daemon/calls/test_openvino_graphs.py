@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from onnx import helper
 
 from inferd import (
     Client,
-    InferdError,
     InvalidArgument,
     InvalidEncoding,
     LoadFailed,
@@ -26,6 +23,18 @@ from inferd import (
 )
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd as run_inferd
+from tests.daemon.graph_calls import (
+    AFFINE,
+    DAMAGED_FILES,
+    affine_of,
+    check_damaged_files,
+    check_shown,
+    context_on,
+    damaged,
+    floats,
+    longs,
+    state_of,
+)
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.ir_graphs import write_ir
 from tests.onnx_graphs import affine, allocation, graph, identity, loop, write_graphs
@@ -87,34 +96,6 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
         yield connected
 
 
-def floats(*values: float, dimensions: list[int] | None = None) -> Tensor:
-    return Tensor(
-        data=struct.pack(f"{len(values)}f", *values),
-        dimensions=[1, len(values)] if dimensions is None else dimensions,
-        type="fp32",
-    )
-
-
-def longs(*values: int, dimensions: list[int]) -> Tensor:
-    data = struct.pack(f"{len(values)}q", *values)
-    return Tensor(data=data, dimensions=dimensions, type="i64")
-
-
-def context_on(client: Client, model: str) -> int:
-    return client.init_execution_context(client.load(model))
-
-
-def state_of(client: Client, model: str) -> dict[str, Any]:
-    return dict(client.show(model))
-
-
-def result_of(client: Client, graph: int) -> bytes:
-    context = client.init_execution_context(graph)
-    outputs = client.compute(context, {"b": floats(10, 20), "a": floats(1, 2)}).outputs
-    assert [name for name, _ in outputs] == ["y"] and outputs[0][1].dimensions == [1, 2]
-    return outputs[0][1].data
-
-
 def test_files_of_the_models_directory_are_served(client: Client) -> None:
     for name, encoding in (
         ("affine", "openvino"),
@@ -124,7 +105,7 @@ def test_files_of_the_models_directory_are_served(client: Client) -> None:
         ("other", "onnx"),
         ("other", "autodetect"),
     ):
-        assert result_of(client, client.load(name, encoding=encoding)) == floats(12, 24).data
+        assert affine_of(client, client.load(name, encoding=encoding)) == AFFINE
         assert state_of(client, name)["backend"] == "openvino"
     for name, encoding in (("affine", "onnx"), ("other", "openvino"), ("affine", "tensorflow")):
         with pytest.raises(InvalidEncoding):
@@ -146,9 +127,9 @@ def test_a_graph_is_loaded_from_its_bytes_and_from_its_files(
     builders = [(tmp_path / f"mine.{end}").read_bytes() for end in ("xml", "bin")]
     assert builders[1]
     graph = client.load(builders, encoding=encoding)
-    assert result_of(client, graph) == floats(12, 24).data
+    assert affine_of(client, graph) == AFFINE
     client.unload(graph)
-    assert result_of(client, client.load_file(tmp_path / "mine.xml")) == floats(12, 24).data
+    assert affine_of(client, client.load_file(tmp_path / "mine.xml")) == AFFINE
 
 
 def test_weights_belong_to_a_graph_of_openvino_alone(daemon: RunningDaemon, tmp_path: Path) -> None:
@@ -163,15 +144,9 @@ def test_weights_belong_to_a_graph_of_openvino_alone(daemon: RunningDaemon, tmp_
 
 
 def test_show_and_ps_print_inputs_and_outputs(daemon: RunningDaemon, client: Client) -> None:
-    client.load("affine")
-    shown = state_of(client, "affine")
-    assert (shown["backend"], shown["state"], shown["reads"]) == ("openvino", "ready", [])
+    shown = check_shown(daemon, client, "affine", "openvino")
     sizes = [Path(shown["file"]).with_suffix(end).stat().st_size for end in (".xml", ".bin")]
-    assert shown["size_bytes"] == sum(sizes) and shown["memory"]["weights"] > 0
-    assert shown["info"]["inputs"][0] == {"name": "a", "type": "fp32", "shape": ["", 2]}
-    text = run_inferd("show", "affine", socket=daemon.socket).stdout
-    assert "Inputs\n  a   fp32 [?, 2]\n" in text
-    assert "fp32 [?, 2], fp32 [?, 2] → fp32 [?, 2]" in run_inferd("ps", socket=daemon.socket).stdout
+    assert shown["size_bytes"] == sum(sizes)
 
 
 def test_inputs_that_end_the_process_are_refused_and_others_are_computed(client: Client) -> None:
@@ -213,7 +188,7 @@ def test_a_load_that_computes_constants_for_ever_is_ended(client: Client) -> Non
         client.load("slow")
     with pytest.raises(LoadFailed, match=r"\(failed .* s ago"):  # at once
         client.load("slow")
-    assert result_of(client, client.load("affine")) == floats(12, 24).data
+    assert affine_of(client, client.load("affine")) == AFFINE
 
 
 def test_users_get_the_outputs_of_their_own_inputs(tmp_path: Path) -> None:
@@ -241,26 +216,13 @@ def test_damaged_files_are_typed_errors_and_disturb_no_other_graph(tmp_path: Pat
     rng = random.Random(7)
     write_ir(tmp_path, {"whole": affine()})
     graph, weights = ((tmp_path / f"whole.{end}").read_bytes() for end in ("xml", "bin"))
-    names = [f"mutant{number}" for number in range(30)]
+    names = [f"mutant{number}" for number in range(DAMAGED_FILES)]
     for number, name in enumerate(names):
-        damaged = bytearray(graph)
-        if number % 3 == 0:
-            del damaged[rng.randrange(len(damaged) // 2, len(damaged)) :]
-        for _ in range(1 + number % 7):
-            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        (tmp_path / f"{name}.xml").write_bytes(damaged)
+        changed = damaged(graph, number, rng, least=len(graph) // 2)
+        (tmp_path / f"{name}.xml").write_bytes(changed)
         (tmp_path / f"{name}.bin").write_bytes(weights[: rng.randrange(len(weights) + 1)])
     with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
-        pid, refused = client.load("whole") and state_of(client, "whole")["pid"], 0
-        for name in names:
-            try:
-                client.unload(client.load(name))
-            except InferdError as exc:
-                refused += 1
-                assert exc.message.isprintable()
-        assert 0 < refused <= 30
-        assert result_of(client, client.load("whole")) == floats(12, 24).data
-        assert state_of(client, "whole")["pid"] == pid
+        check_damaged_files(client, names)
 
 
 def test_the_files_of_a_graph_need_not_be_readable_by_name(client: Client, tmp_path: Path) -> None:
@@ -269,6 +231,6 @@ def test_the_files_of_a_graph_need_not_be_readable_by_name(client: Client, tmp_p
     for end in ("xml", "bin"):
         (tmp_path / f"mine.{end}").unlink()
     graph = client.load(fd=opened[0], weights_fd=opened[1])
-    assert result_of(client, graph) == floats(12, 24).data
+    assert affine_of(client, graph) == AFFINE
     for fd in opened:
         os.close(fd)
