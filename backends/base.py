@@ -69,14 +69,18 @@ NO_NEXTN = (
 )
 
 
-def no_drafts(kind: KvKind, *, encodes: bool, rollback: int = 0) -> str:
+WHOLE_KINDS: tuple[KvKind, ...] = ("recurrent", "hybrid")
+"""The kinds of KV states of which `trim` cannot drop any number of tokens."""
+
+
+def no_drafts(kind: KvKind, *, encodes: bool, goes_back: bool = False) -> str:
     """Return the reason for which a model with such KV states has no drafts, or empty. *encodes* is
-    whether it has an encoder; *rollback* is `ModelInfo.rollback`.
+    whether it has an encoder, *goes_back* is `ModelInfo.goes_back`.
     """
     if encodes:
         return "an encoder-decoder computes one token at a time"
-    if kind in ("recurrent", "hybrid") and not rollback:
-        return "its recurrent state cannot be cut back to the accepted tokens"
+    if kind in WHOLE_KINDS and not goes_back:
+        return "its recurrent states are too large, or of unknown size, to go back to earlier ones"
     return ""
 
 
@@ -127,6 +131,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     rollback: int = 0
     """Of a memory that is *recurrent* or *hybrid*, the tokens that `trim` can drop nevertheless:
     once, from the end of a chunk of the last step that has more than these. It has their states.
+    """
+    keeps_states: bool = False
+    """Of such a memory without `rollback`, whether `LanguageModel.keep_states` works, so that a
+    slot can go back to before a step.
     """
     can_shift: bool = False
     """Whether `LanguageModel.shift` works."""
@@ -182,12 +190,18 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         from a slot.
         """
         encodes = self.decoder_start_token is not None
-        return no_drafts(self.kv_kind, encodes=encodes, rollback=self.rollback)
+        return no_drafts(self.kv_kind, encodes=encodes, goes_back=self.goes_back)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a memory that is *recurrent* or *hybrid* can drop the drafts of a step."""
+        return self.rollback > 0 or self.keeps_states
 
     @property
     def drafts_max(self) -> int | None:
         """The most drafts of a chunk of which all can be rejected; None sets no bound."""
-        return self.rollback if self.kv_kind in ("recurrent", "hybrid") else None
+        whole = self.kv_kind in WHOLE_KINDS
+        return self.rollback if whole and not self.keeps_states else None
 
     @property
     def media_format(self) -> MediaFormat:
@@ -221,6 +235,11 @@ class DraftModel(Protocol):
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens of a slot; return how many remain, as in
         `LanguageModel.trim`.
+        """
+
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the states of *slots* if their memory cannot be cut, so that `trim` can go back to
+        them, however many steps follow. Each replaces the previous one.
         """
 
     def compute(self, chunks: Sequence[Chunk]) -> list[int]:
@@ -491,7 +510,14 @@ class LanguageModel(Model, Protocol):
         """Drop all but the first *keep* tokens of a slot. No image or sound may be cut.
 
         Return how many tokens remain: *keep*, or the slot's length if that is less, or 0 if the
-        memory cannot keep a part of its state.
+        memory cannot keep a part of its state. A memory with `ModelInfo.keeps_states` goes back to
+        the last `keep_states`, if there were at most *keep* tokens then.
+        """
+
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the states of *slots* until the step after the next one, for `trim` to go back to.
+
+        :raises BackendError: a state cannot be kept.
         """
 
     def length(self, slot: int) -> int:

@@ -76,7 +76,9 @@ class Task:
     forced: int = 0
     """Tokens of its answer that its grammar or the bound of its reasoning forced."""
     forced_behind: int = 0
-    """Tokens that were forced behind the last sampled one, to be computed as a chunk."""
+    """Tokens to be computed as a chunk with the last sampled one: those forced behind it, and
+    accepted drafts before it whose state is lost (`SlotTable.drop_drafts`).
+    """
     drafts: list[int] = field(default_factory=list)
     """Drafts in its slot behind the `computed` tokens, which the last step computed. There are none
     once the tokens of the step are sampled.

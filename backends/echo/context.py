@@ -30,6 +30,10 @@ class EchoSlot:
     has_logits: bool = False
     rollback: int = 0
     """The tokens at its end that can be dropped although its memory cannot be cut."""
+    kept: int = 0
+    """The tokens to which it can go back; 0 if its state was not kept."""
+    keeps: bool = False
+    """Its state was kept since the last step."""
     scored: range = range(0)
     has_media: bool = False
 
@@ -70,6 +74,7 @@ class EchoContext:
         self._check_cells(sum(len(c.tokens) for c in chunks))
         for slot in self.slots:
             slot.scored, slot.rollback = range(0), 0
+            slot.kept, slot.keeps = slot.kept if slot.keeps else 0, False
 
     def _check_cells(self, tokens: int) -> None:
         used, cells = sum(len(s.tokens) for s in self.slots), self._options.kv_cells
@@ -131,13 +136,22 @@ class EchoContext:
         sequence = self.slots[slot]
         sequence.has_logits, sequence.scored = False, range(0)
         keep = min(keep, len(sequence.tokens))
-        if keep <= 0 or not self._can_continue(sequence, keep):
+        if keep > 0 and not self._can_continue(sequence, keep):
+            keep = sequence.kept if sequence.kept <= keep else 0
+        if keep <= 0:
             self.slots[slot] = EchoSlot()
             return 0
         if keep < len(sequence.tokens):
             del sequence.tokens[keep:]
             sequence.rollback = 0
+            sequence.kept = sequence.kept if sequence.kept <= keep else 0
         return keep
+
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the numbers of tokens of *slots*."""
+        for sequence in (self.slots[slot] for slot in slots):
+            if self._options.keeps_states:
+                sequence.kept, sequence.keeps = len(sequence.tokens), True
 
     def length(self, slot: int) -> int:
         """Return how many tokens a slot holds."""
@@ -201,6 +215,7 @@ class EchoContext:
         assert sequence.tokens[: len(saved.tokens)] == saved.tokens, "it is of another text"
         assert sequence.adapters == saved.adapters, "it is of other adapters"
         del sequence.tokens[len(saved.tokens) :]
+        sequence.kept = sequence.kept if sequence.kept <= len(saved.tokens) else 0
         sequence.has_media = _has_media(saved.tokens)
         return True
 

@@ -13,12 +13,14 @@ from .options import EOG, VOCAB_SIZE, EchoOptions, next_token
 class EchoDraftModel:
     """See `DraftModel`. *computed* counts its tokens."""
 
-    name, computes_again = "draft", False
+    name = "draft"
     vocab_size = VOCAB_SIZE
 
     def __init__(self, options: EchoOptions, slots: int, ctx_size: int, batch_size: int):
         self.ctx_size, self.batch_size = ctx_size, batch_size
         self.slots: list[list[int]] = [[] for _ in range(slots)]
+        self.computes_again = options.draft_whole
+        self._kept = [0] * slots
         self.steps = self.computed = self._predicted = 0
         self._options = options
 
@@ -32,8 +34,17 @@ class EchoDraftModel:
 
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens of a slot."""
-        del self.slots[slot][keep:]
-        return len(self.slots[slot])
+        tokens, kept = self.slots[slot], self._kept[slot]
+        if self._options.draft_whole and keep < len(tokens):
+            keep = kept if kept <= keep else 0
+        del tokens[keep:]
+        self._kept[slot] = min(kept, len(tokens))
+        return len(tokens)
+
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the numbers of tokens of *slots*."""
+        for slot in slots:
+            self._kept[slot] = len(self.slots[slot])
 
     def compute(self, chunks: Sequence[Chunk]) -> list[int]:
         """Return the next token of each slot, or another one if this one errs."""

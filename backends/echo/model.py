@@ -444,6 +444,7 @@ def _echo_info(spec: ModelSpec, options: EchoOptions, tuning: ModelTuning | None
         media_size_max=spec.batch_size if options.media else 0,
         kv_kind=options.memory,
         rollback=options.rollback,
+        keeps_states=options.keeps_states,
         can_shift=options.memory == "plain",
         drafter="off",
         draft_model="echo" if options.draft_errs >= 0 else "",
@@ -470,7 +471,8 @@ _RANK_PARTS = (
 
 
 def _without_drafts(options: EchoOptions) -> dict[str, str]:
-    reason = no_drafts(options.memory, encodes=False, rollback=options.rollback)
+    goes_back = options.rollback > 0 or options.keeps_states
+    reason = no_drafts(options.memory, encodes=False, goes_back=goes_back)
     if not reason:
         found = {"speculation=mtp": NO_NEXTN}
         return found if options.draft_errs >= 0 else {"speculation=draft": NO_DRAFT_MODEL} | found

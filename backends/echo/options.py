@@ -8,10 +8,11 @@ faults, and the memory that it claims.
   The process also aborts in the step that decodes the text `abort_on`; or, as `abort_in` requests,
   when it samples by a grammar with this text, or tokenizes the text.
 - Memory: `memory` sets its kind, `window` its attention window in tokens, and `kv_cells` the cells
-  that all slots share. The model claims to need `weight_bytes`, `token_bytes` for each token of a
-  slot's context, `layer_bytes` for each of `layers`, which run on devices with `device_bytes` free,
-  `embedding_bytes` once it makes embeddings, and `probe_bytes` while its settings are measured. It
-  allocates nothing.
+  that all slots share. One that is recurrent or hybrid drops `rollback` tokens of a step, or with
+  `keeps_states` goes back to before it. The model claims to need `weight_bytes`, `token_bytes` for
+  each token of a slot's context, `layer_bytes` for each of `layers`, which run on devices with
+  `device_bytes` free, `embedding_bytes` once it makes embeddings, and `probe_bytes` while its
+  settings are measured. It allocates nothing.
 - Settings: a probe takes `probe_ms`, and `probe_share` of it with flash attention, of which the
   model has only the name. If `probe_ms` is negative, there is no other setting.
 - Tokens: the characters of `surprising` have a surprisal of ten nats, all others zero. In a turn
@@ -25,7 +26,8 @@ faults, and the memory that it claims.
 - Reranking: with `ranks`, embeddings are scores, and a score is the first number of the vector.
 - Drafts: with `draft_errs` of 0 or more, the model has a draft model, whose every prediction number
   `draft_errs` is wrong; with 0, none is. Its step takes `draft_ms`, step number `draft_fail_at`
-  fails, and the model claims to need `draft_bytes` for it.
+  fails, and the model claims to need `draft_bytes` for it. With `draft_whole` its states cannot be
+  cut, as those of recurrent models.
 - Kind: `variant` (a text) changes the model's fingerprint. `vocabulary` (a number) changes its
   vocabulary, in which it is the token of byte 0. `tool_format` names the form of its answers. With
   `fim` it fills in the text between a prefix and a suffix with both, and `|` between them.
@@ -138,6 +140,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     memory: KvKind = "plain"
     window: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 8
     rollback: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    keeps_states: bool = False
     kv_cells: Number = -1
     weight_bytes: Bytes = 0
     token_bytes: Bytes = 0
@@ -152,6 +155,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     draft_errs: Number = -1
     draft_ms: Milliseconds = 0.0
     draft_fail_at: Number = -1
+    draft_whole: bool = False
     draft_bytes: Bytes = 0
     media: bool = False
     media_tiles: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1

@@ -73,6 +73,8 @@ class LlamaModel:
         self._make_probe_runner = make_probe_runner
         self._embedder: LlamaEmbedder | None = None
         self._threads = 0
+        self._keeping: Sequence[int] = ()
+        """The slots whose states are kept for the next step."""
         self._prototypes = Prototypes()
         self._matching = matching
         self._grammars = GrammarCompiler(matching.attach(vocab))
@@ -132,6 +134,8 @@ class LlamaModel:
         self._context.check(chunks)
         self._adapters.apply()
         self._logits = {s: x for s, x in self._logits.items() if not isinstance(x, range)}
+        self._context.forget_states(except_of=self._keeping)
+        self._keeping = ()
         decoded = self._context.decode(chunks)
         if self._states is not None:
             self._states.keep(chunks)
@@ -219,6 +223,12 @@ class LlamaModel:
         kept = self._context.trim(slot, keep)
         self._drop_states(slot, kept)
         return kept
+
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the states of *slots*; see `LanguageModel.keep_states`."""
+        for slot in slots:
+            self._context.keep_state(slot)
+        self._keeping = (*self._keeping, *slots)
 
     def _drop_states(self, slot: int, keep: int = 0) -> None:
         """Drop the hidden states of all but the first *keep* tokens of a slot."""

@@ -8,6 +8,7 @@ computed again.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from ...backends import Chunk, DraftModel
 from ..kv.slots import SlotTable
 from ..kv.store import Origin
-from ..policy.cost import StepCost, StepLoad
+from ..policy.cost import KeepTime, StepCost, StepLoad
 from ..prefix import common_prefix
 from ..task import Task
 
@@ -51,6 +52,7 @@ class ModelDrafter:
         self, model: DraftModel, seconds: Callable[[], float], is_eog: Callable[[int], bool]
     ):
         self.cost = StepCost()
+        self._keep_time = KeepTime()
         self._model, self._seconds, self._is_eog = model, seconds, is_eog
         self._held: dict[int, _Held] = {}
         """By slot."""
@@ -81,7 +83,8 @@ class ModelDrafter:
 
     def draft_s(self, streams: int, drafts: int) -> float:
         """Return the seconds in which each of *streams* gets that many *drafts*."""
-        return drafts * self.cost.decode_s(streams)
+        keep_s = self._keep_time.seconds * streams if drafts > 1 else 0.0
+        return drafts * self.cost.decode_s(streams) + keep_s
 
     def catch_up(self, task: Task, seconds: float) -> None:
         """Compute the next tokens of *task*, but its last one, for about that many *seconds*.
@@ -115,6 +118,7 @@ class ModelDrafter:
                 tokens_left -= len(tokens)
                 chunks.append(Chunk(task.slot, tokens, begin, 1))
                 drafts[task.slot] = []
+        confirmed = True
         while chunks:
             found = self._compute(chunks)
             following = []
@@ -124,7 +128,16 @@ class ModelDrafter:
                     position = chunk.position + len(chunk.tokens)
                     following.append(Chunk(chunk.slot, [token], position, 1))
             chunks = following
+            if confirmed and chunks:
+                self._keep_states([chunk.slot for chunk in chunks])
+            confirmed = False
         return {task.spec.id: drafts.get(task.slot, []) for task, _ in wanted}
+
+    def _keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the states of *slots*, which have no drafts yet, and learn how long that takes."""
+        started = time.thread_time()
+        self._model.keep_states(slots)
+        self._keep_time.learn(time.thread_time() - started, len(slots))
 
     def _compute(self, chunks: Sequence[Chunk]) -> list[int]:
         """Compute a step, and learn its time."""

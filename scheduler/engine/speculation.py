@@ -15,7 +15,7 @@ from ...backends import LanguageModel
 from ..drafting.model_drafter import LAG_MAX
 from ..drafting.ngram import NgramDrafter
 from ..policy.batch_plan import ScheduledTokens, drafts_step_s
-from ..policy.cost import StepCost
+from ..policy.cost import KeepTime, StepCost
 from ..policy.draft_plan import (
     DRAFT_MAX,
     LOSS_MAX,
@@ -141,6 +141,7 @@ class Speculation:
         self._slots = tasks.slots
         self._streams: dict[int, _Stream] = {}
         self._pause_steps = 0
+        self._keep_time = KeepTime()
         self._others_at = -math.inf
         """When a step was last planned while there were several tasks."""
         self._slowdown, self._streams_in_step, self._accepted_before = 1.0, 0, 0
@@ -216,7 +217,10 @@ class Speculation:
         alone_s = self._tasks.clock.now - self._others_at
         longer_s = drafts_step_s([part.task for part in batch], alone_s, order, settings)
         beside = PromptChunks(prompts, cost.token_s, cost.pass_s, cost.logits_pass_known)
-        times = StepTimes(cost.logits_pass_s, cost.position_s, beside, self.by_model.draft_s)
+        draft_s = self.by_model.draft_s
+        times = StepTimes(
+            cost.logits_pass_s, cost.position_s, beside, draft_s, self._keep_time.seconds
+        )
         bounds = StepBounds(settings.step_s_target, left, longer_s)
         return lambda offers: plan_drafts(offers, times, bounds)
 
@@ -289,7 +293,8 @@ class Speculation:
         of which there are none while the stream pauses.
         """
         task, limit = part.task, self._limit(part)
-        offer = StreamOffer(part.count, part.start + part.count, limit)
+        keeps_states = self._model.info.keeps_states
+        offer = StreamOffer(part.count, part.start + part.count, limit, goes_back=keeps_states)
         stream = self._streams.get(task.spec.id)
         if stream is None:
             stream = self._new_stream(task)
@@ -380,6 +385,20 @@ class Speculation:
             proposed=len(tokens),
             beside_prompts=len(prompts) > 0,
         )
+
+    def keep_states(self, batch: Sequence[ScheduledTokens]) -> None:
+        """Keep the states to which slots go back if drafts of the next step are rejected.
+
+        :raises BackendError: a state cannot be kept.
+        """
+        if not self._model.info.keeps_states:
+            return
+        slots = [part.task.slot for part in batch if part.drafts]
+        if slots:
+            cpu = self._tasks.clock.cpu
+            started = cpu()
+            self._model.keep_states(slots)
+            self._keep_time.learn(cpu() - started, len(slots))
 
     def count_drafts(self, batch: Sequence[ScheduledTokens]) -> None:
         """Count the drafts of a step that was computed: they are in the slots of their tasks."""

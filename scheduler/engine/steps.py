@@ -164,6 +164,8 @@ class Steps:
         self._recorder.record_activity(ActivityKind.STEP, [p.task.spec.id for p in batch])
         started = self._clock.step_began = self._clock.read()
         try:
+            self.speculation.keep_states(batch)
+            started = self._clock.read()  # the time of a step is learned without that
             self._model.step(chunks)
             self.answers.report_prompts(batch)
         except KvFull as exc:

@@ -42,7 +42,7 @@ class SlotTable:
         self.changes = 0
         """Number of changes to the contents of idle slots."""
         self.drafts_cut_states = False
-        """Whether drafts could not be removed without the tokens before them, which are then
+        """Whether drafts could not be removed without the tokens before the step, which are then
         computed again. No cause is known.
         """
         self._model = model
@@ -104,12 +104,15 @@ class SlotTable:
 
     def drop_drafts(self, task: Task) -> None:
         """Remove the drafts of *task* from its slot, with all logits. If all of its tokens were
-        computed, the last one is removed, too, so that its logits are computed again.
+        computed, the last one is removed, too, so that its logits are computed again. A memory that
+        can only go back to before the step computes the accepted drafts again, as a chunk.
         """
         keep = task.computed - (task.pending == 0)
         task.drafts, task.has_logits = [], False
         task.computed = self._model.trim(task.slot, keep)
-        self.drafts_cut_states |= task.computed < keep
+        if task.computed < keep:
+            task.forced_behind += keep - task.computed
+            self.drafts_cut_states |= not (self._model.info.keeps_states and task.computed)
 
     def swap_slots(self, a: Slot, b: Slot) -> None:
         """Exchange two slots, with their contents and tasks."""

@@ -31,6 +31,8 @@ with drafts are short.
 """
 STALE_STEPS = 4096
 """After this many decoding steps without one of a size, its time is forgotten."""
+KEPT_STATES = 8
+"""The time of keeping a state is a mean of about this many."""
 LOST_FACTOR = 100.0
 """If such a trend is slower by this factor, the coefficients begin anew. Otherwise they would grow
 too slowly, because their own size bounds their uncertainty.
@@ -38,6 +40,22 @@ too slowly, because their own size bounds their uncertainty.
 
 _Three = tuple[float, float, float]
 _Six = tuple[float, float, float, float, float, float]
+
+
+class KeepTime:
+    """The CPU seconds of keeping the state of a slot, for a step that may have to go back to it.
+    They do not depend on other processes, and are not learned again while no state is kept.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._learned = 0
+
+    def learn(self, seconds: float, slots: int) -> None:
+        """Add the *seconds* in which the states of *slots* were kept."""
+        self._learned += 1
+        if self._learned > 1:  # the first time, the memory is new
+            self.seconds += (seconds / slots - self.seconds) / min(self._learned - 1, KEPT_STATES)
 
 
 class StepLoad(msgspec.Struct, frozen=True):

@@ -87,6 +87,10 @@ class StreamOffer(NamedTuple):
     level: int = 0
     by_model: bool = False
     """A draft model makes its drafts once their number is planned, which takes time."""
+    goes_back: bool = False
+    """If a draft is rejected, its slot goes back to before the step, and the pending and accepted
+    tokens are computed again.
+    """
 
     def gain(self, drafts: int) -> float:
         """Return how many of that many *drafts* are expected to be accepted. Those beyond the
@@ -94,6 +98,20 @@ class StreamOffer(NamedTuple):
         """
         proposed = min(drafts, len(self.expected))
         return self.expected[proposed - 1] if proposed else 0.0
+
+    def rejection(self, drafts: int) -> float:
+        """Return the probability that one of that many *drafts* is rejected."""
+        if drafts > len(self.expected):
+            return 1.0
+        return 1 - self.expected[drafts - 1] + self.gain(drafts - 1)
+
+    def again(self, drafts: int) -> float:
+        """Return how many tokens are expected to be computed again after that many *drafts*: with
+        the first one rejected the pending ones, with the second one rejected one more, and so on.
+        """
+        rejected, accepted = self.rejection(drafts), self.gain(drafts)
+        # Of all cases, that in which all drafts are accepted computes nothing again.
+        return self.pending * rejected + accepted - drafts * (1 - rejected)
 
 
 class DraftPlan(NamedTuple):
@@ -157,6 +175,8 @@ class StepTimes(NamedTuple):
     position_s: float = 0.0
     prompts: PromptChunks = NO_PROMPTS
     draft_s: Callable[[int, int], float] = lambda streams, drafts: 0.0
+    keep_s: float = 0.0
+    """The seconds of keeping a slot's state, and those of going back to it."""
 
     def of_chunks(self, lengths: Sequence[int]) -> float:
         """Return the seconds of chunks of streams with these *lengths*, without those of depth.
@@ -196,7 +216,8 @@ class _Choice:
     def __init__(self, streams: Sequence[StreamOffer], times: StepTimes, bounds: StepBounds):
         self._streams, self._times, self._bounds = streams, times, bounds
         self._lengths = [s.pending for s in streams]
-        self._tokens = sum(self._lengths)
+        # Tokens that are computed again are not progress.
+        self._tokens = sum(1 if s.goes_back else s.pending for s in streams)
         self.plain = self._lengths == [1] * len(streams)
         """Each stream computes a single token in any case."""
         self._depth_s = times.position_s * sum(s.pending * s.position for s in streams)
@@ -234,9 +255,21 @@ class _Choice:
         else:
             longer = [n + more for n, more in zip(self._lengths, drafts, strict=True)]
             seconds = times.of_chunks(longer)
+        seconds += self._depth_s + more_s
+        if any(streams[i].goes_back for i in chosen):
+            seconds += self._again_s(chosen, size, seconds)
         if by_model := sum(streams[i].by_model for i in chosen):
             seconds += times.draft_s(by_model, size)
-        return seconds + self._depth_s + more_s
+        return seconds
+
+    def _again_s(self, chosen: Sequence[int], size: int, seconds: float) -> float:
+        """Return the expected time of keeping states, going back to them and computing tokens
+        again, after a step of *seconds* with *size* drafts for each *chosen* stream.
+        """
+        token_s = max(0.0, seconds - self.before_s) / (size * len(chosen))
+        streams = [s for s in map(self._streams.__getitem__, chosen) if s.goes_back]
+        kept = sum(1 + s.rejection(size) for s in streams)
+        return self._times.keep_s * kept + token_s * sum(s.again(size) for s in streams)
 
     def _delays(self, gains: Sequence[float], slowdown: float) -> bool:
         """Return whether somebody pays for drafts that gain as many tokens, in a step that takes
@@ -255,9 +288,7 @@ class _Choice:
                 self.best, self._rate_best = plan, rate
 
 
-def plan_drafts(
-    streams: Sequence[StreamOffer], times: StepTimes, bounds: StepBounds
-) -> DraftPlan:
+def plan_drafts(streams: Sequence[StreamOffer], times: StepTimes, bounds: StepBounds) -> DraftPlan:
     """Return the number of drafts of each of *streams*.
 
     It is the same for all that have some, because chunks of different lengths are computed in

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -150,6 +151,19 @@ class OwnedContext:
             self._threads.close()
 
 
+@dataclass(slots=True)
+class _KeptState:
+    """The part of a slot's state that cannot be cut, as it was with *length* tokens; 0: none."""
+
+    data: NDArray[np.uint8]
+    length: int = 0
+
+    @property
+    def pointer(self) -> Any:
+        """A pointer to the data, for llama.cpp."""
+        return self.data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
 class _Header(NamedTuple):
     """The beginning of a saved state: the *length* of the slot, the header's *size*, and the
     positions of the slot's items.
@@ -175,6 +189,7 @@ class LlamaContext(OwnedContext):
         fingerprint: str,
         logits_max: int,
         reads_media: bool = False,
+        keeps_states: bool = False,
     ):
         super().__init__(pointer)
         self.logits_max = logits_max
@@ -189,6 +204,9 @@ class LlamaContext(OwnedContext):
         self._hybrid = bool(lib.llama_model_is_hybrid(model))
         self._whole_only = self._hybrid or bool(lib.llama_model_is_recurrent(model))
         self.rollback = int(lib.llama_n_rs_seq(pointer)) if self._whole_only else 0
+        self.keeps_states = keeps_states and self._whole_only and not self.rollback
+        self._kept = dict[int, _KeptState]()
+        """By slot, the state that `keep_state` has kept. The memory is used again."""
         self._can_roll_back = dict[int, int]()
         """By slot, the tokens of whose states the last decode has kept those before them."""
         # A hybrid reports that it can shift, but would move only the cells of its attention.
@@ -351,6 +369,8 @@ class LlamaContext(OwnedContext):
 
     def _set_length(self, slot: int, length: int) -> None:
         self._lengths[slot] = length
+        if (kept := self._kept.get(slot)) is not None and kept.length > length:
+            kept.length = 0
         if self._places:
             self._places[slot].cut(length)
 
@@ -371,8 +391,67 @@ class LlamaContext(OwnedContext):
             if self._is_complete(slot, keep):
                 self._set_length(slot, keep)
                 return keep
-        self.clear(slot)
-        return 0
+        if not self._go_back(slot, keep):
+            self.clear(slot)
+        return self._lengths[slot]
+
+    def keep_state(self, slot: int) -> None:
+        """Keep the part of a slot's state that cannot be cut, for `trim` to go back to, until the
+        slot has fewer tokens or another state is kept.
+        """
+        length = self.length(slot)
+        if not self.keeps_states or not length:
+            return
+        size = int(lib.llama_state_seq_get_size_ext(self.pointer, slot, self._part))
+        kept = self._kept.get(slot)
+        if kept is None or len(kept.data) != size:
+            kept = self._kept[slot] = _KeptState(np.empty(size, np.uint8))
+        kept.length = 0
+        written = lib.llama_state_seq_get_data_ext(
+            self.pointer, kept.pointer, size, slot, self._part
+        )
+        if written != size:
+            raise BackendError(f"slot {slot} could not be saved: {written} of {size} bytes")
+        kept.length = length
+
+    def forget_states(self, except_of: Collection[int]) -> None:
+        """Forget the states that were kept, except those of some slots."""
+        for slot, kept in self._kept.items():
+            if slot not in except_of:
+                kept.length = 0
+
+    @property
+    def _part(self) -> int:
+        """The flags of the part of a state that cannot be cut."""
+        return int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) if self._hybrid else _WHOLE
+
+    def _go_back(self, slot: int, keep: int) -> bool:
+        """Go back to the kept state of a slot, if that has at most *keep* tokens. Return whether
+        the slot then has these tokens; else it must be cleared.
+        """
+        kept = self._kept.get(slot)
+        if kept is None or not 0 < kept.length <= keep:
+            return False
+        size, length = len(kept.data), kept.length
+        read = lib.llama_state_seq_set_data_ext(self.pointer, kept.pointer, size, slot, self._part)
+        if read != size or not self._cut_attention(slot, length):
+            return False
+        self._set_length(slot, length)
+        return True
+
+    def _cut_attention(self, slot: int, length: int) -> bool:
+        """Remove the attention's cells of a hybrid behind the first *length* tokens, after which
+        the recurrent part was saved that was just read into the slot. Return whether both parts
+        then end there.
+
+        Only now can the cells be removed, since a hybrid's `seq_rm` refuses to cut the recurrent
+        part (`llama_memory_hybrid::seq_rm`), or would roll another state back.
+        """
+        if self._positions(slot)[1] != self._last_position(slot, length):
+            return False  # the least last position of both parts
+        after = self._position_after(slot, length)
+        cut = not self._hybrid or lib.llama_memory_seq_rm(self.memory, slot, after, -1)
+        return bool(cut) and self._is_complete(slot, length)
 
     def trim_min(self, slot: int) -> int:
         """Return the least number of tokens that `trim` can leave; see `LanguageModel.trim_min`."""
@@ -452,7 +531,7 @@ class LlamaContext(OwnedContext):
             raise UnsupportedOperation(
                 f"a {self.kv_kind} memory has no checkpoints", hint="save the whole state"
             )
-        return self._save(slot, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if self._hybrid else _WHOLE)
+        return self._save(slot, self._part)
 
     def _save(self, slot: int, flags: int) -> bytes:
         length = self.length(slot)
@@ -494,23 +573,14 @@ class LlamaContext(OwnedContext):
         return True
 
     def restore_checkpoint(self, slot: int, checkpoint: bytes) -> bool:
-        """Cut a hybrid's slot back to a checkpoint; see `LanguageModel.restore_checkpoint`.
-
-        llama.cpp replaces the recurrent part. Only then can the attention's cells be removed, since
-        a hybrid's `seq_rm` refuses to cut the recurrent part (`llama_memory_hybrid::seq_rm`).
-        """
-        flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        """Cut a hybrid's slot back to a checkpoint; see `LanguageModel.restore_checkpoint`."""
+        flags = self._part
         header = self._read_header(checkpoint, flags) if self._hybrid else None
         fits = (
             header is not None
             and 0 < header.length <= self.length(slot)
             and self._read(slot, checkpoint, header.size, flags)
-            # The least last position of both parts. llama.cpp would roll another state back.
-            and self._positions(slot)[1] == self._last_position(slot, header.length)
-            and lib.llama_memory_seq_rm(
-                self.memory, slot, self._position_after(slot, header.length), -1
-            )
-            and self._is_complete(slot, header.length)
+            and self._cut_attention(slot, header.length)
         )
         if not fits or header is None:
             self.clear(slot)
@@ -570,6 +640,7 @@ class EncoderContext(LlamaContext):
         self.pointer, self.logits_max = None, 0
         self.slots, self.ctx_size, self.batch_size = slots, ctx_size, batch_size
         self.can_shift, self.rollback, self._can_roll_back = False, 0, {}
+        self.keeps_states, self._kept = False, {}
         self._key = bytes.fromhex(fingerprint)[:16]
         self._window, self._hybrid, self._whole_only = 0, False, False
         self._lengths = dict.fromkeys(range(slots), 0)

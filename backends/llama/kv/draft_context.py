@@ -16,7 +16,7 @@ class LlamaDraftModel:
     *predicted_max* is the number of tokens that the other model has.
     """
 
-    name, computes_again = "draft", False
+    name = "draft"
 
     def __init__(self, pointer: Any, context: LlamaContext, vocab_size: int, predicted_max: int):
         self._pointer, self._context = pointer, context
@@ -25,10 +25,16 @@ class LlamaDraftModel:
         self.ctx_size, self.batch_size = context.ctx_size, context.batch_size
         self.length, self.trim = context.length, context.trim
         self.set_threads = context.set_threads
+        self.computes_again = context.keeps_states
 
     def skip(self, slot: int, size: int) -> int:
         """Skip nothing."""
         return self.length(slot)
+
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the states of *slots* if they cannot be cut."""
+        for slot in slots:
+            self._context.keep_state(slot)
 
     def compute(self, chunks: Sequence[Chunk]) -> list[int]:
         """Compute a batch; return the most probable next tokens."""

@@ -90,7 +90,7 @@ class EncoderDecoderContext(LlamaContext):
     ):
         self.pointer, self.logits_max, self.slots = None, logits_max, slots
         self.can_shift = self._hybrid = self._whole_only = False
-        self._places, self.rollback = {}, 0
+        self._places, self.rollback, self._kept, self.keeps_states = {}, 0, {}, False
         self._start_token, self._vocab_size = start_token, vocab_size
         self._opened: list[SlotContext] = []
         try:

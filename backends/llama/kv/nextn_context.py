@@ -148,6 +148,9 @@ class NextnDraftModel(OwnedContext):
             self._lengths[slot] = min(self._lengths[slot], keep)
         return self._lengths[slot]
 
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Do nothing: the layers attend, so their states can be cut."""
+
     def compute(self, chunks: Sequence[Chunk]) -> list[int]:
         """Compute a batch; return the most probable next token of each chunk with logits.
 

@@ -9,13 +9,21 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 from msgspec.structs import replace
 
-from ...base import no_drafts
+from ...base import KvKind, no_drafts
+from ...engine_options import EngineOptions
 from ...errors import LoadFailed, UnsupportedOperation
 from ...gguf.header import DamagedHeader
 from ...gguf.vocabulary import read_vocabulary, vocabulary_mismatch
 from ...model_spec import ModelSpec
 from ..llama_log import LogRing
-from .opening import ctx_size_of, decoder_start_token, name_of, open_context
+from .opening import (
+    context_params,
+    ctx_size_of,
+    decoder_start_token,
+    kept_bytes_of,
+    name_of,
+    open_context,
+)
 
 HINT = "name a smaller model of the same family by draft-model, or leave draft-model out"
 _PASSED_ON = frozenset(("mmap", "mlock", "threads-batch"))
@@ -74,14 +82,25 @@ def check_draft_model(spec: ModelSpec) -> None:
 
 
 def check_draftable(spec: ModelSpec, model: Any) -> None:
-    """Check that states of a llama.cpp *model*, which drafts or has a draft model, can be cut back.
+    """Check that the states of a llama.cpp *model*, which drafts or has a draft model, can be cut
+    back, or can go back to earlier ones.
 
     :raises UnsupportedOperation: they cannot.
     """
-    recurrent = lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
-    encodes = decoder_start_token(model) is not None
-    if reason := no_drafts("recurrent" if recurrent else "plain", encodes=encodes):
+    whole = lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
+    encodes, goes_back = decoder_start_token(model) is not None, kept_bytes_of(spec.slots, model)
+    kind: KvKind = "recurrent" if whole else "plain"
+    if reason := no_drafts(kind, encodes=encodes, goes_back=goes_back > 0):
         raise UnsupportedOperation(f"no drafts with {name_of(spec)!r}: {reason}", hint=HINT)
+
+
+def draft_context_params(spec: ModelSpec, options: EngineOptions, model: Any) -> Any:
+    """Return llama.cpp's parameters of the context of a draft model. It goes back by several steps,
+    and llama.cpp rolls recurrent states back by the tokens of one.
+    """
+    params = context_params(spec, options, model)
+    params.n_rs_seq = 0
+    return params
 
 
 def open_draft_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:

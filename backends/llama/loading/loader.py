@@ -44,7 +44,13 @@ from ..text.renderer import Renderer, TemplateRefusal
 from ..text.template import CHATML_BEGIN, ChatTemplate, configured_renderer, fallback_source
 from ..text.vocab import Vocab
 from .devices import layers_of, repacked_bytes
-from .draft_model import check_draft_model, check_draftable, draft_spec, open_draft_context
+from .draft_model import (
+    check_draft_model,
+    check_draftable,
+    draft_context_params,
+    draft_spec,
+    open_draft_context,
+)
 from .gguf_check import GgufFile
 from .nextn import check_nextn_drafts, nextn_params, state_width
 from .opening import (
@@ -53,6 +59,7 @@ from .opening import (
     context_params,
     ctx_size_of,
     decoder_start_token,
+    kept_bytes_of,
     load_failed,
     model_shape,
     name_of,
@@ -221,6 +228,7 @@ def _context_of(opened: _OpenedModel, params: Any, pointer: Any) -> LlamaContext
             fingerprint=fingerprint,
             logits_max=logits_max,
             reads_media=bool(spec.mmproj) and _reads_media(opened.file),
+            keeps_states=kept_bytes_of(spec.slots, opened.pointer) > 0,
         )
     lib.llama_free(pointer)
     return EncoderContext(spec.slots, opened.embedding.tokens_max, spec.batch_size, fingerprint)
@@ -240,7 +248,7 @@ def _open_draft(opened: _OpenedModel, progress: LoadProgress) -> LlamaDraftModel
     with ExitStack() as undo:
         undo.callback(lib.llama_model_free, model)
         check_draftable(spec, model)
-        params = context_params(spec, options, model)
+        params = draft_context_params(spec, options, model)
         size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         context = LlamaContext(
             open_draft_context(spec, params, model, log),
@@ -250,6 +258,7 @@ def _open_draft(opened: _OpenedModel, progress: LoadProgress) -> LlamaDraftModel
                 spec, options, file, int(params.flash_attn_type), ctx_size_of(spec, model)
             ),
             logits_max=int(params.n_outputs_max),
+            keeps_states=True,
         )
         undo.pop_all()
     return LlamaDraftModel(model, context, size, opened.vocab.size)
@@ -395,6 +404,7 @@ def _model_info(
         chat_notes=notes,
         kv_kind=context.kv_kind,
         rollback=context.rollback,
+        keeps_states=context.keeps_states,
         can_shift=context.can_shift,
         rows_block=_rows_block(model, context, file),
         draft_model=os.path.basename(spec.draft_model),
@@ -444,7 +454,8 @@ def _unused(
 ) -> dict[str, str]:
     found = {} if template is None or template.uses_tools else {"tools": _NO_TOOLS}
     encodes = opened.start_token is not None
-    if reason := no_drafts(context.kv_kind, encodes=encodes, rollback=context.rollback):
+    goes_back = context.rollback > 0 or context.keeps_states
+    if reason := no_drafts(context.kv_kind, encodes=encodes, goes_back=goes_back):
         found |= {"speculation": reason, "draft-max": reason}
     elif not opened.spec.draft_model:
         found["speculation=draft"] = NO_DRAFT_MODEL

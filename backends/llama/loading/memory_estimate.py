@@ -35,13 +35,20 @@ from ..probe_runner import CONTEXTS_MAX, layout_of, probe_context_params, probes
 from ..text.matching import BYTES_PER_TOKEN
 from ..threads import cpu_function
 from .devices import Share, breakdown, c_function, devices, layers_of
-from .draft_model import check_draft_model, check_draftable, draft_spec, open_draft_context
+from .draft_model import (
+    check_draft_model,
+    check_draftable,
+    draft_context_params,
+    draft_spec,
+    open_draft_context,
+)
 from .nextn import nextn_params, state_width
 from .opening import (
     LOGIT_BYTES,
     context_params,
     ctx_size_of,
     decoder_start_token,
+    kept_bytes_of,
     load_failed,
     logits_max_of,
     name_of,
@@ -196,8 +203,10 @@ class LlamaMemoryEstimator:
         context = open_context(spec, params, self._model, self._log)
         info = embed_info(spec, self._model, context, self._values)
         encoder = not lib.llama_get_memory(context)
+        kept = 0 if lib.llama_n_rs_seq(context) else kept_bytes_of(spec.slots, self._model)
         need = self._with_gaps(total_need(*self._taken(context, spec.logits_per_slot)), params)
         need = replace(need, options=self._added_by_options(spec, need))
+        need = replace(need, context=need.context + kept)
         if not encoder:
             need = replace(need, measuring=self._of_probes(spec))
         if self._draft is not None:
@@ -228,9 +237,11 @@ class LlamaMemoryEstimator:
         """
         self._place_layers(spec, layers_of(spec, self._model))
         self._log.clear()
-        params = context_params(spec, self._options, self._model)
+        params = draft_context_params(spec, self._options, self._model)
         context = open_draft_context(spec, params, self._model, self._log)
-        return _with_draft(need, self._of_draft(context, params))
+        kept = kept_bytes_of(spec.slots, self._model)
+        own = self._of_draft(context, params)
+        return _with_draft(need, replace(own, context=own.context + kept))
 
     def _of_draft(self, context: Any, params: Any, *, owns_weights: bool = True) -> MemoryNeed:
         """Return the need of a *context* with *params* that drafts, which is freed; with that of

@@ -6,7 +6,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ...base import KvKind, no_drafts
+from ...base import WHOLE_KINDS, KvKind
 from ...errors import InvalidArgument, UnsupportedOperation
 from ...gguf.facts import nextn_refusal
 from ...model_spec import ModelSpec
@@ -53,11 +53,13 @@ def check_nextn(spec: ModelSpec, file: GgufFile, name: str) -> None:
 
 
 def check_nextn_drafts(name: str, kind: KvKind, rollback: int) -> None:
-    """Check that rejected drafts can be removed from KV states of a *kind*.
+    """Check that rejected drafts can be removed from KV states of a *kind*. It does not suffice to
+    go back to before the step: the layers would lack the hidden states of the accepted tokens.
 
     :raises UnsupportedOperation: they cannot.
     """
-    if reason := no_drafts(kind, encodes=False, rollback=rollback):
+    if kind in WHOLE_KINDS and not rollback:
+        reason = "its recurrent state cannot be cut back to the accepted tokens"
         raise UnsupportedOperation(f"no drafts with {name!r}: {reason}", hint=HINT)
 
 

@@ -531,6 +531,21 @@ def rollback_of(slots: int, ubatch_size: int, model: Any) -> int:
     return most if most > 1 else 0
 
 
+KEPT_BYTES_MAX = 256 << 20
+"""The most bytes of the states of all slots that are kept to go back to."""
+
+
+def kept_bytes_of(slots: int, model: Any) -> int:
+    """Return the most bytes of the states of *slots* that are kept where llama.cpp cannot roll
+    recurrent states back: 0 if *model* has none, or if they would take too much memory or their
+    size is not known.
+    """
+    if not (lib.llama_model_is_hybrid(model) or lib.llama_model_is_recurrent(model)):
+        return 0
+    size = slots * _recurrent_bytes(model)
+    return size if size <= KEPT_BYTES_MAX else 0
+
+
 def _recurrent_bytes(model: Any) -> int:
     """Return the bytes of the recurrent states of a sequence, at least (`llama_hparams::n_embd_r`,
     `n_embd_s`): as if all layers were recurrent. 0 if the size is not known.
@@ -544,6 +559,8 @@ def _recurrent_bytes(model: Any) -> int:
     width, heads = number("embedding_length"), number("attention.head_count")
     if cache := number("shortconv.l_cache"):
         values = width * (cache - 1)
+    elif head := number("wkv.head_size"):
+        values = width * (head + max(number("token_shift_count"), 2))
     elif head := number("kda.head_dim"):
         values = heads * head * (head + 3 * max(number("ssm.conv_kernel"), 4))
     else:

@@ -16,6 +16,7 @@ from inferd.backends.errors import (
     LoadFailed,
     UnsupportedOperation,
 )
+from inferd.backends.llama.loading import opening
 from inferd.backends.llama.loading.loader import load_llama
 from tests.backends.tiny import SLOTS, tiny_spec, tokens_of
 from tests.tiny_gguf import VOCAB_SIZE, write_tiny
@@ -88,7 +89,10 @@ def estimated(spec: ModelSpec) -> MemoryNeed:
 @pytest.mark.parametrize(
     "kind", ["encoder", "missing", "garbage", "mamba", "t5", "recurrent model"]
 )
-def test_what_cannot_draft_is_refused(kind: str, tmp_path: Path) -> None:
+def test_what_cannot_draft_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "KEPT_BYTES_MAX", 1)  # recurrent states are too large
     path, draft = write_tiny("llama", tmp_path), tmp_path / "draft.gguf"
     expected: tuple[type[InferdError], str]
     match kind:

@@ -160,6 +160,7 @@ def test_the_earlier_states_of_recurrent_layers_are_counted(
     spec = spec_of(write_tiny("lfm2", tmp_path), slots=64)
     counted = need_of(spec).context
     monkeypatch.setattr(opening, "ROLLBACK_BYTES_MAX", 0)
+    monkeypatch.setattr(opening, "KEPT_BYTES_MAX", 0)
     states = 64 * opening.ROLLBACK_MAX * 2 * 2 * EMBEDDING * 4
     assert counted - need_of(spec).context == pytest.approx(states, abs=30_000)
 

@@ -141,13 +141,6 @@ def test_a_rolled_back_state_is_cut_to_a_checkpoint(model: LlamaModel) -> None:
     assert_as_from_scratch(model, 0, [*TEXT, 8])
 
 
-@pytest.mark.parametrize("kind", ["mamba", "jamba"])
-def test_other_architectures_are_not_rolled_back(kind: str, tmp_path: Path) -> None:
-    with contextlib.closing(load_tiny(kind, tmp_path)) as other:
-        assert other.info.rollback == 0 == other.info.drafts_max
-        assert other.info.unused["speculation"] == other.info.no_drafts != ""
-
-
 def test_the_memory_of_earlier_states_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_model_that_has_no_drafts_says_so() -> None:
         client.session("m", raw=True) as session,
     ):
         session.chat("hello", options={"speculation": "ngram"})
-        assert "cannot be cut back" in session.metadata["adjusted"]["speculation"]
+        assert "to go back to earlier ones" in session.metadata["adjusted"]["speculation"]
         session.chat("hello", options={"speculation": "auto"})
         assert "speculation" not in session.metadata["adjusted"]
 

@@ -15,7 +15,7 @@ from inferd.backends.echo.draft import EchoDraftModel
 from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.drafting.model_drafter import FIRST_TOKENS
+from inferd.scheduler.drafting.model_drafter import FIRST_TOKENS, LAG_MAX
 from inferd.scheduler.owner import Priority
 from inferd.scheduler.record import ActivityKind
 from tests.scheduler.doubles import Bench
@@ -87,6 +87,17 @@ def test_a_step_has_the_draft_models_drafts(errs: int, accepted: float) -> None:
     assert (steps < len(LONG) / 2) == (errs != 1)
     counts = timed.bench.engine.metrics.counts
     assert counts["drafted_draft"] == stats.drafted_tokens
+
+
+@pytest.mark.parametrize("errs", [0, 2, 5])
+def test_a_draft_model_whose_states_cannot_be_cut_goes_back(errs: int) -> None:
+    """It computes no more than the accepted tokens again."""
+    timed = Timed(options=EchoOptions(draft_errs=errs, draft_whole=True))
+    stats = timed.run(text=LONG)
+    again = timed.draft.computed - 2 * len(LONG)
+    assert stats.accepted_tokens > (0 if errs == 2 else len(LONG) / 4)
+    assert again <= stats.drafted_tokens + stats.accepted_tokens + 20
+    assert max(map(max, timed.shares[-40:])) <= LAG_MAX
 
 
 def test_streams_are_drafted_together() -> None:

@@ -98,6 +98,15 @@ def test_the_answer_is_the_same_for_other_samplers(model: LlamaModel, name: str)
 
 
 def assert_answers_equal(model: LlamaModel, name: str) -> None:
+    share = accepted_share(model, name)
+    if name == "greedy":
+        shares = {"same": (0.95, 1), "cut": (0, 0.95), "random": (0, 0.2), "nextn": (0, 1)}
+        low, high = shares[kind_of(model)]
+        assert low <= share <= high
+
+
+def accepted_share(model: LlamaModel, name: str) -> float:
+    """Compare an answer with drafts to one without; return the share of the accepted drafts."""
     fields = dict(STOPS.get(name, {}))
     sampling = fields.pop("sampling", SAMPLINGS.get(name, GREEDY))
     outcomes, stats = [], []
@@ -109,12 +118,75 @@ def assert_answers_equal(model: LlamaModel, name: str) -> None:
             assert not line.engine.speculation.by_model.error
     assert outcomes[0] == outcomes[1]
     assert not stats[0].drafted_tokens
+    return stats[1].accepted_tokens / max(1, stats[1].drafted_tokens)
+
+
+PAIRS = {
+    **{f"{kind} twice": (kind, kind) for kind in ("mamba", "jamba", "lfm2", "rwkv7")},
+    "mamba for llama": ("llama", "mamba"),
+    "jamba for llama": ("llama", "jamba"),
+    "lfm2 for jamba": ("jamba", "lfm2"),
+    "llama for lfm2": ("lfm2", "llama"),
+    "llama for mamba": ("mamba", "llama"),
+}
+"""Recurrent models and hybrids, with llama.cpp's rollback (LFM2) and without, as models and as
+draft models. A draft model of another kind is nearly never right.
+"""
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LlamaModel]:
+    folder = tmp_path_factory.mktemp("pair")
+    kind, draft = (write_tiny(name, folder) for name in PAIRS[request.param])
+    spec = replace(tiny_spec(kind), draft_model=str(draft))
+    with contextlib.closing(load_llama(spec, lambda _: True)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", ["greedy", "seeded", "penalties", "schema", "words", "ends"])
+def test_recurrent_models_draft_and_have_draft_models(pair: LlamaModel, name: str) -> None:
+    share = accepted_share(pair, name)
     if name == "greedy":
-        drafted, accepted = stats[1].drafted_tokens, stats[1].accepted_tokens
-        share = accepted / drafted
-        shares = {"same": (0.95, 1), "cut": (0, 0.95), "random": (0, 0.2), "nextn": (0, 1)}
-        low, high = shares[kind_of(model)]
-        assert low <= share <= high
+        same = pair.info.draft_model.endswith(f"-{pair_kind(pair)}.gguf")
+        assert share >= 0.95 if same else share < 0.3
+
+
+def pair_kind(pair: LlamaModel) -> str:
+    return pair.info.description.split()[0]
+
+
+def test_streams_of_recurrent_models_share_the_steps_of_a_draft_model(pair: LlamaModel) -> None:
+    """They are parked and continued in other slots, and their sessions' next turns reuse states."""
+    found, parks = [], 0
+    for speculation in ("off", "draft"):
+        with contextlib.closing(line_of(pair, EngineSettings(quantum_tokens=16))) as line:
+            streams = range(1, 7)
+            line.run(
+                *(
+                    spec_of(
+                        *(n, tokens_of(n, 20 + 7 * n), GREEDY),
+                        speculation=speculation,
+                        priority=Priority.NORMAL,
+                        no_cache=False,
+                    )
+                    for n in streams
+                )
+            )
+            found.append([line.tokens(n) for n in streams])
+            parks = sum(line.stats(n).parks for n in streams)
+            history = [*tokens_of(1, 27), *line.tokens(1), *tokens_of(9, 5)]
+            line.run(
+                spec_of(
+                    *(7, history, GREEDY),
+                    speculation=speculation,
+                    owner=Owner(1),
+                    no_cache=False,
+                )
+            )
+            found[-1].append(line.tokens(7))
+    assert found[0] == found[1] and parks > 3
 
 
 def test_streams_that_are_parked_and_have_an_adapter(model: LlamaModel, tmp_path: Path) -> None:

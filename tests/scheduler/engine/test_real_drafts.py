@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends import SamplingParams
+from inferd.backends.llama.loading import opening
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.backends.model_spec import AdapterSpec, adapter_key
@@ -120,7 +121,7 @@ def spec_of(number: int, prompt: list[int], sampling: SamplingParams, **fields: 
     )
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "gemma3-full", "lfm2"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "gemma3-full", "lfm2", "mamba", "jamba"])
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaModel]:
@@ -228,7 +229,10 @@ def test_streams_of_different_lengths_share_steps(model: LlamaModel) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mamba", "jamba"])
-def test_models_whose_state_cannot_be_cut_have_no_drafts(kind: str, tmp_path: Path) -> None:
+def test_models_whose_state_is_not_kept_have_no_drafts(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "KEPT_BYTES_MAX", 1)
     with (
         contextlib.closing(load_tiny(kind, tmp_path)) as model,
         contextlib.closing(Line(model)) as line,
@@ -249,6 +253,8 @@ def test_the_history_of_a_turn_with_drafts_serves_the_next_one(model: LlamaModel
             line.run(first)
             history = [*prompt, *line.tokens(1), *tokens_of(8, 5)]
             line.run(spec_of(2, history, GREEDY, speculation="off", owner=Owner(1), no_cache=False))
-            assert line.stats(2).cached_tokens >= len(prompt) + PREDICT - 1
+            # A state that was kept before the last step may be all that is left of the last drafts.
+            less = 1 + 17 * (model.info.keeps_states and speculation != "off")
+            assert line.stats(2).cached_tokens >= len(prompt) + PREDICT - less
             found.append((line.tokens(1), line.tokens(2)))
     assert found[0] == found[1]

@@ -67,6 +67,8 @@ def bench_of(rate: float | None = None, **fields: object) -> Bench:
     _benches.append(bench)
     if rate is not None:
         bench.engine.speculation.drafters["knowing"] = Knowing(rate)
+    if bench.model.info.keeps_states:  # that takes no time either
+        bench.engine.clock.cpu = lambda: 0.0
     return bench
 
 
@@ -303,23 +305,34 @@ def test_parked_and_preempted_tasks_continue(drafter: str, rate: float | None) -
     assert not bench.engine.speculation._streams
 
 
+KEEPS = -1
+"""Instead of a rollback: states are kept."""
+
+
+def memory_of(kind: KvKind, rollback: int) -> EchoOptions:
+    return EchoOptions(memory=kind, rollback=max(rollback, 0), keeps_states=rollback == KEEPS)
+
+
 @pytest.mark.parametrize(
     ("kind", "rollback"),
-    [("plain", 0), ("window", 0), ("recurrent", 0), ("hybrid", 0), ("recurrent", 5), ("hybrid", 3)],
+    [
+        *(("plain", 0), ("window", 0), ("recurrent", 0), ("hybrid", 0)),
+        *(("recurrent", 5), ("hybrid", 3), ("recurrent", KEEPS), ("hybrid", KEEPS)),
+    ],
 )
 @pytest.mark.parametrize(("drafter", "rate"), DRAFTERS)
 def test_every_kind_of_memory(
     kind: KvKind, rollback: int, drafter: str, rate: float | None
 ) -> None:
-    bench = bench_of(rate, options=EchoOptions(memory=kind, rollback=rollback))
+    bench = bench_of(rate, options=memory_of(kind, rollback))
     steps = chunks_of(bench)
     for number in (1, 2, 3):
         bench.run(bench.submit(number, TEXT, speculation=drafter, session="s"))
         assert bench.text(number).decode() == TEXT
         drafts = bench.stats(number).drafted_tokens
-        assert bool(drafts) == (kind in ("plain", "window") or rollback > 0)
+        assert bool(drafts) == (kind in ("plain", "window") or rollback != 0)
     assert not bench.engine.slots.drafts_cut_states
-    if rollback:
+    if rollback > 0:
         assert max(sizes[0] for sizes in steps if sizes[0] < 10) <= 1 + rollback
 
 
@@ -476,6 +489,48 @@ def test_ended_tasks_are_forgotten() -> None:
     knowing = bench.engine.speculation.drafters["knowing"]
     assert knowing.forgotten == [*range(1, 20)]  # type: ignore[attr-defined]
     assert not bench.engine.speculation._streams
+
+
+# States that are kept.
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+@pytest.mark.parametrize("fields", [{}, {"sampling": GRAMMAR}, {"n_predict": 33}, {"credit": 5}])
+def test_answers_of_models_that_go_back_are_those_without_drafts(
+    kind: KvKind, fields: dict[str, object]
+) -> None:
+    outcomes = []
+    for speculation in ("off", "knowing"):
+        options = msgspec.structs.replace(memory_of(kind, KEEPS), forced="=-")
+        bench = bench_of(0.8, options=options)
+        bench.iterate(bench.submit(1, TEXT, speculation=speculation, **fields))
+        for _ in range(300):
+            bench.iterate(*((m.Credit(1, 3),) if "credit" in fields else ()))
+        outcomes.append(outcome(bench))
+        assert bool(bench.stats(1).drafted_tokens) == (speculation != "off")
+    assert outcomes[0] == outcomes[1]
+
+
+def test_accepted_drafts_before_a_rejected_one_are_computed_again() -> None:
+    bench = bench_of(0.8, slots=1, options=memory_of("recurrent", KEEPS))
+    steps = chunks_of(bench)
+    bench.run(bench.submit(1, TEXT, speculation="knowing", n_predict=-1))
+    stats, computed = bench.stats(1), sum(sum(sizes) for sizes in steps)
+    least = stats.prompt_tokens + stats.output_tokens + stats.drafted_tokens - stats.accepted_tokens
+    assert stats.accepted_tokens > 20 and computed > least + 5
+    assert len(steps) < stats.output_tokens
+
+
+def test_streams_that_go_back_are_parked_and_preempted() -> None:
+    settings = EngineSettings(quantum_tokens=8)
+    bench = bench_of(0.8, slots=2, settings=settings, options=memory_of("hybrid", KEEPS))
+    texts = {n: f"{n}: {TEXT}" for n in range(1, 6)}
+    bench.iterate(*(bench.submit(n, t, speculation="knowing") for n, t in texts.items()))
+    for _ in range(4):
+        bench.iterate()
+    bench.run(bench.submit(6, "now", priority=Priority.URGENT, speculation="knowing"))
+    assert {n: bench.text(n).decode() for n in texts} == texts
+    assert sum(bench.stats(n).parks for n in texts) > 3
 
 
 # Streams that are alone.

@@ -341,6 +341,47 @@ def test_nothing_is_learned_from_a_step_of_drafts_and_prompts() -> None:
     assert cost.logits_pass_known == 1
 
 
+# Slots that go back to before the step.
+
+
+def going_back(rate: float, limit: int = 16, pending: int = 1) -> StreamOffer:
+    return stream(rate, limit, pending=pending)._replace(goes_back=True)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("pending", [1, 6])
+@pytest.mark.parametrize(("proposed", "drafts"), [(1, 1), (2, 2), (9, 9), (9, 4), (3, 7)])
+def test_the_tokens_that_are_computed_again_are_expected(
+    rate: float, pending: int, proposed: int, drafts: int
+) -> None:
+    """Summed up over the number of accepted drafts. Fill is rejected."""
+    again, offer = 0.0, going_back(rate, proposed, pending)
+    for accepted in range(min(proposed, drafts) + 1):
+        rejects = accepted < drafts
+        chance = rate**accepted * ((1 - rate) if accepted < proposed and rejects else 1)
+        again += chance * (pending + accepted) * rejects
+    assert offer.again(drafts) == pytest.approx(again)
+
+
+def test_a_slot_that_goes_back_has_drafts_only_where_nearly_all_are_right() -> None:
+    cpu = learned(CPU_ROWS)
+    for rate in (0.3, 0.7, 0.8):
+        assert counts(going_back(rate), pass_s=cpu) == [0]
+    assert counts(stream(0.9), pass_s=cpu) > counts(going_back(0.9), pass_s=cpu)
+    assert counts(going_back(1.0), pass_s=cpu) == [15]
+    assert counts(going_back(0.7), pass_s=gpu) >= [4], "tokens are nearly free"
+
+
+def test_the_time_of_keeping_states_counts() -> None:
+    def decided(keep_s: float, rate: float = 0.95) -> list[int]:
+        times = StepTimes(gpu, keep_s=keep_s)
+        return plan_drafts([going_back(rate)], times, StepBounds(1.0, 100)).counts
+
+    assert decided(0.0) >= decided(0.005) > [0]
+    assert decided(0.05) == [0]
+    assert decided(0.05, 1.0) == [15]
+
+
 # Draft models.
 
 
