@@ -189,7 +189,7 @@ def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
     :raises OutOfMemory: the context does not fit in memory.
     :raises Cancelled: *progress* returned False.
     """
-    model: Model = _found(spec, "load")(spec, progress, renders=renders)
+    model: Model = function_of(spec.backend, "load")(spec, progress, renders=renders)
     return model
 
 
@@ -208,22 +208,24 @@ def estimate_memory(spec: ModelSpec) -> MemoryEstimator:
 
     :raises InferdError: as `load_model` describes.
     """
-    estimator: MemoryEstimator = _found(spec, "estimate")(spec)
+    estimator: MemoryEstimator = function_of(spec.backend, "estimate")(spec)
     return estimator
 
 
-def _found(spec: ModelSpec, function: str) -> Any:
-    """Return a function of the spec's engine by its name in `Engine`."""
-    if spec.backend not in ENGINES:
+def function_of(backend: str, function: str) -> Any:
+    """Return a function of a backend by its name in `Engine`, which imports the engine.
+
+    :raises UnsupportedOperation: the backend is unknown or not installed.
+    """
+    if backend not in ENGINES:
         names = " or ".join(ENGINES)
-        raise UnsupportedOperation(f"unknown backend {spec.backend!r}", hint=f"use {names}")
+        raise UnsupportedOperation(f"unknown backend {backend!r}", hint=f"use {names}")
     try:
-        return resolve_name(f"{__name__}.{getattr(ENGINES[spec.backend], function)}")
+        return resolve_name(f"{__name__}.{getattr(ENGINES[backend], function)}")
     except (ImportError, OSError, RuntimeError) as exc:
         from .library import install_command
 
-        extra = ENGINES[spec.backend].extra
         raise UnsupportedOperation(
-            f"the backend {spec.backend!r} cannot be used here: {exc}",
-            hint=install_command(extra),
+            f"the backend {backend!r} cannot be used here: {exc}",
+            hint=install_command(ENGINES[backend].extra),
         ) from exc

@@ -131,7 +131,8 @@ def load(
     document = {key: getattr(graph, key) for key in GRAPH_KEYS}
     fitted = graph.not_applied.keys() - config.keys()
     less = ", less than configured because memory is short" if fitted else ""
-    text = f"{name} is loaded: {graph.slots} sessions at once, {graph.ctx_size} tokens each{less}"
+    sessions = f": {graph.slots} sessions at once, {graph.ctx_size} tokens each{less}"
+    text = f"{name} is loaded{sessions if graph.ctx_size else ''}"
     write_result(as_json, document, text)
     if not as_json:
         note_not_applied(graph, config)

@@ -61,6 +61,10 @@ def test_show_prints_inputs_and_outputs_before_the_first_load(daemon: RunningDae
     assert "Inputs" not in text
 
 
+def test_a_load_prints_no_sessions_of_texts(daemon: RunningDaemon) -> None:
+    assert inferd("load", "affine", socket=daemon.socket).stdout == "affine is loaded\n"
+
+
 def test_a_damaged_file_is_named_as_the_problem(daemon: RunningDaemon) -> None:
     text = inferd("show", "broken", socket=daemon.socket).stdout
     assert "is not an ONNX file" in text and "Inputs" not in text

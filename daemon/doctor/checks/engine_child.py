@@ -11,11 +11,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ....backends.errors import LoadFailed
+from ....backends import ENGINES, backend_of_file, declared_tensors, function_of
+from ....backends.errors import InferdError
 
 FAILURE_CHARACTERS_MAX = 300
 
@@ -55,15 +57,32 @@ def _media_failure() -> str:
 
 
 def _file(path: str) -> dict[str, Any]:
+    backend = backend_of_file(path)
+    try:
+        if ENGINES[backend].graphs:
+            _check_graph(backend, path)
+        else:
+            _check_gguf(path)
+    except InferdError as exc:
+        return {"path": path, "error": exc.message, "hint": exc.hint}
+    return {"path": path}
+
+
+def _check_gguf(path: str) -> None:
     """Check the headers of a model's files, and with them that no file is truncated."""
     from ....backends.llama.loading.gguf_check import open_model_file, read_gguf, read_parts
 
-    try:
-        with open_model_file(path) as fd:
-            read_parts(path, read_gguf(fd, os.path.basename(path)))
-    except LoadFailed as exc:
-        return {"path": path, "error": exc.message, "hint": exc.hint}
-    return {"path": path}
+    with open_model_file(path) as fd:
+        read_parts(path, read_gguf(fd, os.path.basename(path)))
+
+
+def _check_graph(backend: str, path: str) -> None:
+    """Check that the engine of a graph is installed, and the header of its file, if the engine has
+    a reader for it.
+    """
+    function_of(backend, "load")
+    if ENGINES[backend].declared:
+        declared_tensors(backend, Path(path))
 
 
 def _write_line(report: dict[str, Any]) -> None:

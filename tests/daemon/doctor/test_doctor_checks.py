@@ -45,6 +45,7 @@ from inferd.daemon.models.model_files import missing_files
 from inferd.daemon.models.tuning_records import TuningRecords
 from inferd.daemon.service.install import Service, Write, install_plan
 from inferd.daemon.state_files import TUNING_FILE
+from tests import onnx_graphs
 from tests.daemon.other_users import BOB, as_user
 from tests.tiny_gguf import write_split, write_tiny
 from tests.tiny_lora import write_lora
@@ -230,6 +231,23 @@ def test_the_engine_reports_its_build_and_errors_of_files(tmp_path: Path) -> Non
         strict=True,
     ):
         assert what in finding.found
+
+
+@pytest.mark.process
+def test_the_engines_and_files_of_graphs_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, page, text = (tmp_path / name for name in ("whole.onnx", "page.onnx", "text.tflite"))
+    whole.write_bytes(onnx_graphs.affine())
+    page.write_text("<html>")
+    text.write_text("text")
+    seen = engine.probe_engine([whole, page, text])
+    assert seen.failure == "" and [bool(file.error) for file in seen.files] == [False, True, True]
+    assert all("GGUF" not in finding.found for finding in places.check_files(seen.files))
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('not installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    wrong = only(places.check_files(engine.probe_engine([whole]).files))
+    assert "'onnx' cannot be used here" in wrong.found and wrong.remedy == install_command("onnx")
 
 
 def test_an_engine_with_openmp_is_a_warning_with_a_build_command() -> None:
