@@ -45,6 +45,8 @@ USAGE_DAYS_MAX = 62
 """Days of a user whose sums are kept in memory: those of this month and of the previous one."""
 USAGE_USERS_MAX = 8192
 """Users, and keys of users, whose sums are kept in memory."""
+COMPUTATIONS_MAX = 256
+"""The owners, keys and models whose computations are counted apart from the rows."""
 PROGRESS_S = 1.0
 """While turns are under way, their usage so far is written after this time."""
 
@@ -161,10 +163,13 @@ class Usage:
         self.days_max = 90.0
         """Rows are deleted after this number of days, but not before the month has ended."""
         self.has_ended = False
-        """Whether a request has ended that is not in the rows taken so far."""
-        self.day_sums = DaySums()
-        self.totals: dict[str, Amounts] = {}
-        """The amounts of each model since the start. The names of models are bounded."""
+        """Whether a turn has ended that is not in the rows taken so far."""
+        self._day_sums = DaySums()
+        self._totals: dict[str, Amounts] = {}
+        self._computations: dict[tuple[int, Owner, str, str], list[int]] = {}
+        """The numbers and microseconds of computations that are not in the rows yet, by hour,
+        owner, key and model. To add one to rows and sums takes longer than many computations.
+        """
         self._model_name, self._user_name = model_name, user_name
         self._is_refusal, self._now = is_refusal, now
         self._turns: dict[Turn, _Counted] = {}
@@ -174,6 +179,18 @@ class Usage:
         self._restored = False
         self._deleted_at = -1
         self._changed = anyio.Event()
+
+    @property
+    def day_sums(self) -> DaySums:
+        """The usage of users on each of the last days."""
+        self._add_computations()
+        return self._day_sums
+
+    @property
+    def totals(self) -> dict[str, Amounts]:
+        """The amounts of each model since the start. The names of models are bounded."""
+        self._add_computations()
+        return self._totals
 
     @property
     def hour(self) -> int:
@@ -186,6 +203,7 @@ class Usage:
     @property
     def unwritten(self) -> int:
         """The number of rows that wait to be written."""
+        self._add_computations()
         return len(self._rows)
 
     # Counting.
@@ -217,11 +235,22 @@ class Usage:
             self._add(turn.spec.owner, turn.key, counted.model, more)
 
     def count_computation(self, owner: Owner, key: str, model: ModelSource, seconds: float) -> None:
-        """Count a computation that is not a turn, such as one of tensors."""
-        amounts = Amounts(requests=1, compute_us=round(seconds * 1e6))
-        self._add(owner, key, self._model_name(model), amounts)
-        self.has_ended = True
+        """Count a computation that is not a turn, such as one of tensors. Its reply does not wait
+        for the write, which can take longer than the computation.
+        """
+        counted = self._computations
+        amounts = counted.setdefault((self.hour, owner, key, self._model_name(model)), [0, 0])
+        amounts[0] += 1
+        amounts[1] += round(seconds * 1e6)
+        if len(counted) > COMPUTATIONS_MAX:
+            self._add_computations()
         self._changed.set()
+
+    def _add_computations(self) -> None:
+        counted, self._computations = self._computations, {}
+        for (hour, owner, key, model), (requests, compute_us) in counted.items():
+            amounts = Amounts(requests=requests, compute_us=compute_us)
+            self._add(owner, key, model, amounts, hour)
 
     def count_refusal(self, owner: Owner, key: str, model: ModelSource | None) -> None:
         """Count a request that was refused; *model* is None if its model is not known."""
@@ -229,13 +258,16 @@ class Usage:
         self._add(owner, key, name, Amounts(refused=1))
         self._changed.set()
 
-    def _add(self, owner: Owner, key: str, model: str, amounts: Amounts) -> None:
-        row = self._keys.bounded(UsageKey(self.hour, owner.user, owner.label, key, model))
+    def _add(
+        self, owner: Owner, key: str, model: str, amounts: Amounts, hour: int | None = None
+    ) -> None:
+        hour = self.hour if hour is None else hour
+        row = self._keys.bounded(UsageKey(hour, owner.user, owner.label, key, model))
         self._add_row(row, amounts)
-        self.totals[model] = self.totals.get(model, NOTHING).plus(amounts)
+        self._totals[model] = self._totals.get(model, NOTHING).plus(amounts)
         tokens, compute_us = amounts.computed_tokens, amounts.compute_us
         if tokens or compute_us:
-            self.day_sums.add(owner.user, key, row.hour // DAY_HOURS, tokens, compute_us)
+            self._day_sums.add(owner.user, key, row.hour // DAY_HOURS, tokens, compute_us)
 
     def _add_row(self, row: UsageKey, amounts: Amounts) -> None:
         if row not in self._rows and len(self._rows) >= USAGE_UNWRITTEN_MAX:
@@ -283,6 +315,7 @@ class Usage:
     def take_rows(self) -> list[UsageRow]:
         """Return the rows to be written, which then count as written."""
         self.count_turns()
+        self._add_computations()
         self.has_ended = False
         rows, self._rows = self._rows, {}
         return self._named(rows.items())
@@ -295,6 +328,7 @@ class Usage:
 
     def unwritten_rows(self) -> list[UsageRow]:
         """Return the rows that wait to be written, without taking them."""
+        self._add_computations()
         return self._named(self._rows.items())
 
     def _named(self, rows: Iterable[tuple[UsageKey, Amounts]]) -> list[UsageRow]:
@@ -325,4 +359,4 @@ class Usage:
         for key in stored.rows:
             self._keys.add_stored(key)
         for found in stored.days:
-            self.day_sums.add(*found)
+            self._day_sums.add(*found)
