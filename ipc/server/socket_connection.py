@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import InferdError, ProtocolError, VersionMismatch
-from ...backends.fd_frames import read_with_descriptors
+from ...backends.fd_frames import LENGTH, read_with_descriptors
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
 from ..messages import PROTOCOL_VERSION, ClientHello, Kind
@@ -278,6 +278,15 @@ class SocketConnection:
         """Read once; return None if nothing has arrived, and empty bytes at the end of the data."""
         self.user.check_read()
         size = min(max(self._bytes_missing, REQUESTS_BYTES), READ_BYTES)
+        data = self._read_part(size)
+        if data is None or len(data) < size or self._bytes_missing:
+            return data
+        # A tensor's frame has mostly arrived as a whole; it needs no timer and no further callback.
+        missing = int(LENGTH.unpack_from(data)[0]) + LENGTH.size - size
+        rest = self._read_part(min(missing, READ_BYTES)) if missing > 0 else None
+        return data + rest if rest else data
+
+    def _read_part(self, size: int) -> bytes | None:
         try:
             # With space for all, as the kernel would close the rest here, which can block the loop.
             data, descriptors, _ = read_with_descriptors(self._sock, size, SCM_MAX_FD)

@@ -12,6 +12,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from inferd.backends.errors import ProtocolError
+from inferd.backends.fd_frames import LENGTH
 from inferd.ipc.messages import CREDIT_MAX
 from inferd.ipc.peer import peer_of
 from inferd.ipc.server import socket_connection
@@ -112,9 +113,26 @@ async def test_only_the_rest_of_a_large_frame_is_read_in_large_parts(
 ) -> None:
     async with reading() as (_, client, reader):
         reader.missing = missing
-        client.send(b"x" * 3 * READ_BYTES)
+        client.send(bytes(3 * READ_BYTES))  # empty frames
         await settle()
         assert [len(part) for part in reader.received][:2] == [REQUESTS_BYTES, then]
+
+
+@pytest.mark.parametrize("size", [REQUESTS_BYTES + 1, REQUESTS_BYTES + READ_BYTES, 1 << 20])
+async def test_a_large_frame_that_has_arrived_is_read_at_once(size: int) -> None:
+    async with reading() as (_, client, reader):
+        frame = LENGTH.pack(size - LENGTH.size).ljust(size, b"x")
+        sent = client.send(frame[: 4 * READ_BYTES] + bytes(8))
+        await settle()
+        assert len(reader.received[0]) == min(size, REQUESTS_BYTES + READ_BYTES)
+        assert sum(map(len, reader.received)) == sent
+
+
+async def test_a_large_frame_of_which_a_part_has_arrived_is_read_as_far_as_that() -> None:
+    async with reading() as (_, client, reader):
+        client.send(LENGTH.pack(READ_BYTES).ljust(REQUESTS_BYTES, b"x"))
+        await reader.data_received.wait()
+        assert [len(part) for part in reader.received] == [REQUESTS_BYTES]
 
 
 async def test_the_end_of_a_client_that_is_not_read_from_is_noticed() -> None:
