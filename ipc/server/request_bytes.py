@@ -16,6 +16,7 @@ import msgspec
 
 from ...backends.errors import Busy
 from ...wire.frames import ITEMS_MAX
+from ..messages import ComputeParams
 
 USER_BYTES_DEFAULT = 64 << 20
 TOTAL_BYTES_DEFAULT = 256 << 20
@@ -57,6 +58,8 @@ def params_bytes(params: Any, frame_bytes: int) -> int:
 
     Of parameters with many items, the most that such a frame can need is returned.
     """
+    if isinstance(params, ComputeParams) and (found := _compute_bytes(params)):
+        return found
     total, items, waiting = 0, 0, [params]
     while waiting:
         container = waiting.pop()
@@ -72,6 +75,24 @@ def params_bytes(params: Any, frame_bytes: int) -> int:
         total += sum(map(getsizeof, parts))
         waiting += [part for part in parts if isinstance(part, _CONTAINERS)]
     return total
+
+
+_TENSOR_BYTES = 512
+"""The most memory of the objects of a tensor without its bytes, name and dimensions."""
+
+
+def _compute_bytes(params: ComputeParams) -> int:
+    """Return the memory of a computation's inputs, or 0 if there are none. They are not walked,
+    because that takes longer than many computations.
+    """
+    total = 0
+    for name, tensor in params.inputs or ():
+        total += _TENSOR_BYTES + getsizeof(name) + len(tensor.data) + 48 * len(tensor.dimensions)
+        if isinstance(tensor.type, str):
+            total += getsizeof(tensor.type)
+    return total and total + _TENSOR_BYTES + getsizeof(params.traceparent) + getsizeof(
+        params.priority
+    )
 
 
 def request_bytes(params: Any, frame_bytes: int) -> int:
