@@ -21,7 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -49,6 +49,7 @@ from . import messages as m
 from .build import EXIT_OTHER_BUILD, build_id
 from .engine.engine import Engine
 from .engine.reporter import set_library_level, write_library_line
+from .engine.standby import Standby
 from .engine.tensor_engine import TensorEngine
 from .kv.disk import KvFiles
 from .settings import EngineSettings
@@ -379,6 +380,10 @@ def _serve_graph(
     link.send_reports([m.Loaded(info, [], None)])
     _freeze_objects()
     link.wake_on(engine.fileno())
+    with contextlib.suppress(RuntimeError):  # without another thread, lanes make all computations
+        standby = Standby(partial(_drive_graph, link, engine))
+        standby.start()
+        engine.standby = standby
     received = commands.for_engine()
     while not engine.quit:
         link.send_reports(engine.advance(received))
@@ -386,6 +391,35 @@ def _serve_graph(
             received = link.receive_commands(engine.wait_s_max())
     engine.close()
     model.close()
+
+
+STANDBY_WAIT_S = 0.05
+"""The longest wait of a standby for commands, after which it sends what the daemon has not read."""
+
+
+def _drive_graph(
+    link: SocketLink,
+    engine: TensorEngine,
+    ended: int,
+    has_ended: Callable[[], bool],
+    turn: threading.Lock,
+) -> None:
+    """Handle the commands and results of a graph while the engine's thread computes."""
+    poll = select.poll()
+    for fileno in (*link.filenos, ended):
+        poll.register(fileno, select.POLLIN)
+    while not has_ended():
+        poll.poll(1000 * STANDBY_WAIT_S)
+        with turn:
+            if has_ended():
+                return
+            try:
+                link.send_reports(engine.advance(link.receive_commands(0)))
+            except LinkClosed:
+                engine.quit = True
+            if engine.quit:
+                engine.cancel_running()
+                return
 
 
 def _no_batches(model: GraphModel, spec: ModelSpec, settings: EngineSettings) -> str:

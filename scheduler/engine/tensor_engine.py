@@ -4,8 +4,9 @@ A lane is a thread that computes; it is started when work first waits for it. Wh
 free, it takes the next request in the order, and joins those behind it whose tensors have the same
 shapes, if the graph allows it and rows then take less time (`JoinCost`). If its caller has left or
 its time has passed, a waiting request is dropped, and the computation of a running one is
-cancelled, unless it is also that of others. If a joined computation fails, its requests are
-computed one by one. The record names the requests under way, so that the daemon knows the inputs
+cancelled, unless it is also that of others. A computation that is known to be short, while nothing
+else waits, is made by the engine's own thread; see `Standby`. If a joined computation fails, its
+requests are computed one by one. The record names the requests under way, so that the daemon knows the inputs
 that may have crashed or hung the process.
 """
 
@@ -18,11 +19,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...backends import Computation, GraphModel, InferdError, ModelSpec
 from ...backends.errors import Timeout, UnsupportedOperation, error_of
 from ...backends.joining import JoinedComputation, JoinKey, key_of, rows_of
+from ...backends.recent_dict import RecentDict
 from ...backends.tensors import NamedTensor
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
@@ -40,11 +42,23 @@ from ..record import (
     Recorder,
 )
 from .affinity import Affinity
+from .standby import Standby
 
+SHORT_S = 1.5e-4
+"""The engine's own thread makes computations that take less. To hand one over takes about as long.
+"""
+SHORT_RUNS_MIN = 8
+"""So many computations of the same shapes in a row have to be short before."""
+SHAPES_MAX = 64
+"""The shapes whose short computations are counted."""
 EXPECTED_GAIN = 1 / 8
 """Weight of the last computation in the expected time of the next one."""
 JOINED_BYTES_MAX = 16 << 20
 """The most bytes of the inputs of a joined computation, which are copied."""
+
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""The dimensions of each input."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,9 +125,14 @@ class Lane:
         self.run: Run | None = None
         self._number = number
 
-    def begin(self, run: Run) -> None:
-        """Begin a computation."""
-        self.thread.queue_call(partial(run.compute, self._number))
+    def begin(self) -> None:
+        """Begin the computation in its thread."""
+        self.thread.queue_call(self.compute)
+
+    def compute(self) -> list[list[NamedTensor]]:
+        """Return the outputs of each request of the computation."""
+        assert self.run is not None, "it has a computation"
+        return self.run.compute(self._number)
 
 
 class TensorEngine:
@@ -137,6 +156,12 @@ class TensorEngine:
         self.quit = False
         self.recorder = Recorder(record)
         self._model, self._spec, self._seconds = model, spec, seconds
+        self.standby: Standby | None = None
+        """Lets the engine's thread make short computations."""
+        self._short_runs: RecentDict[Shapes, int] = RecentDict(SHAPES_MAX)
+        """The last computations of an input that were all short, by the shapes of its tensors."""
+        self._is_recorded = False
+        """Whether the record has the present activity."""
         self._joins = joins and spec.batch_max > 1
         self._waiting: TextOrder[TensorWork] = TextOrder(strict=strict)
         self._again: deque[TensorWork] = deque()
@@ -155,6 +180,14 @@ class TensorEngine:
         """The lanes for which there are cores now."""
         self._page = MetricsPage(record)
         self._counts = dict.fromkeys(TENSOR_COUNTS, 0)
+        self._batches: dict[int, list[int]] = {}
+        """Of computations of so many inputs, their number and microseconds; failed ones do not
+        count.
+        """
+        self._queue_us = 0
+        """The time for which inputs have waited until their computation began."""
+        self._computed_at = 0.0
+        """The date of the last computation, in seconds since 1970; 0 without one."""
         self._changes = 0
         """The changes of counters and gauges."""
         self._expected_s = 0.0
@@ -174,6 +207,7 @@ class TensorEngine:
     def advance(self, commands: Iterable[m.Command]) -> list[m.Report]:
         """Carry out *commands*, take results, begin computations; return the reports."""
         reports: list[m.Report] = []
+        self._is_recorded = False
         for command in commands:
             if isinstance(command, m.Quit):
                 self.quit = True
@@ -184,7 +218,8 @@ class TensorEngine:
                 reports += self._take_result(self._lanes[number], result)
         reports += self._expire_waiting()
         reports += self._begin_waiting()
-        self._record()
+        if not self._is_recorded:
+            self._record()
         self._publish()
         return reports
 
@@ -198,11 +233,17 @@ class TensorEngine:
 
     def close(self) -> None:
         """Cancel the computations under way and wait for their end; the model is freed next."""
-        for run in self._running:
-            run.cancel()
+        self.cancel_running()
+        if self.standby is not None:
+            self.standby.close()
         for lane in self._lanes.values():
             lane.thread.close()
         self._ended.close()
+
+    def cancel_running(self) -> None:
+        """Cancel the computations under way."""
+        for run in self._running:
+            run.cancel()
 
     @property
     def _running(self) -> list[Run]:
@@ -271,6 +312,9 @@ class TensorEngine:
             **self._gauges(),
             "lanes": self._lanes_max,
             "threads": self._threads,
+            "queue_us": self._queue_us,
+            "batches": [[inputs, *counts] for inputs, counts in sorted(self._batches.items())],
+            "computed_at": self._computed_at,
         }
 
     def _gauges(self) -> dict[str, int]:
@@ -320,7 +364,8 @@ class TensorEngine:
                 del self._rows_waiting[work.key]
 
     def _begin_waiting(self) -> list[m.Report]:
-        """Begin computations while lanes are free."""
+        """Begin computations while lanes are free; return the reports of those that have ended."""
+        reports: list[m.Report] = []
         while not self.quit and (first := self._first_work()) is not None:
             running = self._running
             if len(running) >= self._lanes_used_max or (
@@ -332,9 +377,23 @@ class TensorEngine:
                 lane = lane or self._start_lane()
             except InferdError as exc:
                 self._lanes_max = self._lanes_used_max = len(self._lanes)
-                return [_lane_failed(self._lanes_max, exc)]
-            self._begin_run(lane, self._take_works(self._lanes_used_max - len(running)))
-        return []
+                return [*reports, _lane_failed(self._lanes_max, exc)]
+            works = self._take_works(self._lanes_used_max - len(running))
+            self._begin_run(lane, works)
+            if self.standby is not None and not running and self._is_short(works):
+                reports += self._take_result(lane, self.standby.make_call(lane.compute))
+                self._is_recorded = False
+            else:
+                lane.begin()
+        return reports
+
+    def _is_short(self, works: Sequence[TensorWork]) -> bool:
+        """Return whether *works* are one input that is expected to be computed in a short time,
+        while nothing else waits.
+        """
+        if len(works) > 1 or works[0].request.alone or len(self._waiting) or self._again:
+            return False
+        return (self._short_runs.get(_shapes_of(works[0])) or 0) >= SHORT_RUNS_MIN
 
     def _first_work(self) -> TensorWork | None:
         """Return the next request in the order, which stays there."""
@@ -400,14 +459,16 @@ class TensorEngine:
         # The daemon measures from here whether the computation hangs.
         lane.run = Run(works, joined, time.monotonic())
         now = self._seconds()
-        self._page.count_run([now - work.arrived_at for work in works])
+        waits_s = [now - work.arrived_at for work in works]
+        self._queue_us += round(1e6 * sum(waits_s))
+        self._page.count_run(waits_s)
         self._record()
-        lane.begin(lane.run)
 
     def _record(self) -> None:
         """Record the requests under way, those of the oldest computation first. An idle record also
         says that the commands were read, which the daemon expects.
         """
+        self._is_recorded = True
         running = sorted(self._running, key=lambda run: run.began_at)
         if running:
             ids = [work.request.id for run in running for work in run.works]
@@ -427,6 +488,9 @@ class TensorEngine:
         key = works[0].key
         if key is not None and (not failed or (run.joined is not None and not run.is_dropped)):
             self._cost.note_run(key, run.rows, math.inf if failed else result.seconds)
+        if len(works) == 1:
+            shapes, is_short = _shapes_of(works[0]), not failed and result.seconds < SHORT_S
+            self._short_runs[shapes] = (self._short_runs.get(shapes) or 0) + 1 if is_short else 0
         for work in works:
             seconds = result.seconds * work.rows / run.rows
             gain = max(EXPECTED_GAIN, 1 / self._counts["compute_runs"])
@@ -436,6 +500,10 @@ class TensorEngine:
             work.charged_s = 0.0
         if not failed:
             self._counts["computed"] += len(works)
+            counts = self._batches.setdefault(len(works), [0, 0])
+            counts[0] += 1
+            counts[1] += round(1e6 * result.seconds)
+            self._computed_at = time.time()
             return [
                 m.CommandResult(
                     work.request.id,
@@ -450,6 +518,10 @@ class TensorEngine:
         self._counts["compute_failed"] += not works[0].is_dropped
         error = error_of(outcome, "computing tensors")
         return [m.Refused(works[0].request.id, error.to_wire())]
+
+
+def _shapes_of(work: TensorWork) -> Shapes:
+    return tuple(tensor.dimensions for _, tensor in work.computation.inputs)
 
 
 def _lane_failed(lanes: int, error: InferdError) -> m.LogEvent:

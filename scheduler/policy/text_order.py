@@ -60,6 +60,9 @@ class TextOrder(Generic[T]):
 
     def next_requester(self, may: Callable[[Requester], bool] = lambda _: True) -> Requester | None:
         """Return the requester whose request is next, among those that *may* be answered."""
+        if len(self._lines) == 1:
+            [only] = self._lines
+            return only if may(only) else None
         able = list(filter(may, self._lines))
         least_us = min((self._owners.served(r.owner)[0] for r in able), default=0)
         return min(able, key=lambda requester: self._key(requester, least_us), default=None)

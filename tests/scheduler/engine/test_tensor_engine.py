@@ -215,9 +215,11 @@ def test_the_statistics_count_computations(bench: Bench) -> None:
     bench.send(m.Stats(4))
     report = bench.reports[1]
     assert isinstance(report, m.CommandResult)
-    assert report.value.pop("compute_us") > 0
+    compute_us = report.value.pop("compute_us")
+    assert compute_us > 0 and report.value.pop("computed_at") > 1e9
+    assert report.value.pop("batches") == [[1, 1, compute_us]]
     assert report.value == {
-        **{"computed": 1, "compute_failed": 0, "compute_runs": 1},
+        **{"computed": 1, "compute_failed": 0, "compute_runs": 1, "queue_us": 0},
         **{"computations_waiting": 1, "computations_running": 1, "lanes": 1, "threads": 1},
     }
 
