@@ -21,7 +21,7 @@ from ..ipc.messages import Kind
 from ..ipc.metrics_listener import HttpListener
 from ..ipc.server.descriptors import allow_interrupts, raise_open_files_limit
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
-from .calls import ALL_CALLS, IMMEDIATE_CALLS
+from .calls import ALL_CALLS, CALLS_WITHOUT_TASK, IMMEDIATE_CALLS
 from .components import Components
 from .config.access_settings import gid_of
 from .config.settings import Config
@@ -132,6 +132,7 @@ async def _main(
     async with anyio.create_task_group() as group:
         daemon = start(group)
         daemon.calls, daemon.immediate_calls = ALL_CALLS, IMMEDIATE_CALLS
+        daemon.calls_without_task = CALLS_WITHOUT_TASK
         traces = Traces(daemon)
         traces.open()
         daemon.socket_activated = listener.inherited

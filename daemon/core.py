@@ -32,7 +32,7 @@ from ..ipc.messages import (
 from ..ipc.server.connection import Request, ServerConnection
 from ..ipc.server.descriptors import descriptors_max
 from ..ipc.server.request_bytes import RequestBytes
-from ..ipc.server.server import Server
+from ..ipc.server.server import Finish, Server
 from ..ipc.superseding import NewestRequests
 from ..scheduler.kv.store import scoped
 from ..scheduler.settings import EngineSettings
@@ -86,6 +86,8 @@ ipc_log = structlog.get_logger(logger_name="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
 ImmediateCallTable = dict[str, Callable[["Daemon", Request], Any]]
 """Calls that never wait."""
+BeginTable = dict[str, Callable[["Daemon", Request, Callable[[Finish], None]], bool]]
+"""The beginnings of calls without a task; see `Handler.begin_call`."""
 NEWER_JOURNAL = "start the newer version again, or move the file away"
 _RECORDING_S_MAX = 5.0
 """Maximum wait of a drain for the journal; the connections are closed only after it."""
@@ -225,6 +227,7 @@ class Daemon:
         """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
         self.immediate_calls: ImmediateCallTable = {}
+        self.calls_without_task: BeginTable = {}
         self.model_exports, self.model_imports = ModelExports(), ModelImports()
         self.newest = NewestRequests()
         """The requests with `supersede`, by their owner and key."""
@@ -357,24 +360,33 @@ class Daemon:
         try:
             self.connections.access.check_request(request)
             if request.row.begins_turns:
-                self._check_usage(request)
+                self.check_usage(request)
             try:
                 yield
             finally:
                 self.copies.send_changes(request.connection, request.number)
         except InferdError as exc:
-            self.counters.call_refused(request.call, exc)
-            if request.row.right is Right.USE and reason_of(exc) is not None:
-                owner, key = request.owner, request.connection.key
-                self.usage.count_refusal(owner, key, self._model_of(request))
-            cause = {"cause": exc.message} if logs.texts else {}  # the message may quote a text
-            ipc_log.debug("call.refused", call=request.call, error=exc.name, **cause)
+            self.note_refusal(request, exc)
             raise
         if logs.is_logged("ipc", "debug"):
             seconds = round(time.monotonic() - started_at, 6)
             ipc_log.debug("call.done", call=request.call, seconds=seconds)
 
-    def _check_usage(self, request: Request) -> None:
+    def begin_call(self, request: Request, end: Callable[[Finish], None]) -> bool:
+        """Begin a call that goes on without a task, if that is possible; see `Handler`."""
+        begin = self.calls_without_task.get(request.call)
+        return begin is not None and begin(self, request, end)
+
+    def note_refusal(self, request: Request, error: InferdError) -> None:
+        """Count and log a call that has ended with an error."""
+        self.counters.call_refused(request.call, error)
+        if request.row.right is Right.USE and reason_of(error) is not None:
+            owner, key = request.owner, request.connection.key
+            self.usage.count_refusal(owner, key, self._model_of(request))
+        cause = {"cause": error.message} if logs.texts else {}  # the message may quote a text
+        ipc_log.debug("call.refused", call=request.call, error=error.name, **cause)
+
+    def check_usage(self, request: Request) -> None:
         """Check that the usage of a call's user, and of its key, is below the limits. A turn that
         has begun is not cut off.
 

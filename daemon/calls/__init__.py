@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ...ipc.messages import CALLS
-from ..core import CallTable, ImmediateCallTable
+from ..core import BeginTable, CallTable, ImmediateCallTable
 from . import (
     between_daemons,
     contexts,
@@ -22,9 +22,10 @@ from . import (
     texts,
     turns,
 )
+from .computations import begin_compute
 from .running import with_waits
 
-__all__ = ("ALL_CALLS", "IMMEDIATE_CALLS")
+__all__ = ("ALL_CALLS", "CALLS_WITHOUT_TASK", "IMMEDIATE_CALLS")
 
 _MODULES = (
     models,
@@ -63,3 +64,5 @@ ALL_CALLS: CallTable = {
 IMMEDIATE_CALLS: ImmediateCallTable = {
     name: function for name, function in _functions.items() if name not in ALL_CALLS
 }
+CALLS_WITHOUT_TASK: BeginTable = {"compute": begin_compute}
+"""The beginnings of calls that need no task, if all that they wait for is a worker's answer."""

@@ -71,15 +71,16 @@ async def _run_with_place(function: CallFunction, daemon: Daemon, request: Reque
             session.used_at = daemon.ledger.seconds()
             daemon.sessions.places.session_rested()
     except InferdError as exc:
-        if request.row.starts in ERRORS_KEPT and not isinstance(exc, NO_FAILURES):
-            _keep_error(daemon, request, exc)
+        keep_error(daemon, request, exc)
         raise
 
 
-def _keep_error(daemon: Daemon, request: Request, error: InferdError) -> None:
+def keep_error(daemon: Daemon, request: Request, error: InferdError) -> None:
     """Keep the error of a turn in the metadata of its context, unless the turn has an input of its
     own: a gateway or library may make such a call in place of `compute`.
     """
+    if request.row.starts not in ERRORS_KEPT or isinstance(error, NO_FAILURES):
+        return
     p = request.params
     if isinstance(p, StreamParams) and any(
         given is not None for given in (p.prompt, p.prompt_tokens, p.messages, p.infill)
@@ -100,10 +101,10 @@ async def _wait_for_place(daemon: Daemon, request: Request, session: Session) ->
         seconds_of(getattr(p, "timeout_s", 0.0)),
     )
     await daemon.sessions.places.restore_place(session, wait)
-    _shorten_timeouts(request, daemon.ledger.seconds() - since)
+    shorten_timeouts(request, daemon.ledger.seconds() - since)
 
 
-def _shorten_timeouts(request: Request, waited_s: float) -> None:
+def shorten_timeouts(request: Request, waited_s: float) -> None:
     """Subtract a wait from the turn's timeouts."""
     timeouts = {key: getattr(request.params, key, 0.0) for key in ("queue_timeout_s", "timeout_s")}
     rest = {key: max(TIMEOUT_S_MIN, s - waited_s) for key, s in timeouts.items() if s}
@@ -122,7 +123,7 @@ async def _run_with_model(function: CallFunction, daemon: Daemon, request: Reque
             async with daemon.registry.loader.admit(model, gate_request):
                 if ticket is not None and gate_request.has_waited:
                     daemon.ledger.model_loaded(ticket)
-                    _shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)
+                    shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)
                 return await function(daemon, request)
     finally:
         if ticket is not None and gate_request.has_waited:

@@ -34,7 +34,7 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         other = request.connection.requests.get(p.request)
         if other is None or other is request:
             return w.CancelResult(cancelled=False)
-        other.scope.cancel()
+        other.interrupt()
         return w.CancelResult(cancelled=True)
     assert p.context is not None
     session = _controllable_session(daemon, request, p.context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 import anyio
@@ -10,7 +10,15 @@ import msgspec
 
 from ...backends import tensors as t
 from ...backends.base import ModelInfo
-from ...backends.errors import Busy, Cancelled, InvalidArgument, SessionBusy, Timeout, WorkerCrashed
+from ...backends.errors import (
+    Busy,
+    Cancelled,
+    InferdError,
+    InvalidArgument,
+    SessionBusy,
+    Timeout,
+    WorkerCrashed,
+)
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...ipc.server.request_bytes import COPIES
@@ -199,25 +207,36 @@ async def compute_named(
     inputs: Sequence[t.NamedTensor],
     kept: Collection[KeptTensor] = (),
 ) -> list[tuple[str, w.Tensor]]:
-    """Return the outputs of *inputs*, some of which were *kept*. The type of an output is spelled
-    as that of the input with its name and type. Outputs that the call names stay in the daemon.
+    """Return the outputs of *inputs*, some of which were *kept*; see `spelled_outputs`. Outputs that
+    the call names stay in the daemon.
     """
     p: w.ComputeParams = request.params
     if p.keep:
         await _check_names(daemon, request, session)
+    outputs, fingerprint = await _compute(daemon, request, session, inputs, kept)
+    staying = _keep_outputs(daemon, request, session, outputs, fingerprint) if p.keep else {}
+    try:
+        charge_outputs(request, [one for one in outputs if one[0] not in staying])
+    except Busy:
+        daemon.kept_tensors.free_tensors(request.connection, [*staying.values()])
+        raise
+    return spelled_outputs(p, inputs, outputs, staying)
+
+
+def spelled_outputs(
+    p: w.ComputeParams,
+    inputs: Sequence[t.NamedTensor],
+    outputs: Sequence[t.NamedTensor],
+    staying: Mapping[str, int],
+) -> list[tuple[str, w.Tensor]]:
+    """Return *outputs* of *inputs* for the client, those *staying* in the daemon by their handles.
+    The type of an output is spelled as that of the input with its name and type.
+    """
     spelled = {
         (name, tensor.type): given.type
         for (name, tensor), (_, given) in zip(inputs, p.inputs or (), strict=True)
         if not given.kept
     }
-    outputs, fingerprint = await _compute(daemon, request, session, inputs, kept)
-    staying = _keep_outputs(daemon, request, session, outputs, fingerprint) if p.keep else {}
-    sent = sum(len(tensor.data) for name, tensor in outputs if name not in staying)
-    try:
-        request.charge.grow(COPIES * sent)
-    except Busy:
-        daemon.kept_tensors.free_tensors(request.connection, [*staying.values()])
-        raise
     return [
         (
             name,
@@ -292,19 +311,39 @@ async def _compute(
         with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
             wait_s = seconds_of(p.queue_timeout_s)
             if is_graph(session):
-                computed, client = await _compute_on_graph(session, inputs, wait_s, kept)
+                computed, client = await _compute_on_graph(
+                    session, inputs, wait_s, kept, request.crash
+                )
             else:
                 client = await session.model.ready()
                 computed = await client.compute_tensors(session.requester, inputs, wait_s)
-        owner, key = session.owner, session.settings.key
-        daemon.usage.count_computation(owner, key, session.model, computed.seconds)
+        count_computation(daemon, session, computed.seconds)
     except TimeoutError:
-        text = f"the timeout of {timeout_s:g} s has passed"
-        raise Timeout(text, data={"timeout": "total"}) from None
+        raise total_timeout(timeout_s) from None
     finally:
         session.tensors.computation = None
         ended.set()
     return computed.outputs, client.info.fingerprint
+
+
+def count_computation(daemon: Daemon, session: Session, seconds: float) -> None:
+    """Count the usage of a computation, which is written soon."""
+    owner, key = session.owner, session.settings.key
+    daemon.usage.count_computation(owner, key, session.model, seconds)
+    daemon.journal.note_usage(urgent=False)
+
+
+def charge_outputs(request: Request, outputs: Sequence[t.NamedTensor]) -> None:
+    """Count the memory of outputs until the reply.
+
+    :raises Busy: the user's requests in flight hold too many bytes.
+    """
+    request.charge.grow(COPIES * sum(len(tensor.data) for _, tensor in outputs))
+
+
+def total_timeout(seconds: float) -> Timeout:
+    """Return the error of a computation that has not ended within its timeout."""
+    return Timeout(f"the timeout of {seconds:g} s has passed", data={"timeout": "total"})
 
 
 async def _compute_on_graph(
@@ -312,11 +351,14 @@ async def _compute_on_graph(
     inputs: Sequence[t.NamedTensor],
     wait_s: float,
     kept: Collection[KeptTensor],
+    crash: InferdError | None,
 ) -> tuple[ComputedTensors, WorkerClient]:
     """Compute with a graph, again if its worker dies, unless these inputs are known as the cause.
-    If they may be, because others were under way, they are computed alone the next time.
+    If they may be, because others were under way, they are computed alone the next time. *crash* is
+    the error by which a first attempt has ended.
     """
-    alone, deaths = False, 0
+    alone = crash is not None and crash.data.get("cause") == SUSPECT
+    deaths = int(crash is not None)
     while True:
         client = await session.model.ready()
         for one in kept:

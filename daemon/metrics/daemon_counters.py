@@ -161,7 +161,7 @@ class DaemonCounters(LoadListener):
             yield
         except BaseException as exc:
             if model is not None and not request.has_begun:
-                self._count_error(self.name_of(model), _error_of(exc))
+                self.count_error(model, _error_of(exc))
             raise
         finally:
             _current_request.reset(token)
@@ -193,6 +193,10 @@ class DaemonCounters(LoadListener):
         gaps = len(turn.tokens) - 1
         if first is not None and gaps > 0 and not (turn.spec.pull or turn.resumed):
             self.observe("request_time_per_output_token_seconds", (name,), (ended - first) / gaps)
+
+    def count_error(self, model: ManagedModel, error: InferdError) -> None:
+        """Count a request for a turn that has ended with an error before its turn began."""
+        self._count_error(self.name_of(model), error)
 
     def _count_error(self, name: str, error: InferdError) -> None:
         self.counts["request_outcomes"][name, error.outcome.value] += 1

@@ -253,28 +253,26 @@ class Loader:
         :raises Timeout: one of the request's timeouts has passed.
         """
         try:
-            if model.loaded is not None and not self._has_waiting_loads:
-                # An `await` between this check and the admission would let the model be unloaded.
-                model.residency.admit_request(request)
-            else:
+            # An `await` between the check and the admission would let the model be unloaded.
+            if not self.admit_at_once(model, request):
                 await self._wait_admitted(model, request, on_progress)
-            request.admitted_at = self._seconds()
+                request.admitted_at = self._seconds()
             yield
         finally:
-            self._end_request(model, request)
+            self.end_request(model, request)
 
     @contextmanager
     def try_admit(self, model: ManagedModel, request: ResidencyRequest) -> Iterator[bool]:
         """Admit *request* to a loaded model if it need not wait; yield whether it was admitted."""
         try:
-            if self._has_waiting_loads:
+            if self.has_waiting_loads:
                 model.residency.queue_request(request, ())
                 self.advance()
             else:
                 model.residency.admit_request(request)
             yield request in model.residency.admitted
         finally:
-            self._end_request(model, request)
+            self.end_request(model, request)
 
     async def _wait_admitted(
         self,
@@ -299,10 +297,21 @@ class Loader:
                 if request in waiting:
                     await request.wait_woken()
 
-    def _end_request(self, model: ManagedModel, request: ResidencyRequest) -> None:
+    def admit_at_once(self, model: ManagedModel, request: ResidencyRequest) -> bool:
+        """Admit *request* to a model that is loaded while no load waits, and return True; else
+        return False. `end_request` ends it.
+        """
+        if model.loaded is None or self.has_waiting_loads:
+            return False
+        model.residency.admit_request(request)
+        request.admitted_at = self._seconds()
+        return True
+
+    def end_request(self, model: ManagedModel, request: ResidencyRequest) -> None:
+        """End a request, whether it was admitted or not."""
         now = model.used_at = self._seconds()
         model.residency.end_request(request, now)
-        if self._has_waiting_loads:
+        if self.has_waiting_loads:
             self.advance()
 
     @property
@@ -342,14 +351,14 @@ class Loader:
                 load.worker.client.send_command(m.EstimateMemory(load.report.shape))
             else:
                 self._decide(load)
-        if self._has_waiting_loads and not self._keeps_advancing:
+        if self.has_waiting_loads and not self._keeps_advancing:
             self._keeps_advancing = True
             self._start_soon(self._keep_advancing)
 
     async def _keep_advancing(self) -> None:
         """Advance while a load waits, as no event reports absent readers or ended residencies."""
         try:
-            while self._has_waiting_loads:
+            while self.has_waiting_loads:
                 await anyio.sleep(ADVANCE_S)
                 for _, request in self.waiting_requests:
                     request.on_wait_continues()
@@ -718,7 +727,8 @@ class Loader:
         return load is not None and load.is_waiting
 
     @property
-    def _has_waiting_loads(self) -> bool:
+    def has_waiting_loads(self) -> bool:
+        """Whether a load waits for other models' memory."""
         return any(load.is_waiting for load in self._undecided.values())
 
     def _waiting_loads(self, now: float) -> list[Load]:

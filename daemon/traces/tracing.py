@@ -123,6 +123,7 @@ class RequestTracer:
             name: call if CALLS[name].starts is None else partial(self._call, call)
             for name, call in daemon.calls.items()
         }
+        daemon.calls_without_task = {}  # a request is found by the context of its task
 
     async def _call(self, call: Callable[..., Any], daemon: Daemon, request: Request) -> Any:
         session = _session_of(daemon, request)

@@ -64,6 +64,14 @@ class GraphClaim:
     @contextmanager
     def computing(self, requester: Requester) -> Iterator[None]:
         """Count a computation in the `with` block."""
+        self.begin(requester)
+        try:
+            yield
+        finally:
+            self.end(requester)
+
+    def begin(self, requester: Requester) -> None:
+        """Count a computation until `end`."""
         self._count_time()
         self._requests[requester] += 1
         self._seen.add(requester)
@@ -73,12 +81,13 @@ class GraphClaim:
         if self._timer is None:
             self._sampled_at, self._busy_s = self._counted_at, 0.0
             self._arm()
-        try:
-            yield
-        finally:
-            self._count_time()
-            self._requests[requester] -= 1
-            self._requests += Counter()  # drops zeros
+
+    def end(self, requester: Requester) -> None:
+        """End the count of a computation."""
+        self._count_time()
+        self._requests[requester] -= 1
+        if not self._requests[requester]:
+            del self._requests[requester]
 
     def _count_time(self) -> None:
         now = self._seconds()

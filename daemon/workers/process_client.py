@@ -100,11 +100,27 @@ later, a command `EstimateMemory` for another shape, `Proceed`, or a call of `Wo
 """
 
 
+class _Receiver:
+    """Receives the answer to a query, as a future does, and passes it on at once."""
+
+    def __init__(self, receive: Callable[[Any], None]):
+        self._receive, self._is_done = receive, False
+
+    def done(self) -> bool:
+        """Return whether it has the answer."""
+        return self._is_done
+
+    def set_result(self, answer: Any) -> None:
+        """Pass the answer on."""
+        self._is_done = True
+        self._receive(answer)
+
+
 class PendingQueries:
     """The queries without an answer by number, from 1 on. Lives on the daemon's event loop."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, tuple[ClientText, asyncio.Future[Any]]] = {}
+        self._pending: dict[int, tuple[ClientText, asyncio.Future[Any] | _Receiver]] = {}
         self._last_number = 0
 
     def __len__(self) -> int:
@@ -118,13 +134,28 @@ class PendingQueries:
     def add_query(self, number: int, text: ClientText) -> None:
         self._pending[number] = text, asyncio.get_running_loop().create_future()
 
+    def receive_query(self, number: int, text: ClientText, receive: Callable[[Any], None]) -> None:
+        """Call *receive* with the answer to a query, or with its error, unless it is forgotten."""
+
+        def pass_on(answer: Any) -> None:
+            del self._pending[number]
+            receive(answer)
+
+        self._pending[number] = text, _Receiver(pass_on)
+
+    def forget_query(self, number: int) -> None:
+        """Wait no more for the answer to a query."""
+        self._pending.pop(number, None)
+
     async def wait_answer(self, number: int) -> Any:
         """Wait for the answer to a query.
 
         :raises InferdError: the query was refused.
         """
+        future = self._pending[number][1]
+        assert isinstance(future, asyncio.Future)
         try:
-            answer = await self._pending[number][1]
+            answer = await future
         finally:
             del self._pending[number]
         if isinstance(answer, InferdError):
@@ -297,6 +328,41 @@ class ProcessClient:
         self.tasks.made_progress = True
         return msgspec.convert(computed, m.ComputedTensors)
 
+    def begin_computation(
+        self,
+        requester: Requester,
+        inputs: Sequence[NamedTensor],
+        wait_s: float,
+        receive: Callable[[m.ComputedTensors | InferdError], None],
+    ) -> Callable[[], None]:
+        """Begin a computation of a graph, and call *receive* with its result or error, later and
+        once. Return a function that cancels it.
+
+        :raises InferdError: the inputs are quarantined.
+        :raises Busy: too much data of the user has not been sent.
+        """
+        assert not self._exited.is_set(), "the process runs"
+        number, sent, user = self.queries.new_number(), list(inputs), requester.owner.user
+        command = m.ComputeTensors(number, sent, requester, wait_s)
+        self._check_sent(command, sent, user)
+
+        def pass_on(answer: Any) -> None:
+            self.computations.end(requester)
+            if not isinstance(answer, InferdError):
+                self.tasks.made_progress = True
+                answer = msgspec.convert(answer, m.ComputedTensors)
+            receive(answer)
+
+        def cancel() -> None:
+            self.computations.end(requester)
+            self.queries.forget_query(number)
+            self.send_command(m.DropInput(number))
+
+        self.computations.begin(requester)
+        self.queries.receive_query(number, (user, sent), pass_on)
+        self.send_command(command)
+        return cancel
+
     # KV states and memory.
 
     async def count_cached_tokens(
@@ -397,13 +463,9 @@ class ProcessClient:
         :raises InferdError: the query was refused, or the process has exited.
         :raises Busy: too much data of the user has not been sent.
         """
-        refusal = self.quarantine.refusal_of_text(self.spec.name, user, text)
-        if refusal is not None:
-            raise refusal
         number = self.queries.new_number()
         sent = command(number)
-        if isinstance(sent, _BOUNDED):
-            self._request_bytes.check_growth(self.user_of(sent), 0, Reserve.RESULT)
+        self._check_sent(sent, text, user)
         self.queries.add_query(number, (user, text))
         self.send_command(sent)
         if self._exited.is_set():
@@ -414,6 +476,14 @@ class ProcessClient:
             if isinstance(sent, m.InputRequest):
                 self.send_command(m.DropInput(number))  # or cancelled inputs pile up there
             raise
+
+    def _check_sent(self, command: m.Command, text: object, user: int) -> None:
+        """Check that a command may be sent; see `query`."""
+        refusal = self.quarantine.refusal_of_text(self.spec.name, user, text)
+        if refusal is not None:
+            raise refusal
+        if isinstance(command, _BOUNDED):
+            self._request_bytes.check_growth(self.user_of(command), 0, Reserve.RESULT)
 
     def user_of(self, command: m.Command) -> int:
         """Return the user whose data a command has, or `NO_USER`."""

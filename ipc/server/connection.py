@@ -63,6 +63,8 @@ class ServerConnection(SocketConnection):
         self.number = 0
         """Its number in the order in which the daemon accepted connections."""
         self.requests: dict[int, Request] = {}
+        self.requests_unstarted = 0
+        """The requests whose tasks have not started."""
         self.software = ""
         self.wants_copies = False
         """Whether the client gets the changes of its sessions."""
@@ -123,20 +125,31 @@ class Request:
         """
         self.cancelled_data: dict[str, Any] = {}
         self.cancelled_why = "the request was cancelled"
+        self.crash: InferdError | None = None
+        """The death of the worker process that has ended the first attempt of the call."""
+        self.on_cancel: Callable[[], None] | None = None
+        """Cancels the call if it runs without a task."""
         self._early_credit = 0
         """Credit that the client has granted before the call's turn began."""
         self._add_credit: Callable[[int], None] | None = None
 
     @cached_property
     def scope(self) -> anyio.CancelScope:
-        """The scope in which the call runs, unless it runs at once."""
+        """The scope in which the call runs, if it has a task."""
         return anyio.CancelScope()
 
     def cancel(self, why: str, **data: Any) -> None:
         """Cancel the call; its error has this message and these data."""
         self.cancelled_why = why
         self.cancelled_data |= data
-        self.scope.cancel()
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cancel the call."""
+        if self.on_cancel is None:
+            self.scope.cancel()
+        else:
+            self.on_cancel()
 
     @cached_property
     def charge(self) -> Charge:

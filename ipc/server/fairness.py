@@ -179,10 +179,18 @@ class FairStarts:
     def try_start(self, uid: int) -> bool:
         """Start a request of *uid* if it need not wait; return whether it may start."""
         self._schedule()
-        if uid in self._waiting or self._started >= STARTS_MAX or self._loop_time.pause_s(uid):
+        if not self.may_start(uid):
             return False
         self._started += 1
         return True
+
+    def may_start(self, uid: int) -> bool:
+        """Return whether a request of *uid* need not wait."""
+        return (
+            uid not in self._waiting
+            and self._started < STARTS_MAX
+            and not self._loop_time.pause_s(uid)
+        )
 
     async def wait_start(self, uid: int, *, is_first: bool = False) -> None:
         """Wait until a request of *uid* may start; mostly it may at once. If it *is_first*, it

@@ -8,8 +8,11 @@ that have begun to arrive are bounded: their bytes per user and in all, and thei
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 import anyio.abc
@@ -105,6 +108,14 @@ class IncompleteFrames:
                 waiting.resume_reading(Pause.FRAME)
 
 
+class NeedsTask(Exception):
+    """A call that has begun without a task has to be run again in a task."""
+
+
+Finish: TypeAlias = Callable[[], Any]
+"""Returns the result of a call that has ended, or raises its error, or `NeedsTask`."""
+
+
 class Handler(Protocol):
     """The owner of the calls, which is also notified of the end of connections."""
 
@@ -124,6 +135,11 @@ class Handler(Protocol):
         """Run a call that never waits, and return its result struct.
 
         :raises InferdError: the error to send as the answer.
+        """
+
+    def begin_call(self, request: Request, end: Callable[[Finish], None]) -> bool:
+        """Begin a call that goes on without a task, if that is possible; return whether it has
+        begun. At its end *end* is called, later and once. `request.on_cancel` cancels it.
         """
 
     def connection_ended(self, connection: ServerConnection) -> None:
@@ -228,6 +244,8 @@ class Server:
         except ExceptionGroup as group_exc:
             self._send_goodbye(connection, self._refusal(group_exc))
         finally:
+            for request in list(connection.requests.values()):  # those without a task
+                request.interrupt()
             self.places.release_place(connection)
             self._incomplete.end_frame(connection)
             connection.close()
@@ -364,7 +382,9 @@ class Server:
             self._run_at_once(request)
         else:
             connection.requests[number] = request
-            group.start_soon(self._run_request, request)
+            if not self._begin_without_task(request, group):
+                connection.requests_unstarted += 1
+                group.start_soon(self._run_request, request)
 
     def _may_run_at_once(self, request: Request) -> bool:
         """Return whether a request can be answered before the next frame is read. It must not
@@ -388,14 +408,50 @@ class Server:
         request.connection.request_ended(request)
         request.close()
 
+    def _begin_without_task(self, request: Request, group: anyio.abc.TaskGroup) -> bool:
+        """Begin a call without a task, as making one takes longer than many computations. Return
+        whether it has begun. It must not overtake earlier ones of its connection.
+        """
+        connection = request.connection
+        may_begin = connection.identified is None and not connection.requests_unstarted
+        if not may_begin or not self._starts.may_start(request.uid):
+            return False
+        if not self._handler.begin_call(request, partial(self._end_call, request, group)):
+            return False
+        self._starts.try_start(request.uid)
+        self._loop_time.add_requests(request.uid, 1)
+        return True
+
+    def _end_call(self, request: Request, group: anyio.abc.TaskGroup, finish: Finish) -> None:
+        """Answer a call that has run without a task, or run it again in a task."""
+        begin_s, connection = time.thread_time(), request.connection
+        self._loop_time.add_requests(request.uid, -1)
+        try:
+            reply = pack_reply(request, finish())
+        except NeedsTask:
+            connection.requests_unstarted += 1
+            group.start_soon(self._run_request, request)
+            return
+        except Exception as exc:
+            self._send_error(request, exc)
+        else:
+            connection.requests.pop(request.number, None)
+            connection.send_frame(reply)
+        connection.request_ended(request)
+        request.close()
+        self._loop_time.charge(request.uid, time.thread_time() - begin_s)
+
     async def _run_request(self, request: Request) -> None:
         connection = request.connection
         self._loop_time.add_requests(request.uid, 1)
         try:
             with request.scope:
-                if connection.identified is not None:
-                    await connection.identified.wait()
-                await self._starts.wait_start(request.uid, is_first=_cancels_request(request))
+                try:
+                    if connection.identified is not None:
+                        await connection.identified.wait()
+                    await self._starts.wait_start(request.uid, is_first=_cancels_request(request))
+                finally:
+                    connection.requests_unstarted -= 1
                 reply = await self._loop_time.run_counted(request.uid, self._answer(request))
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)

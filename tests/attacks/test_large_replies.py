@@ -49,6 +49,9 @@ class SizedReplies:
             protocol=w.PROTOCOL_VERSION, software="sized", instance=1, limits=limits
         )
 
+    def begin_call(self, request: Request, end: Any) -> bool:
+        return False
+
     def runs_at_once(self, request: Request) -> bool:
         return self.at_once
 

@@ -83,6 +83,9 @@ class OnlyItsOwn:
         self.users.check(connection.peer.uid)
         return False
 
+    def begin_call(self, request: Request, end: Any) -> bool:
+        return False
+
     def runs_at_once(self, request: Request) -> bool:
         return False
 

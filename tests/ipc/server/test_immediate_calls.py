@@ -1,10 +1,13 @@
-"""Calls that never wait are answered as they are read, behind the connection's earlier requests."""
+"""Calls that never wait are answered as they are read, behind the connection's earlier requests.
+Some others go on without a task.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,14 @@ import anyio
 import msgspec
 import pytest
 
-from inferd.backends.errors import BackendError, InferdError, NotFound
+from inferd.backends.errors import BackendError, Cancelled, InferdError, NotFound
 from inferd.ipc import messages as w
 from inferd.ipc.server.connection import Request, ServerConnection
 from inferd.ipc.server.fairness import STARTS_MAX
-from inferd.ipc.server.server import Server
+from inferd.ipc.server.server import NeedsTask, Server
 from tests.raw import RawClient
 
-IMMEDIATE, WAITING = "get_output", "get_output_single"
+IMMEDIATE, WAITING, BEGUN = "get_output", "get_output_single", "parameters"
 
 
 class Answers:
@@ -34,6 +37,9 @@ class Answers:
         return w.ServerHello(
             protocol=w.PROTOCOL_VERSION, software="x", instance=1, limits=w.Limits(*[1 << 20] * 8)
         )
+
+    def begin_call(self, request: Request, end: Any) -> bool:
+        return False
 
     def runs_at_once(self, request: Request) -> bool:
         return request.call == IMMEDIATE
@@ -159,3 +165,99 @@ def test_its_error_is_the_answer_and_the_connection_goes_on(
 
     anyio.run(serve, handler, tmp_path, use)
     assert handler.failures == ([error] if isinstance(error, ValueError) else [])
+
+
+class Begun(Answers):
+    """A handler of calls without a task, which `end` ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: dict[int, Any] = {}
+        self.cancelled = list[int]()
+
+    def begin_call(self, request: Request, end: Any) -> bool:
+        if request.call != BEGUN:
+            return False
+        self.ends[request.number] = end
+        request.on_cancel = partial(self._cancel, request)
+        return True
+
+    def _cancel(self, request: Request) -> None:
+        self.cancelled.append(request.number)
+        self.end(request.number, Cancelled("by the test"))
+
+    def end(self, number: int, error: Exception | None = None) -> None:
+        """End a call with a result or an error."""
+        self.error = error
+        self.ends.pop(number)(self._answer)
+
+
+def test_a_call_without_a_task_is_answered_at_its_end(tmp_path: Path) -> None:
+    handler = Begun()
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(BEGUN, BEGUN, IMMEDIATE))
+        assert answered(client, 1) == [3], "it has read all"
+        for number in (2, 1):
+            anyio.from_thread.run_sync(handler.end, number)
+            assert answered(client, 1) == [number]
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.in_tasks == [3], "behind requests in flight"
+
+
+@pytest.mark.parametrize("error", [NotFound("no such context"), ValueError("a bug")])
+def test_the_error_of_a_call_without_a_task_is_its_answer(tmp_path: Path, error: Exception) -> None:
+    handler = Begun()
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(BEGUN, IMMEDIATE))
+        assert answered(client, 1) == [2]
+        anyio.from_thread.run_sync(handler.end, 1, error)
+        message = client.read_message()
+        assert (message[0], message[1]) == (w.Kind.ERROR, 1)
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.failures == ([error] if isinstance(error, ValueError) else [])
+
+
+def test_no_call_without_a_task_begins_before_an_earlier_request(tmp_path: Path) -> None:
+    handler = Begun()
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(WAITING, BEGUN))
+        assert answered(client, 1) == [2]
+        assert (handler.in_tasks, handler.ends) == ([1, 2], {})
+        anyio.from_thread.run_sync(handler.may_end.set)
+        assert answered(client, 1) == [1]
+
+    anyio.run(serve, handler, tmp_path, use)
+
+
+def test_a_call_that_needs_a_task_after_all_gets_one(tmp_path: Path) -> None:
+    handler = Begun()
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(BEGUN, IMMEDIATE))
+        assert answered(client, 1) == [2]
+
+        def need_task() -> None:
+            handler.end(1, NeedsTask())
+            handler.error = None
+
+        anyio.from_thread.run_sync(need_task)
+        assert answered(client, 1) == [1]
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.in_tasks == [2, 1]
+
+
+def test_the_end_of_its_connection_cancels_a_call_without_a_task(tmp_path: Path) -> None:
+    handler = Begun()
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(BEGUN, IMMEDIATE))
+        assert answered(client, 1) == [2]
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.cancelled == [1] and not handler.ends
