@@ -180,8 +180,9 @@ class LoadQuery:
             models: list[Any] = await client.models()
             now = time.monotonic()
             for name, counters in stats["models"].items():
-                has_work = bool(counters["running"])
-                self._times.observe(name, now, counters["batch_tokens"], has_work=has_work)
+                if "batch_tokens" in counters:  # a graph has none
+                    has_work = bool(counters["running"])
+                    self._times.observe(name, now, counters["batch_tokens"], has_work=has_work)
             return node_load(client.server.instance, stats, models, tasks, self._times)
         raise ConnectionLost(f"the daemon has not answered within {CALL_S_MAX:g} s")
 

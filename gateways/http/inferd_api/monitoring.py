@@ -129,13 +129,13 @@ def _statistics(
 ) -> dict[str, Any]:
     shown: dict[str, Any] = {"model": name}
     for field, counter in _COUNTERS.items():
-        shown[field] = engine[counter]
+        count = shown[field] = engine.get(counter, 0)  # a graph has no tokens
         rate = None
         # A model that was loaded again counts from 0.
-        if before is not None and seconds > 0 and engine[counter] >= before[counter]:
-            rate = round((engine[counter] - before[counter]) / seconds, 1)
+        if before is not None and seconds > 0 and count >= before.get(counter, 0):
+            rate = round((count - before.get(counter, 0)) / seconds, 1)
         shown[field.replace("_tokens", "_per_second")] = rate
-    return shown | {turns: engine[turns] for turns in _TURNS}
+    return shown | {n: engine.get(n, engine.get(f"computations_{n}", 0)) for n in _TURNS}
 
 
 KINDS = ("models", "queue", "statistics")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inferd.gateways.fleet.relay.load import TokenTimeLearner, node_load
+from inferd import AsyncClient
+from inferd.gateways.fleet.relay.load import LoadQuery, TokenTimeLearner, node_load
 from inferd.gateways.fleet.routing.loads import ModelLoad
+from inferd.testing import running_daemon
+from tests.onnx_graphs import affine, write_graphs
 
 STATS: dict[str, Any] = {
     "draining": False,
@@ -87,3 +91,16 @@ def test_a_report_has_the_time_of_a_prompt_token_once_steps_were_computed() -> N
 
     assert learned() == pytest.approx(0.0004)
     assert learned(token_s_least=0.01) == 0.01
+
+
+@pytest.mark.asyncio
+@pytest.mark.process
+async def test_a_node_with_a_loaded_graph_reports_its_load(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"affine": affine()})
+    async with (
+        running_daemon(models_dir=tmp_path) as daemon,
+        AsyncClient(daemon.socket) as client,
+        client.graph("affine"),
+    ):
+        load = await LoadQuery().run(client)
+    assert "affine" in load.models
