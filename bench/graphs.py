@@ -5,6 +5,10 @@ perceptron with four layers of 1024 (matrix work), and one that adds up 8 KiB an
 daemon, the daemon with `batch-max = 1`, and ONNX Runtime in this process take turns. In this
 process, as many threads as there are cores compute one input at a time, each on one thread; callers
 wait for them. The daemon's callers are contexts of asynchronous clients in this process.
+
+Then a single caller computes the small graph by the synchronous client, in turn with the call
+`queue`, which passes the same processes and computes nothing. The times are those of calls, and the
+CPU time that a call takes in each process.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,8 +32,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from inferd import AsyncClient, Tensor
-from inferd.testing import running_daemon
+from inferd import AsyncClient, Client, Tensor
+from inferd.testing import RunningDaemon, running_daemon
 from tests.onnx_graphs import graph
 
 from .machine import THREADS
@@ -202,6 +208,60 @@ def print_rates(name: str, callers: int, rates: Mapping[str, list[float]]) -> No
     )
 
 
+class CallTimes(NamedTuple):
+    """The seconds of each call, and the CPU seconds of all of them by process."""
+
+    seconds: list[float]
+    cpu_s: dict[str, float]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_calls(
+    daemon: RunningDaemon, work: Work, rounds: int, seconds: float
+) -> dict[str, CallTimes]:
+    """Return the times of a computation of *work* and of `queue`, by the synchronous client."""
+    with Client(daemon.socket) as client, client.graph("small") as graph:
+        calls: dict[str, Callable[[], object]] = {
+            "run": partial(graph.run, {work.name: work.value}),
+            "queue": client.queue,
+        }
+        pids = {"client": os.getpid(), "daemon": daemon.pid, "worker": client.show("small")["pid"]}
+        found = {name: CallTimes([], dict.fromkeys(pids, 0.0)) for name in calls}
+        for call in calls.values():
+            time_calls(call, seconds / 4)
+        for _ in range(rounds):
+            for name, call in calls.items():
+                before = {process: cpu_seconds(pid) for process, pid in pids.items()}
+                found[name].seconds.extend(time_calls(call, seconds))
+                for process, pid in pids.items():
+                    found[name].cpu_s[process] += cpu_seconds(pid) - before[process]
+        return found
+
+
+def time_calls(call: Callable[[], object], seconds: float) -> list[float]:
+    """Return the time of each call of some *seconds*."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def print_calls(found: Mapping[str, CallTimes]) -> None:
+    print("call   median µs      p90 µs   CPU µs: client, daemon, worker")
+    for name, times in found.items():
+        ordered, count = sorted(times.seconds), len(times.seconds)
+        cpu = "".join(f"{1e6 * used / count:8.0f}" for used in times.cpu_s.values())
+        print(f"{name:6} {1e6 * median(ordered):9.0f} {1e6 * ordered[count * 9 // 10]:11.0f} {cpu}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -214,6 +274,10 @@ def main() -> None:
         with running_daemon(configuration(found)) as daemon:
             print("graph    callers  in process  one by one      joined   (calls/s, medians)")
             asyncio.run(measure(daemon.socket, chosen, arguments.rounds, arguments.seconds))
+            if "small" in chosen:
+                print_calls(
+                    measure_calls(daemon, found["small"], arguments.rounds, arguments.seconds)
+                )
 
 
 if __name__ == "__main__":
