@@ -207,8 +207,8 @@ async def compute_named(
     inputs: Sequence[t.NamedTensor],
     kept: Collection[KeptTensor] = (),
 ) -> list[tuple[str, w.Tensor]]:
-    """Return the outputs of *inputs*, some of which were *kept*; see `spelled_outputs`. Outputs that
-    the call names stay in the daemon.
+    """Return the outputs of *inputs*, some of which were *kept*, as `spelled_outputs` does. Outputs
+    that the call names stay in the daemon.
     """
     p: w.ComputeParams = request.params
     if p.keep:

@@ -94,6 +94,7 @@ class Gateway:
         async with anyio.create_task_group() as group:
             await group.start(self.clients.run)
             group.start_soon(self._waiting.run)
+            group.start_soon(self._turns.pool.run)
             if self._keys is not None:
                 await group.start(self._reload_keys, self._keys)
             await send({"type": "lifespan.startup.complete"})

@@ -82,10 +82,12 @@ _TENSOR_BYTES = 512
 
 
 def _compute_bytes(params: ComputeParams) -> int:
-    """Return the memory of a computation's inputs, or 0 if there are none. They are not walked,
-    because that takes longer than many computations.
+    """Return the memory of a computation's inputs, or 0 if it has none, or other lists. They are
+    not walked, because that takes longer than many computations.
     """
     total = 0
+    if params.keep or params.free:
+        return 0
     for name, tensor in params.inputs or ():
         total += _TENSOR_BYTES + getsizeof(name) + len(tensor.data) + 48 * len(tensor.dimensions)
         if isinstance(tensor.type, str):

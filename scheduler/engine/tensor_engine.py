@@ -6,8 +6,8 @@ shapes, if the graph allows it and rows then take less time (`JoinCost`). If its
 its time has passed, a waiting request is dropped, and the computation of a running one is
 cancelled, unless it is also that of others. A computation that is known to be short, while nothing
 else waits, is made by the engine's own thread; see `Standby`. If a joined computation fails, its
-requests are computed one by one. The record names the requests under way, so that the daemon knows the inputs
-that may have crashed or hung the process.
+requests are computed one by one. The record names the requests under way, so that the daemon knows
+the inputs that may have crashed or hung the process.
 """
 
 from __future__ import annotations

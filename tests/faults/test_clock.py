@@ -279,7 +279,7 @@ DATES = {
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
     "gateways/fleet/certificates.py": "the dates of certificates, and the rest of their time",
     "gateways/http/inferd_api/monitoring.py": "the date of the statistics",
-    "gateways/http/turns/inferences.py": "the date of the last inference, in Triton's API",
+    "scheduler/engine/tensor_engine.py": "the date of the last computation, in Triton's API",
     "gateways/http/ollama/lines.py": "the date of an answer, in Ollama's API",
     "gateways/http/ollama/api.py": "the date of a model's expiry, in Ollama's API",
     "gateways/http/openai/chat.py": "the date of an answer, in OpenAI's API",

@@ -137,6 +137,7 @@ async def unload_model(exchange: Exchange) -> None:
     """Unload a model."""
     fields, _ = exchange.read_fields(UNLOAD)
     operator, fields.model = _operator(exchange.caller, fields.model)
+    await exchange.turns.pool.end_kept()
     async with exchange.turns.pool.lease(operator) as client:
         await client.unload_model(fields.model, force=fields.force)
         await exchange.send_json(await _status_of(client, fields.model))

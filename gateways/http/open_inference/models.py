@@ -20,6 +20,7 @@ from ..exchange import Exchange, offered_to
 from ..exchange.exchange import HttpRefusal
 from ..fields import FieldTable
 from ..limits import CLOSE_S_MAX
+from ..turns.inferences import FailureCounts
 from .fields import INDEX, LOAD, UNLOAD, LoadRequest
 from .tensors import DATATYPE_OF, no_shared_memory
 
@@ -182,33 +183,74 @@ def _configured(tensor: Mapping[str, Any]) -> dict[str, Any]:
 
 async def answer_statistics(exchange: Exchange) -> None:
     """Answer with the counts of inferences of a model, or of all that the caller may use. They are
-    those of this gateway, since its start.
+    those of all clients of the daemon, since the model was loaded, and failures those of this
+    gateway, since its start.
     """
-    if "model" in exchange.params:
-        name = requested_model(exchange)
-        async with exchange.turns.pool.lease(exchange.caller) as client:
-            models: list[str] = [(await client.show(name))["name"]]
-    else:
-        models = [info["name"] for info in await _usable(exchange)]
-    await exchange.send_json({"model_stats": [_statistics(exchange, name) for name in models]})
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        if "model" in exchange.params:
+            models: list[str] = [(await client.show(requested_model(exchange)))["name"]]
+        else:
+            found = offered_to(
+                exchange.caller, await client.models(), test_models=exchange.test_models
+            )
+            models = [info["name"] for info in found]
+        engines = (await client.stats())["models"]
+    counts = exchange.turns.inferences.counts_of
+    await exchange.send_json(
+        {"model_stats": [statistics_of(name, engines, counts(name)) for name in models]}
+    )
 
 
-def _statistics(exchange: Exchange, name: str) -> dict[str, Any]:
-    counts = exchange.turns.inferences.counts_of(name)
-    unmeasured = ("queue", "compute_input", "compute_infer", "compute_output")
+def statistics_of(
+    name: str, engines: Mapping[str, Mapping[str, Any]], failures: FailureCounts
+) -> dict[str, Any]:
+    """Return the counts of a model in the protocol's form, from those of the *engines* by their
+    models; in a fleet a model has one on each node, `NAME@NODE`.
+    """
+    batches: dict[int, list[int]] = {}
+    done = queue_us = runs = 0
+    last_at = 0.0
+    for place, engine in engines.items():
+        if name not in (place, place.rpartition("@")[0]):
+            continue
+        done += engine.get("computed", 0)
+        queue_us += engine.get("queue_us", 0)
+        last_at = max(last_at, engine.get("computed_at", 0.0))
+        for inputs, number, microseconds in engine.get("batches", ()):
+            counts = batches.setdefault(inputs, [0, 0])
+            counts[0] += number
+            counts[1] += microseconds
+            runs += number
+    # The computation of several requests counts for each of them, as it does for Triton.
+    compute_us = sum(inputs * microseconds for inputs, (_, microseconds) in batches.items())
+    unmeasured = ("compute_input", "compute_output", "cache_hit", "cache_miss")
     return {
         "name": name,
         "version": MODEL_VERSION,
-        "last_inference": int(counts.last_at_s * 1000),
-        "inference_count": counts.succeeded,
-        "execution_count": counts.succeeded,
+        "last_inference": int(last_at * 1000),
+        "inference_count": done,
+        "execution_count": runs,
         "inference_stats": {
-            "success": {"count": counts.succeeded, "ns": round(counts.succeeded_s * 1e9)},
-            "fail": {"count": counts.failed, "ns": round(counts.failed_s * 1e9)},
-            **{part: {"count": 0, "ns": 0} for part in (*unmeasured, "cache_hit", "cache_miss")},
+            "success": _times(done, queue_us + compute_us),
+            "fail": {"count": failures.failed, "ns": round(failures.failed_s * 1e9)},
+            "queue": _times(done, queue_us),
+            "compute_infer": _times(done, compute_us),
+            **{part: _times(0, 0) for part in unmeasured},
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": inputs,
+                "compute_input": _times(0, 0),
+                "compute_infer": _times(number, microseconds),
+                "compute_output": _times(0, 0),
+            }
+            for inputs, (number, microseconds) in sorted(batches.items())
+        ],
     }
+
+
+def _times(count: int, microseconds: int) -> dict[str, int]:
+    return {"count": count, "ns": 1000 * microseconds}
 
 
 async def _usable(exchange: Exchange) -> list[ModelInfo]:
@@ -270,6 +312,7 @@ async def unload_model(exchange: Exchange) -> None:
     """
     name, operator = requested_model(exchange), exchange.caller.as_operator()
     _check_parameters(exchange, UNLOAD)
+    await exchange.turns.pool.end_kept()
     async with exchange.turns.pool.lease(operator) as client:
         await client.unload_model(name)
     await exchange.send_json({})

@@ -1,8 +1,9 @@
-"""Counts of the gateway's inferences of graphs, for statistics of the Open Inference Protocol."""
+"""Counts of the gateway's failed inferences of graphs, for the statistics of the Open Inference
+Protocol. The engines count those that succeed.
+"""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 MODELS_MAX = 1000
@@ -10,43 +11,27 @@ MODELS_MAX = 1000
 
 
 @dataclass(slots=True)
-class ModelCounts:
-    """The inferences of one model, and the seconds from request to result of those that succeeded
-    and of those that failed.
-    """
+class FailureCounts:
+    """The failed inferences of one model, and the seconds from their request to the error."""
 
-    succeeded: int = 0
     failed: int = 0
-    succeeded_s: float = 0.0
     failed_s: float = 0.0
-    last_at_s: float = 0.0
-    """The Unix time of the last one that succeeded; 0 without one."""
 
 
 class InferenceCounts:
     """The counts by models. Owned by the gateway's event loop."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ModelCounts] = {}
+        self._models: dict[str, FailureCounts] = {}
 
-    def counts_of(self, model: str) -> ModelCounts:
+    def counts_of(self, model: str) -> FailureCounts:
         """Return the counts of a model."""
-        return self._models.get(model) or ModelCounts()
-
-    def count_success(self, model: str, seconds: float) -> None:
-        """Count an inference that has succeeded."""
-        counts = self._take(model)
-        counts.succeeded += 1
-        counts.succeeded_s += seconds
-        counts.last_at_s = time.time()
+        return self._models.get(model) or FailureCounts()
 
     def count_failure(self, model: str, seconds: float) -> None:
         """Count an inference that has failed."""
-        counts = self._take(model)
-        counts.failed += 1
-        counts.failed_s += seconds
-
-    def _take(self, model: str) -> ModelCounts:
         if model not in self._models and len(self._models) >= MODELS_MAX:
             del self._models[next(iter(self._models))]
-        return self._models.setdefault(model, ModelCounts())
+        counts = self._models.setdefault(model, FailureCounts())
+        counts.failed += 1
+        counts.failed_s += seconds

@@ -10,12 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import anyio
 
-from ....backends.errors import Busy, ConnectionLost, InferdError, InvalidArgument
-from ....ipc.client import AsyncClient, Graph, ModelInfo, TaskInfo
+from ....backends.errors import (
+    Busy,
+    ConnectionLost,
+    InferdError,
+    InvalidArgument,
+    UnsupportedOperation,
+)
+from ....ipc.client import AsyncClient, Context, Graph, ModelInfo, TaskInfo
+from ....ipc.names import Priority
 from ..callers import Caller, DaemonUser
 from ..limits import CLOSE_S_MAX, REQUESTS_PER_CONNECTION_MAX
 
@@ -24,6 +32,10 @@ SHARED_S = 1.0
 """The time for which further requests share a lease on a model. Afterwards a new lease has the
 settings that the model then has.
 """
+IDLE_S = 0.25
+"""The time for which a lease whose contexts have computed tensors is kept without a request."""
+CONTEXTS_MAX = 16
+"""The unused contexts of a lease, of each class."""
 
 
 class _SharedGraph:
@@ -31,12 +43,26 @@ class _SharedGraph:
 
     def __init__(self, graph: Graph, client: AsyncClient):
         self.graph, self.users = graph, 0
+        self.contexts: dict[Priority, list[Context]] = {}
+        """Unused contexts, in which tensors were computed, by their class. It decides on the order
+        of computations.
+        """
+        self.idle_since: float | None = None
+        """The end of its last request, if it is kept without one."""
         self._until, self._connection = time.monotonic() + SHARED_S, client.server
 
     def may_be_used(self, client: AsyncClient) -> bool:
         """Return whether a further request may use it: it ends with its connection."""
-        is_connected = client.connected and client.server is self._connection
-        return is_connected and time.monotonic() < self._until
+        return self.is_connected(client) and time.monotonic() < self._until
+
+    def is_connected(self, client: AsyncClient) -> bool:
+        """Return whether its connection stands."""
+        return client.connected and client.server is self._connection
+
+    def may_stay(self, client: AsyncClient, now: float) -> bool:
+        """Return whether it is kept without a request."""
+        is_idle = self.idle_since is not None and now >= self.idle_since + IDLE_S
+        return any(self.contexts.values()) and not is_idle and self.may_be_used(client)
 
 
 class _Pooled:
@@ -45,7 +71,7 @@ class _Pooled:
     def __init__(self, user: DaemonUser, client: AsyncClient):
         self.user, self.client, self.requests = user, client, 0
         self.graphs: dict[str, _SharedGraph] = {}
-        """The latest lease on each model, while requests use it."""
+        """The latest lease on each model, while requests use it or it is kept for the next one."""
 
 
 class ConnectionPool:
@@ -58,6 +84,11 @@ class ConnectionPool:
     def __init__(self, connect: Connect, connections_max: int):
         self._connect, self._connections_max = connect, connections_max
         self._pooled: list[_Pooled] = []
+        self._kept: dict[_SharedGraph, tuple[_Pooled, str]] = {}
+        """The leases that are kept without a request, with their connections and models."""
+        self._keeping = anyio.Event()
+        """Set while there are some."""
+        self._is_running = False
 
     @asynccontextmanager
     async def lease(self, caller: Caller, requests: int = 1) -> AsyncIterator[AsyncClient]:
@@ -91,6 +122,52 @@ class ConnectionPool:
 
         :raises InferdError: `lease` fails, or the model cannot be loaded.
         """
+        async with self._lease_shared(caller, model, timeout, requests) as (client, shared):
+            yield client, shared.graph
+
+    @asynccontextmanager
+    async def lease_context(
+        self,
+        caller: Caller,
+        model: str,
+        *,
+        priority: Priority,
+        queue_timeout: float,
+        is_new: bool = False,
+    ) -> AsyncIterator[tuple[AsyncClient, Context]]:
+        """Yield a context of a graph, in which one computation is made. It is kept for further
+        requests for `IDLE_S`, so that most of them take one call. With *is_new*, it was not kept.
+
+        :raises UnsupportedOperation: the model is a language model.
+        :raises InferdError: `lease_graph` fails, or the context cannot be opened.
+        """
+        async with self._lease_shared(caller, model, None, 1) as (client, shared):
+            if not shared.graph.tensors:
+                raise UnsupportedOperation(
+                    f"{model[:100]!r} is a language model, which computes no tensors",
+                    hint="use the paths for chats, completions and embeddings",
+                )
+            unused = shared.contexts.setdefault(priority, [])
+            if unused and not is_new:
+                context = unused.pop()
+            else:
+                context = await client.init_execution_context(
+                    shared.graph, priority=priority, queue_timeout=queue_timeout
+                )
+            try:
+                yield client, context
+            except BaseException:
+                await _finalize(client, context)  # it may still compute
+                raise
+            if len(unused) < CONTEXTS_MAX and self._is_running:
+                unused.append(context)
+            else:
+                await _finalize(client, context)
+
+    @asynccontextmanager
+    async def _lease_shared(
+        self, caller: Caller, model: str, timeout: float | None, requests: int
+    ) -> AsyncIterator[tuple[AsyncClient, _SharedGraph]]:
         async with self._lease(caller, requests) as pooled:
             client = pooled.client
             shared = pooled.graphs.get(model)
@@ -98,14 +175,55 @@ class ConnectionPool:
                 graph = await client.load_by_name(model, timeout=timeout)
                 shared = pooled.graphs[model] = _SharedGraph(graph, client)
             shared.users += 1
+            shared.idle_since = None
+            self._kept.pop(shared, None)
             try:
-                yield client, shared.graph
+                yield client, shared
             finally:
                 shared.users -= 1
                 if not shared.users:
-                    if pooled.graphs.get(model) is shared:
-                        del pooled.graphs[model]
-                    await _unload(client, shared.graph)
+                    await self._end_use(pooled, model, shared)
+
+    async def _end_use(self, pooled: _Pooled, model: str, shared: _SharedGraph) -> None:
+        """Keep a lease whose last request has ended, or end it."""
+        now, is_latest = time.monotonic(), pooled.graphs.get(model) is shared
+        if is_latest and self._is_running and shared.may_stay(pooled.client, now):
+            shared.idle_since = now
+            self._kept[shared] = pooled, model
+            self._keeping.set()
+            return
+        if is_latest:
+            del pooled.graphs[model]
+        await _unload(pooled.client, shared)
+
+    async def run(self) -> None:
+        """End the leases that are kept for too long, until cancelled. Without it none is kept."""
+        self._is_running = True
+        try:
+            while True:
+                await self._keeping.wait()
+                while self._kept:
+                    await anyio.sleep(IDLE_S)
+                    await self._end_kept(self._is_outdated)
+                self._keeping = anyio.Event()
+        finally:
+            self._is_running = False
+
+    async def end_kept(self) -> None:
+        """End the leases that are kept without a request, which would count as a use of models."""
+        await self._end_kept(lambda _: True)
+
+    def _is_outdated(self, shared: _SharedGraph) -> bool:
+        return not shared.may_stay(self._kept[shared][0].client, time.monotonic())
+
+    async def _end_kept(self, is_ended: Callable[[_SharedGraph], bool]) -> None:
+        found = [(s, *place) for s, place in self._kept.items() if is_ended(s)]
+        for shared, pooled, model in found:  # before the first wait: no request may use it
+            del self._kept[shared]
+            if pooled.graphs.get(model) is shared:
+                del pooled.graphs[model]
+        for shared, pooled, _ in found:
+            await _unload(pooled.client, shared)
 
     def _take_places(self, user: DaemonUser, requests: int) -> tuple[_Pooled, AsyncClient | None]:
         """Return a connection, and a client to close, if any. Nothing is awaited between the choice
@@ -159,10 +277,18 @@ class ConnectionPool:
             await _close(self._pooled.pop().client)
 
 
-async def _unload(client: AsyncClient, graph: Graph) -> None:
+async def _unload(client: AsyncClient, shared: _SharedGraph) -> None:
+    if shared.is_connected(client):
+        with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
+            for context in chain.from_iterable(shared.contexts.values()):
+                await client.finalize_execution_context(context)
+            await client.unload(shared.graph, keep=True)
+
+
+async def _finalize(client: AsyncClient, context: Context) -> None:
     if client.connected:
         with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
-            await client.unload(graph, keep=True)
+            await client.finalize_execution_context(context)
 
 
 async def _close(client: AsyncClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ from ....backends.errors import (
     InvalidArgument,
     ModelNotFound,
     NotFound,
+    SessionExpired,
     Timeout,
     TooLarge,
-    UnsupportedOperation,
 )
 from ....backends.media import media_parts
 from ....ipc.client import Answer as ClientAnswer
@@ -42,7 +42,7 @@ from ....ipc.client import (
 from ....ipc.names import Priority
 from ....ipc.superseding import SUPERSEDED, NewestRequests
 from ..callers import Caller, Quotas
-from ..limits import CLOSE_S_MAX, MEDIA_BYTES_MAX, Limits
+from ..limits import MEDIA_BYTES_MAX, Limits
 from ..media import in_sealed_memory
 from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
 from .inferences import InferenceCounts
@@ -344,7 +344,7 @@ class TurnRunner:
         priority: Priority,
         timeout_s: float,
     ) -> list[tuple[str, Tensor]]:
-        """Return the outputs of a graph, and count the computation. Within *timeout_s* the model is
+        """Return the outputs of a graph, and count a failure. Within *timeout_s* the model is
         loaded, too.
 
         :raises InferdError: the request was refused or failed.
@@ -361,29 +361,31 @@ class TurnRunner:
             if not isinstance(exc, ModelNotFound):
                 self.inferences.count_failure(model, time.monotonic() - began)
             raise
-        self.inferences.count_success(model, time.monotonic() - began)
         return outputs
 
     async def _compute_tensors(
         self, caller: Caller, model: str, inputs: Sequence[tuple[str, Tensor]], priority: Priority
     ) -> list[tuple[str, Tensor]]:
+        try:
+            return await self._compute_in_context(caller, model, inputs, priority)
+        except SessionExpired:  # the context was kept for too long
+            return await self._compute_in_context(caller, model, inputs, priority, is_new=True)
+
+    async def _compute_in_context(
+        self,
+        caller: Caller,
+        model: str,
+        inputs: Sequence[tuple[str, Tensor]],
+        priority: Priority,
+        *,
+        is_new: bool = False,
+    ) -> list[tuple[str, Tensor]]:
         queue_s = self._limits.queue_s_max
-        async with self.lease_graph(caller, model) as (client, graph):
-            if not graph.tensors:
-                raise UnsupportedOperation(
-                    f"{model[:100]!r} is a language model, which computes no tensors",
-                    hint="use the paths for chats, completions and embeddings",
-                )
-            context = await client.init_execution_context(
-                graph, priority=priority, queue_timeout=queue_s
-            )
-            try:
-                result = await client.compute(
-                    context, inputs, priority=priority, queue_timeout=queue_s
-                )
-            finally:
-                with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
-                    await client.finalize_execution_context(context)
+        lease = self.pool.lease_context(
+            caller, model, priority=priority, queue_timeout=queue_s, is_new=is_new
+        )
+        async with lease as (client, context):
+            result = await client.compute(context, inputs, priority=priority, queue_timeout=queue_s)
         return result.outputs
 
     async def render_prompt(

@@ -28,12 +28,15 @@ from inferd.gateways.http.exchange import Endpoint
 from inferd.gateways.http.limits import TENSORS_BYTES_MAX, Limits
 from inferd.gateways.http.open_inference import OPEN_INFERENCE, tensors
 from inferd.gateways.http.open_inference.bodies import JSON_BYTES_MAX
+from inferd.gateways.http.open_inference.models import statistics_of
 from inferd.gateways.http.open_inference.tensors import DATATYPES
+from inferd.gateways.http.turns.inferences import FailureCounts
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 from tests.models import magika
 from tests.onnx_graphs import affine, identity, loop, write_graphs
+from tests.waiting import wait_until
 
 LENGTH = "Inference-Header-Content-Length"
 TYPES = {kind: name for name, kind in DATATYPES.items()}
@@ -221,22 +224,68 @@ def test_tritons_client_sends_requests_without_waiting(http: RunningGateway) -> 
         assert [each.get_result().as_numpy("y").tolist() for each in requests] == [[[12, 24]]] * 8
 
 
-def test_statistics_count_the_inferences_of_this_gateway(daemon: RunningDaemon) -> None:
+def test_statistics_count_the_inferences_of_all_clients(daemon: RunningDaemon) -> None:
     with (
         gateway(daemon) as running,
         triton.InferenceServerClient(running.address) as client,
+        Client(daemon.socket) as local,
+        local.graph("affine") as graph,
     ):
+        [before] = client.get_inference_statistics("affine")["model_stats"]
         for _ in range(3):
             client.infer("affine", pair())
+        graph.run({"a": [[1, 2]], "b": [[1, 2]]})
         with pytest.raises(InferenceServerException):
             client.infer("affine", pair()[:1])
         [found] = client.get_inference_statistics("affine")["model_stats"]
-        counts = found["inference_stats"]
-        assert (found["inference_count"], found["last_inference"] > 0) == (3, True)
-        assert (counts["success"]["count"], counts["fail"]["count"]) == (3, 1)
-        assert counts["success"]["ns"] > 0
+        assert found["last_inference"] > max(0, before["last_inference"] - 1)
+        assert found["inference_count"] == before["inference_count"] + 4
+        counts, times = found["inference_stats"], before["inference_stats"]
+        for part in ("success", "queue", "compute_infer"):
+            assert counts[part]["count"] == times[part]["count"] + 4
+            assert counts[part]["ns"] > times[part]["ns"]
+        assert counts["fail"]["count"] == 1 and counts["fail"]["ns"] > 0
+        assert counts["success"]["ns"] == counts["queue"]["ns"] + counts["compute_infer"]["ns"]
+        sizes = {one["batch_size"]: one["compute_infer"] for one in found["batch_stats"]}
+        assert sum(size * one["count"] for size, one in sizes.items()) == found["inference_count"]
+        assert sum(one["count"] for one in sizes.values()) == found["execution_count"]
         every = client.get_inference_statistics()["model_stats"]
         assert {one["name"] for one in every} >= {"affine", "magika"}
+
+
+def test_the_gateways_own_statistics_have_graphs(client: Any, web: httpx.Client) -> None:
+    client.infer("affine", pair())
+    models = {one["model"]: one for one in web.get("/v1/inferd/statistics").json()["data"]}
+    shown = models["affine"]
+    assert [shown[name] for name in ("generated_tokens", "running", "parked")] == [0, 0, 0]
+
+
+def test_statistics_add_the_engines_of_a_fleet() -> None:
+    engines: dict[str, dict[str, Any]] = {
+        "m@a": {
+            "computed": 5,
+            "queue_us": 7,
+            "computed_at": 2.0,
+            "batches": [[1, 1, 10], [4, 1, 20]],
+        },
+        "m@b": {"computed": 4, "queue_us": 3, "computed_at": 3.0, "batches": [[4, 1, 30]]},
+        "n@b": {"computed": 1, "queue_us": 1, "computed_at": 4.0, "batches": [[1, 1, 1]]},
+        "text@b": {"generated": 3},
+    }
+    found = statistics_of("m", engines, FailureCounts())
+    assert (found["inference_count"], found["execution_count"], found["last_inference"]) == (
+        *(9, 3, 3000),
+    )
+    counts = found["inference_stats"]
+    assert counts["queue"] == {"count": 9, "ns": 10_000}
+    assert counts["compute_infer"] == {"count": 9, "ns": 210_000}
+    assert [one["batch_size"] for one in found["batch_stats"]] == [1, 4]
+    assert found["batch_stats"][1]["compute_infer"] == {"count": 2, "ns": 50_000}
+    assert statistics_of("text", engines, FailureCounts())["inference_count"] == 0
+
+
+def leases(client: Client, model: str) -> int:
+    return next(info["leases"] for info in client.models() if info["name"] == model)
 
 
 def test_operators_load_and_unload(
@@ -251,6 +300,9 @@ def test_operators_load_and_unload(
         client.load_model("affine", headers=olga)
         index = {one["name"]: one for one in client.get_model_repository_index(headers=olga)}
         assert index["affine"]["state"] == "READY"
+        wait_until(lambda: not leases(local, "affine"))  # another gateway keeps one for a moment
+        client.infer("affine", pair(), headers=olga)
+        assert leases(local, "affine") == 1, "this one keeps one, too"
         client.unload_model("affine", headers=olga)
         assert local.show("affine")["info"] is None
         cases: list[tuple[dict[str, str], Callable[[Any], object], str]] = [
@@ -494,7 +546,7 @@ def test_requests_end_in_time_and_when_their_client_leaves(
     thread.join()
     assert client.infer("loop", small).as_numpy("y").tolist() == [1]
     with Client(daemon.socket) as local:
-        assert [one for one in local.sessions() if one["model"] == "loop"] == []
+        wait_until(lambda: not [one for one in local.sessions() if one["model"] == "loop"])
 
 
 @pytest.mark.parametrize(

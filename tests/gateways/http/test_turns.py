@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from inferd import AsyncClient, Piece, QueueEvent
+from inferd import AsyncClient, Piece, QueueEvent, Tensor
 from inferd.backends.errors import ConnectionLost, QuotaExceeded, Timeout
 from inferd.gateways.http.callers import Caller
 from inferd.gateways.http.limits import Limits
 from inferd.gateways.http.turns import Answer, ConnectionPool, TurnRequest, TurnRunner, pool
 from inferd.gateways.http.turns.answers import TurnProgress
-from inferd.testing import RunningDaemon
+from inferd.ipc.names import Priority
+from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 
 pytestmark = pytest.mark.asyncio
@@ -168,3 +170,96 @@ async def test_all_whole_answers_of_a_request_end_their_reasoning(daemon: Runnin
     assert [len(answer.reasoning) < 100 for answer in found] == [True] * 3
     assert [answer.text[-11:] for answer in found] == ["The answer."] * 3
     assert all(answer.metadata["reasoning_tokens"] < 100 for answer in found)
+
+
+TENSOR = Tensor(data=bytes(8), dimensions=[2], type="fp32")
+
+
+@asynccontextmanager
+async def keeping(runner: TurnRunner) -> AsyncIterator[None]:
+    """Keep leases on graphs for a while."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(runner.pool.run)
+        await anyio.lowlevel.checkpoint()
+        yield
+        group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def context_of(runner: TurnRunner, priority: Priority = "normal") -> AsyncIterator[int]:
+    """Yield the context of a computation."""
+    lease = runner.pool.lease_context(Caller(), "echo", priority=priority, queue_timeout=60)
+    async with lease as (client, context):
+        await client.compute(context, {"x": TENSOR})
+        yield context
+
+
+async def has_no_lease(daemon: RunningDaemon) -> bool:
+    return await leases(daemon) == 0
+
+
+async def has_expired(client: AsyncClient) -> bool:
+    return bool((await client.stats())["sessions_expired"])
+
+
+async def wait_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(60):
+        for _ in count():
+            if await condition():
+                return
+            await anyio.sleep(0.01)
+
+
+async def test_a_context_is_kept_for_the_next_computation_for_a_while(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with runner_of(daemon) as runner:
+        async with context_of(runner) as first:
+            pass
+        assert await leases(daemon) == 0, "nothing would end it"
+        async with keeping(runner):
+            async with context_of(runner) as second, context_of(runner) as other:
+                assert len({first, second, other}) == 3
+            async with context_of(runner) as third, context_of(runner, "low") as low:
+                assert third in (second, other) and await leases(daemon) == 1
+                assert low not in (second, other)
+            await runner.pool.end_kept()
+            assert await leases(daemon) == 0
+            monkeypatch.setattr(pool, "IDLE_S", 0.01)
+            async with context_of(runner) as last:
+                assert last not in (second, other)
+            await wait_true(lambda: has_no_lease(daemon))
+
+
+async def test_a_context_is_not_used_again_after_an_error(daemon: RunningDaemon) -> None:
+    async with runner_of(daemon) as runner, keeping(runner):
+        with pytest.raises(ConnectionAbortedError):
+            async with context_of(runner) as first:
+                raise ConnectionAbortedError
+        async with context_of(runner) as second:
+            assert second != first
+
+
+async def test_at_most_some_contexts_are_kept(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "CONTEXTS_MAX", 1)
+    async with runner_of(daemon) as runner, keeping(runner):
+        async with context_of(runner) as first, context_of(runner) as second:
+            pass
+        async with context_of(runner) as third, context_of(runner) as fourth:
+            assert third == second and fourth not in (first, second)
+
+
+async def test_a_context_that_has_expired_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_S", 600.0)
+    monkeypatch.setattr(pool, "SHARED_S", 600.0)
+    config = "[daemon]\nidle-timeout-ms = 20\n" + CONFIG
+    async with running_daemon(config) as own, runner_of(own) as runner, keeping(runner):
+        async with AsyncClient(own.socket) as client:
+            async with context_of(runner):
+                pass
+            await wait_true(lambda: has_expired(client))
+        inputs = [("x", TENSOR)]
+        outputs = await runner.compute_tensors(Caller(), "echo", inputs, "normal", 60)
+        assert outputs[0][1].data == TENSOR.data
