@@ -183,8 +183,7 @@ class ManagedModel:
         try:
             while True:
                 worker = await self._start_worker()
-                if not worker.loaded.is_set():  # a wait for a set event takes an iteration
-                    await worker.loaded.wait()
+                await worker.loaded.wait()
                 if worker.error is None:
                     return worker
                 if worker.error.data.get("cause") != "died":

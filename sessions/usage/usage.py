@@ -45,7 +45,7 @@ USAGE_DAYS_MAX = 62
 """Days of a user whose sums are kept in memory: those of this month and of the previous one."""
 USAGE_USERS_MAX = 8192
 """Users, and keys of users, whose sums are kept in memory."""
-COMPUTATIONS_MAX = 256
+_COMPUTATIONS_MAX = 256
 """The owners, keys and models whose computations are counted apart from the rows."""
 PROGRESS_S = 1.0
 """While turns are under way, their usage so far is written after this time."""
@@ -242,7 +242,7 @@ class Usage:
         amounts = counted.setdefault((self.hour, owner, key, self._model_name(model)), [0, 0])
         amounts[0] += 1
         amounts[1] += round(seconds * 1e6)
-        if len(counted) > COMPUTATIONS_MAX:
+        if len(counted) > _COMPUTATIONS_MAX:
             self._add_computations()
         self._changed.set()
 
