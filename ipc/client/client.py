@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
+from ...backends import ENGINES, format_of_file
+from ...backends.errors import LoadFailed
 from ...backends.gguf import PART
 from ...backends.graph_files import weights_of
 from .. import messages as w
@@ -38,6 +41,9 @@ from .turn_settings import (
 from .wasi_calls import ProgressCallback
 
 T = TypeVar("T")
+
+_PASSED_FILE = re.compile(r"descriptor-[0-9a-f]+|/proc/self/fd/\d+")
+"""The names by which the daemon knows a file whose descriptor it got."""
 
 
 class AsyncClient(AsyncReranking):
@@ -90,12 +96,16 @@ class AsyncClient(AsyncReranking):
                 opened.append(await open_file(self._driver.run_in_thread, weights))
             return await self.load(
                 builders,
+                _encoding_of(path),
                 target=target,
                 fd=opened[0],
                 weights_fd=opened[1] if weights else None,
                 on_progress=on_progress,
                 timeout=timeout,
             )
+        except LoadFailed as exc:
+            exc.message = _PASSED_FILE.sub(lambda _: os.path.basename(path), exc.message)
+            raise
         finally:
             for fd in opened:
                 os.close(fd)
@@ -342,3 +352,9 @@ class AsyncClient(AsyncReranking):
             on_prompt=settings.on_prompt,
         )
         return AsyncStream(turn)
+
+
+def _encoding_of(path: str | os.PathLike[str]) -> str:
+    """Return the encoding of a graph by its file's name, which a damaged file does not tell."""
+    one = format_of_file(os.path.basename(path))
+    return one.encoding if ENGINES[one.backends[0]].graphs else "autodetect"

@@ -90,6 +90,13 @@ def test_the_users_own_graph_is_computed(daemon: RunningDaemon, tmp_path: Path) 
     assert found.endswith("7 8\n")
 
 
+def test_a_damaged_file_of_ones_own_is_named(daemon: RunningDaemon, tmp_path: Path) -> None:
+    for name in ("mine.onnx", "mine.tflite", "mine.xml"):
+        (tmp_path / name).write_bytes(b"\x93damaged" * 100)
+        text = refusal(daemon, str(tmp_path / name), "--input", "x=1")
+        assert name in text and "GGUF" not in text
+
+
 def test_scalars_and_truth_values(daemon: RunningDaemon) -> None:
     found = document(
         inferd(
