@@ -68,6 +68,11 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 NamedTensor: TypeAlias = tuple[str, Tensor]
 
 
+def bytes_of_shape(kind: int, dimensions: Sequence[int]) -> int:
+    """Return the bytes of a tensor with these dimensions and this number of its type."""
+    return math.prod(dimensions) * _ELEMENT_BYTES.get(kind, 0)
+
+
 class TensorInfo(msgspec.Struct, frozen=True):
     """An input or output of a model: its name, the name of its type, and its dimensions.
 
@@ -113,7 +118,7 @@ def match_inputs(
     """
     found: dict[str, Tensor] = {}
     for name, tensor in given:
-        info = _find_input(declared, name)
+        info = find_input(declared, name)
         if info.name in found:
             raise InvalidArgument(f"the input {info} is given twice", hint="send each input once")
         found[info.name] = _fitting(info, tensor)
@@ -146,7 +151,11 @@ def check_index(declared: Sequence[TensorInfo], index: int, tensor: Tensor) -> N
     _fitting(declared[index], tensor)
 
 
-def _find_input(declared: Sequence[TensorInfo], name: str) -> TensorInfo:
+def find_input(declared: Sequence[TensorInfo], name: str) -> TensorInfo:
+    """Return the input of a name or an index.
+
+    :raises InvalidArgument: there is none.
+    """
     for info in declared:
         if info.name == name:
             return info

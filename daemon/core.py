@@ -58,6 +58,7 @@ from ..sessions import (
 from ..sessions.media_store import MediaLimits, MediaStore
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX
 from .access.connections import Connections
+from .buffers import BufferLimits, Buffers
 from .components import Components
 from .config.settings import Config
 from .copy_streams import CopyStreams
@@ -151,6 +152,7 @@ class Daemon:
         self.ledger.turn_listeners += [self.counters, self.usage]
         self.graphs = GraphTable(self.new_handle, self.ledger.kept_bytes)
         self.kept_tensors = KeptTensors(self.new_handle)
+        self.buffers = Buffers(self.new_handle, self._unmap_buffer)
         self.request_bytes = RequestBytes()
         self.request_bytes.on_freed = FreedMemory().note_freed
         machine = machine or MachineMemory()
@@ -251,6 +253,11 @@ class Daemon:
             user_max=config.kept_tensors_user_max,
             user_bytes_max=config.kept_tensor_bytes_user_max,
             bytes_max=config.kept_tensor_bytes_max,
+        )
+        self.buffers.limits = BufferLimits(
+            user_max=config.buffers_user_max,
+            user_bytes_max=config.buffer_bytes_user_max,
+            bytes_max=config.buffer_bytes_max,
         )
         self.usage.days_max = config.usage_days
         self.media_store.limits = MediaLimits(
@@ -419,6 +426,7 @@ class Daemon:
         self._unflushed.discard(connection)
         self.sessions.close_connection(connection)
         self.kept_tensors.close_connection(connection)
+        self.buffers.close_connection(connection)
         self.graphs.close_graphs(connection)
         self.copies.remove_connection(connection)
         for transfers in (self.model_exports, self.model_imports):
@@ -448,6 +456,10 @@ class Daemon:
         for connection in self._unflushed:
             connection.flush()
         self._unflushed.clear()
+
+    def _unmap_buffer(self, buffer: int) -> None:
+        for worker in self.registry.catalog.ready_workers():
+            worker.client.unmap_buffer(buffer)
 
     # Handles.
 

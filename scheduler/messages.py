@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -417,6 +417,45 @@ class MediaFailed(Message):
     scope: int = -1
 
 
+class BufferPart(NamedTuple):
+    """The input or output *name* is the part of a client's buffer from *offset* on."""
+
+    name: str
+    buffer: int
+    offset: int
+    length: int
+
+
+class BufferUse(NamedTuple):
+    """The parts of clients' buffers that a computation reads (*parts*) and writes (*places*).
+    *buffers* are by handle their sizes and functions that return a new descriptor of them.
+    """
+
+    parts: Sequence[BufferPart] = ()
+    places: Sequence[BufferPart] = ()
+    buffers: Mapping[int, tuple[int, Callable[[], int]]] = {}
+
+
+NO_BUFFERS = BufferUse()
+
+
+class MapBuffer(Message):
+    """Map a client's buffer: shared memory of a fixed *size*. A descriptor of it is sent beside the
+    frame. Not answered: a computation that needs it fails if that is not possible.
+    """
+
+    buffer: int
+    size: int
+    fd: int = -1
+    """The descriptor, which the worker's end of the link fills in."""
+
+
+class UnmapBuffer(Message):
+    """Unmap a buffer that was freed, after the computations that use it. Not answered."""
+
+    buffer: int
+
+
 class ComputedTensors(NamedTuple):
     """The outputs of a tensor model, and the seconds that computing them took."""
 
@@ -427,13 +466,17 @@ class ComputedTensors(NamedTuple):
 class ComputeTensors(RequestMessage):
     """Compute the outputs of a tensor model: `ComputedTensors`. The computation must begin within
     *wait_s* seconds, if that is not 0. A graph computes it *alone*, beside no other one, if it may
-    have crashed the previous process.
+    have crashed the previous process. The bytes of inputs that are among *parts* are in buffers,
+    and outputs that are among *places* are written to them: `MapBuffer` has preceded for each
+    buffer.
     """
 
     inputs: list[NamedTensor]
     requester: Requester = NOBODY
     wait_s: float = 0.0
     alone: bool = False
+    parts: list[BufferPart] = []
+    places: list[BufferPart] = []
 
 
 class RankPrompt(RequestMessage):
@@ -605,6 +648,8 @@ Command = (
     | RankPrompt
     | ChatPrompt
     | ComputeTensors
+    | MapBuffer
+    | UnmapBuffer
     | MediaReady
     | MediaFailed
     | DropInput

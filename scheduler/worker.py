@@ -149,7 +149,7 @@ class SocketLink:
         for frame in self._frames.read_frames(data):
             received = self._decoder.decode(frame)
             for command in received:
-                if isinstance(command, m.MediaReady):
+                if isinstance(command, m.MediaReady | m.MapBuffer):
                     command.fd = self.descriptors.pop(0) if self.descriptors else -1
             commands.extend(received)
         if not self._frames.pending and not any(isinstance(c, m.LoadModel) for c in commands):

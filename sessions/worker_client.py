@@ -176,9 +176,11 @@ class WorkerClient(TaskClient, Protocol):
         wait_s: float = 0.0,
         *,
         alone: bool = False,
+        use: m.BufferUse = m.NO_BUFFERS,
     ) -> m.ComputedTensors:
         """Return the outputs that a tensor model computes of *inputs*, which are queued by the
-        *requester*'s class, and the time that it took. *alone* is as in `ComputeTensors`.
+        *requester*'s class, and the time that it took. *alone* is as in `ComputeTensors`;
+        *use* are the parts of buffers that it reads and writes.
 
         :raises UnsupportedOperation: the model computes no tensors.
         :raises Timeout: the computation did not begin within *wait_s* seconds, if that is not 0.

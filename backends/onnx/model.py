@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import cast
 
 import numpy as np
 import onnxruntime
@@ -37,6 +38,8 @@ PROVIDER = "CPUExecutionProvider"
 """By name, because the package also has a provider that sends tensors to remote endpoints."""
 _AS_REQUESTED = 1
 """kSameAsRequested."""
+VIEW_BYTES_MIN = 1 << 20
+"""Outputs of this size or more are not copied: the pages of a copy take longer than its bytes."""
 _SILENT = 4
 """The log level of fatal errors: the engine also raises what it logs."""
 _ELEMENT_NUMBERS = {name: number for number, name in ELEMENT_TYPES.items()}
@@ -169,8 +172,18 @@ def _tensor(value: onnxruntime.OrtValue) -> Tensor:
         raise BackendError(f"an output has elements of {kind or 'an unknown type'}")
     size = value.tensor_size_in_bytes()
     # Not by NumPy, which has no bfloat16.
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    if size >= VIEW_BYTES_MIN:
+        data = cast(bytes, _view(value, size))
+    else:
+        data = ctypes.string_at(value.data_ptr(), size) if size else b""
     return Tensor(data, tuple(value.shape()), TYPE_NUMBERS[kind])
+
+
+def _view(value: onnxruntime.OrtValue, size: int) -> memoryview:
+    """Return the bytes of *value* in place; the view keeps the value."""
+    memory = (ctypes.c_ubyte * size).from_address(value.data_ptr())
+    memory.owner = value  # type: ignore[attr-defined]  # of this object alone
+    return np.frombuffer(memoryview(memory), np.uint8).data
 
 
 def _run_error(exc: Exception) -> InferdError:

@@ -13,6 +13,7 @@ from ...ipc.messages import CALLS
 from ..core import BeginTable, CallTable, ImmediateCallTable
 from . import (
     between_daemons,
+    buffers,
     contexts,
     jobs,
     media,
@@ -30,6 +31,7 @@ __all__ = ("ALL_CALLS", "CALLS_WITHOUT_TASK", "IMMEDIATE_CALLS")
 _MODULES = (
     models,
     contexts,
+    buffers,
     turns,
     texts,
     session_operations,

@@ -102,6 +102,11 @@ async def tensor_bytes(request: Request, tensor: Tensor) -> bytes:
     :raises Busy: the user's requests in flight hold too many bytes.
     """
     tensor_type(tensor)
+    if tensor.kept or tensor.buffer:
+        raise InvalidArgument(
+            "only a graph's inputs are in buffers, or have stayed in the daemon",
+            hint="send the bytes of the tensor",
+        )
     if tensor.fd < 0:
         return tensor.data
     data = await request.connection.user.run(_read_descriptor, tensor.fd)

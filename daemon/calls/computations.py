@@ -45,7 +45,7 @@ def begin_compute(daemon: Daemon, request: Request, end: Callable[[Finish], None
     p: w.ComputeParams = request.params
     if p.inputs is None or request.descriptors or daemon.draining:
         return False
-    if p.keep or p.free or any(tensor.kept for _, tensor in p.inputs):
+    if p.keep or p.free or p.outputs or any(one.kept or one.buffer for _, one in p.inputs):
         return False
     try:
         session = daemon.session(request)

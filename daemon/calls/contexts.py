@@ -32,6 +32,7 @@ from .session_operations import find_state
 from .tensors import (
     ENDED,
     are_tensors,
+    buffer_use,
     check_keep,
     compute_kept,
     compute_named,
@@ -41,6 +42,7 @@ from .tensors import (
     is_graph,
     is_tensor,
     prompt_number,
+    read_input,
     read_tensor,
     set_tensor,
     text_output,
@@ -232,12 +234,10 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
         await compute_kept(daemon, request, session)
         return w.ComputeResult()
     kept = find_kept(daemon, request, session, [tensor for _, tensor in p.inputs or ()])
-    inputs = [
-        (name, kept[one.kept].tensor if one.kept else await read_tensor(request, one))
-        for name, one in p.inputs or ()
-    ]
+    inputs = [(name, await read_input(request, one, kept)) for name, one in p.inputs or ()]
+    use = buffer_use(daemon, request, session)
     if p.inputs is not None and await are_tensors(session, inputs):
-        outputs = await compute_named(daemon, request, session, inputs, kept.values())
+        outputs = await compute_named(daemon, request, session, inputs, kept.values(), use)
         return w.ComputeResult(outputs=outputs, metadata=session.metadata())
     number = prompt_number(inputs)
     prompt = None if number is None else inputs[number][1].data

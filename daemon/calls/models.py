@@ -415,10 +415,11 @@ async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
 
 
 async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
-    """Close the connection's sessions, tensors and graphs."""
+    """Close the connection's sessions, tensors, buffers and graphs."""
     for session in daemon.sessions.live.sessions_of(request.connection):
         await daemon.sessions.close_session(session)
     daemon.kept_tensors.close_connection(request.connection)
+    daemon.buffers.close_connection(request.connection)
     daemon.graphs.close_graphs(request.connection)
     return w.Empty()
 

@@ -22,8 +22,10 @@ from ...backends.errors import (
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
 from ...ipc.server.request_bytes import COPIES
+from ...scheduler import messages as m
 from ...scheduler.messages import ComputedTensors
 from ...sessions import Session, WorkerClient
+from ..buffers import Buffer
 from ..core import Daemon
 from ..kept_tensors import KeptTensor
 from ..models.registry import Lease
@@ -46,6 +48,17 @@ async def read_tensor(request: Request, tensor: w.Tensor) -> t.Tensor:
     return t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
 
 
+async def read_input(
+    request: Request, tensor: w.Tensor, kept: Mapping[int, KeptTensor]
+) -> t.Tensor:
+    """Return a named input, which may be one of those *kept*. One in a buffer is left there."""
+    if tensor.kept:
+        return kept[tensor.kept].tensor
+    if tensor.buffer:
+        return t.Tensor(b"", tuple(tensor.dimensions), tensor_type(tensor))
+    return await read_tensor(request, tensor)
+
+
 def find_kept(
     daemon: Daemon, request: Request, session: Session, tensors: Iterable[w.Tensor]
 ) -> dict[int, KeptTensor]:
@@ -63,6 +76,34 @@ def find_kept(
         size = sum(len(found[one].tensor.data) for one in handles)
         request.charge.grow(COPIES * size)
     return found
+
+
+def buffer_use(daemon: Daemon, request: Request, session: Session) -> m.BufferUse:
+    """Return the parts of buffers that a call names, for its inputs and outputs.
+
+    :raises NotFound: the connection has no such buffer.
+    :raises InvalidArgument: a part is not within its buffer, or the call is not for a graph.
+    """
+    p: w.ComputeParams = request.params
+    given = [(name, one) for name, one in p.inputs or () if one.buffer]
+    if not given and not p.outputs:
+        return m.NO_BUFFERS
+    if p.inputs is None or not is_graph(session):
+        raise InvalidArgument(
+            "only a graph's named inputs and outputs are in buffers",
+            hint="send the bytes of the tensors, or the graph's inputs by their names",
+        )
+    parts = [m.BufferPart(name, one.buffer, one.offset, one.length) for name, one in given]
+    places = [m.BufferPart(*place) for place in p.outputs]
+    found: dict[int, Buffer] = {}
+    for part in (*parts, *places):
+        buffer = found.get(part.buffer)
+        if buffer is None:
+            buffer = daemon.buffers.get_buffer(request.connection, part.buffer)
+            found[part.buffer] = buffer
+        buffer.check_part(part.offset, part.length)
+    buffers = {handle: (one.size, one.new_descriptor) for handle, one in found.items()}
+    return m.BufferUse(parts, places, buffers)
 
 
 def check_keep(session: Session, p: w.ComputeParams) -> None:
@@ -206,14 +247,15 @@ async def compute_named(
     session: Session,
     inputs: Sequence[t.NamedTensor],
     kept: Collection[KeptTensor] = (),
+    use: m.BufferUse = m.NO_BUFFERS,
 ) -> list[tuple[str, w.Tensor]]:
     """Return the outputs of *inputs*, some of which were *kept*, as `spelled_outputs` does. Outputs
-    that the call names stay in the daemon.
+    that the call names stay in the daemon, or are in buffers (*use*).
     """
     p: w.ComputeParams = request.params
-    if p.keep:
+    if p.keep or use.places:
         await _check_names(daemon, request, session)
-    outputs, fingerprint = await _compute(daemon, request, session, inputs, kept)
+    outputs, fingerprint = await _compute(daemon, request, session, inputs, kept, use)
     staying = _keep_outputs(daemon, request, session, outputs, fingerprint) if p.keep else {}
     try:
         charge_outputs(request, [one for one in outputs if one[0] not in staying])
@@ -229,15 +271,16 @@ def spelled_outputs(
     outputs: Sequence[t.NamedTensor],
     staying: Mapping[str, int],
 ) -> list[tuple[str, w.Tensor]]:
-    """Return *outputs* of *inputs* for the client, those *staying* in the daemon by their handles.
-    The type of an output is spelled as that of the input with its name and type.
+    """Return *outputs* of *inputs* for the client, those *staying* in the daemon by their handles,
+    those in buffers by their places. The type of an output is spelled as that of the input with
+    its name and type.
     """
     spelled = {
         (name, tensor.type): given.type
         for (name, tensor), (_, given) in zip(inputs, p.inputs or (), strict=True)
         if not given.kept
     }
-    return [
+    results = [
         (
             name,
             w.Tensor(
@@ -249,22 +292,34 @@ def spelled_outputs(
         )
         for name, tensor in outputs
     ]
+    for place, buffer, offset, _ in p.outputs:
+        for (name, result), (_, tensor) in zip(results, outputs, strict=True):
+            if name == place:
+                result.buffer, result.offset = buffer, offset
+                result.length = t.bytes_of_shape(tensor.type, tensor.dimensions)
+    return results
 
 
 async def _check_names(daemon: Daemon, request: Request, session: Session) -> None:
-    """Check, before the computation, that the graph has the outputs that are to stay.
+    """Check, before the computation, that the graph has the outputs that the call names.
 
     :raises InvalidArgument: it lacks one.
     :raises QuotaExceeded: they are too many.
     """
-    names, declared = set(request.params.keep), (await info_of(session)).outputs
+    p, declared = request.params, (await info_of(session)).outputs
+    places = [name for name, *_ in p.outputs]
+    names = {*p.keep, *places}
+    if len(names) < len(p.keep) + len(places):
+        raise InvalidArgument(
+            "an output is named twice in `keep` and `outputs`", hint="name each output once"
+        )
     unknown = next((name for name in names if all(one.name != name for one in declared)), None)
     if unknown is not None:
         raise InvalidArgument(
             f"the model has no output {unknown[: t.NAME_CHARACTERS_MAX]!r}",
             hint=f"its outputs are {t.names_text(declared)}" if declared else "it has no outputs",
         )
-    daemon.kept_tensors.check_growth(request.owner.user, len(names))
+    daemon.kept_tensors.check_growth(request.owner.user, len(p.keep))
 
 
 def _keep_outputs(
@@ -295,10 +350,12 @@ async def _compute(
     session: Session,
     inputs: Sequence[t.NamedTensor],
     kept: Collection[KeptTensor] = (),
+    use: m.BufferUse = m.NO_BUFFERS,
 ) -> tuple[list[t.NamedTensor], str]:
     """Return the outputs of *inputs* in the call's time limits, and the fingerprint of the model.
-    *kept* are the inputs that had stayed in the daemon. After the death of a worker the
-    call is not repeated, because its inputs may be the cause; see `_compute_on_graph` for graphs.
+    *kept* are the inputs that had stayed in the daemon, *use* the parts of buffers. After
+    the death of a worker the call is not repeated, because its inputs may be the cause; see
+    `_compute_on_graph` for graphs.
 
     :raises SessionBusy: a turn or another computation is under way.
     :raises Timeout: a time limit has passed.
@@ -312,7 +369,7 @@ async def _compute(
             wait_s = seconds_of(p.queue_timeout_s)
             if is_graph(session):
                 computed, client = await _compute_on_graph(
-                    session, inputs, wait_s, kept, request.crash
+                    session, inputs, wait_s, kept, use, request.crash
                 )
             else:
                 client = await session.model.ready()
@@ -351,6 +408,7 @@ async def _compute_on_graph(
     inputs: Sequence[t.NamedTensor],
     wait_s: float,
     kept: Collection[KeptTensor],
+    use: m.BufferUse,
     crash: InferdError | None,
 ) -> tuple[ComputedTensors, WorkerClient]:
     """Compute with a graph, again if its worker dies, unless these inputs are known as the cause.
@@ -364,7 +422,9 @@ async def _compute_on_graph(
         for one in kept:
             one.check_file(client.info.fingerprint)
         try:
-            computed = await client.compute_tensors(session.requester, inputs, wait_s, alone=alone)
+            computed = await client.compute_tensors(
+                session.requester, inputs, wait_s, alone=alone, use=use
+            )
             return computed, client
         except WorkerCrashed as exc:
             deaths += 1

@@ -207,6 +207,8 @@ class ProcessClient:
         """Set once the model is loaded."""
         self.successor: Callable[[Mapping[int, TaskReader]], None] | None = None
         """Receives the tasks of a process that was ordered to quit; without it they fail."""
+        self._mapped: set[int] = set()
+        """The buffers that the process has mapped."""
         self.quitting = False
         """The process was ordered to quit."""
         self.death: Death | None = None
@@ -316,15 +318,21 @@ class ProcessClient:
         wait_s: float = 0.0,
         *,
         alone: bool = False,
+        use: m.BufferUse = m.NO_BUFFERS,
     ) -> m.ComputedTensors:
         """Return the outputs that a tensor model computes of *inputs*; see `WorkerClient`."""
         sent = list(inputs)
         command = partial(
             m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s, alone=alone
         )
+        text: object = sent
+        if use.buffers:
+            command = partial(command, parts=[*use.parts], places=[*use.places])
+            text = sent, use.parts  # their bytes are not known here
+            self._map_buffers(use)
         is_graph = ENGINES[self.spec.backend].graphs
         with self.computations.computing(requester) if is_graph else nullcontext():
-            computed = await self.query(command, sent, requester.owner.user)
+            computed = await self.query(command, text, requester.owner.user)
         self.tasks.made_progress = True
         return msgspec.convert(computed, m.ComputedTensors)
 
@@ -362,6 +370,23 @@ class ProcessClient:
         self.queries.receive_query(number, (user, sent), pass_on)
         self.send_command(command)
         return cancel
+
+    def _map_buffers(self, use: m.BufferUse) -> None:
+        """Let the process map the buffers that it has not mapped yet.
+
+        :raises NotFound: a buffer was freed.
+        """
+        for buffer, (size, new_descriptor) in use.buffers.items():
+            if buffer not in self._mapped:
+                descriptor = new_descriptor()
+                self._mapped.add(buffer)
+                self.send_command(m.MapBuffer(buffer, size), descriptor)
+
+    def unmap_buffer(self, buffer: int) -> None:
+        """Let the process unmap a buffer that was freed."""
+        if buffer in self._mapped:
+            self._mapped.remove(buffer)
+            self.send_command(m.UnmapBuffer(buffer))
 
     # KV states and memory.
 

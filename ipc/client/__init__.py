@@ -10,6 +10,7 @@ from ..messages import (
     PROTOCOL_VERSION,
     AddAdapterResult,
     AddModelResult,
+    BufferResult,
     ComputeResult,
     CopyModelResult,
     DrainResult,
@@ -35,6 +36,7 @@ from ..messages import (
 from ..names import Priority
 from ..paths import client_socket_path, daemon_socket_path
 from ..payloads import Message, Prompt, TensorLike
+from .buffers import Buffer, BufferView
 from .client import AsyncClient
 from .embeddings import Embeddings
 from .functions import Tool
@@ -74,6 +76,9 @@ __all__ = (
     "AsyncStream",
     "AsyncTensorGraph",
     "Audio",
+    "Buffer",
+    "BufferResult",
+    "BufferView",
     "Client",
     "client_socket_path",
     "ComputeResult",

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...backends.errors import InvalidArgument, ProtocolError
 from ...backends.tensors import TYPE_NAMES, TensorInfo
 from ..messages import Tensor
-from .kept_tensors import KeptTensor
+from .kept_tensors import TensorReference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-ArrayLike: TypeAlias = "NDArray[Any] | Tensor | KeptTensor | Buffer | Sequence[Any] | float"
-"""An array, a tensor, one that stays in the daemon, a buffer with a format, a number, or a list of
-numbers or of such lists.
+ArrayLike: TypeAlias = "NDArray[Any] | Tensor | TensorReference | Buffer | Sequence[Any] | float"
+"""An array, a tensor, one that stays in the daemon or is in a buffer of the client, a buffer of
+Python with a format, a number, or a list of numbers or of such lists.
 """
 CODES: dict[str, Any] = {
     "fp16": "e", "fp32": "f", "fp64": "d", "bool": "?", "u8": "B", "i8": "b", "u16": "H",
@@ -63,7 +63,7 @@ def tensor_of(value: ArrayLike, declared: TensorInfo | None, name: str) -> Tenso
     text = repr(name[:100]) if declared is None else str(declared)
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, KeptTensor):
+    if isinstance(value, TensorReference):
         return value.as_input()
     if isinstance(value, list | tuple | int | float):
         return _from_numbers(value, declared, text)
@@ -79,7 +79,7 @@ def _from_array(numpy: Any, given: Any, declared: TensorInfo | None, text: str) 
     if kind is None or wanted is None or wanted not in ARRAY_NAMES:
         raise _wrong_type(text, str(given.dtype), wanted)
     if wanted == kind:
-        data = (given if kind == "bf16" else given.astype(_dtype(kind), copy=False)).tobytes()
+        data = (given if kind == "bf16" else given.astype(dtype_of(kind), copy=False)).tobytes()
     elif wanted == "bf16":
         data = _to_bfloat16(numpy, given.astype("<f4")).tobytes()
     else:
@@ -94,19 +94,20 @@ def _converted(numpy: Any, given: Any, kind: str, wanted: str, text: str) -> Any
     """
     if wanted in FLOATS:
         with numpy.errstate(over="ignore"):
-            found = given.astype(_dtype(wanted))
+            found = given.astype(dtype_of(wanted))
         if not numpy.array_equal(numpy.isfinite(found), numpy.isfinite(given.astype("<f8"))):
             raise _out_of_range(text, wanted)
         return found
     if wanted == "bool" or kind in FLOATS:
         raise _wrong_type(text, kind, wanted)
-    limits = numpy.iinfo(_dtype(wanted))
+    limits = numpy.iinfo(dtype_of(wanted))
     if given.size and not limits.min <= int(given.min()) <= int(given.max()) <= limits.max:
         raise _out_of_range(text, wanted)
-    return given.astype(_dtype(wanted))
+    return given.astype(dtype_of(wanted))
 
 
-def _dtype(kind: str) -> str:
+def dtype_of(kind: str) -> str:
+    """Return NumPy's code of a type."""
     return f"<{CODES[kind]}" if kind != "bool" else "?"
 
 
@@ -263,7 +264,7 @@ def array_of(tensor: Tensor) -> Any:
         if kind == "bf16":
             found = (numpy.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
         else:
-            found = numpy.frombuffer(tensor.data, _dtype(kind)).copy()
+            found = numpy.frombuffer(tensor.data, dtype_of(kind)).copy()
         return found.reshape(tensor.dimensions)
     except (ValueError, KeyError) as exc:
         raise ProtocolError(f"an output of {kind} cannot be read: {exc}") from None

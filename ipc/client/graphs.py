@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from warnings import warn
@@ -16,8 +16,9 @@ from ...backends.tensors import DeclaredTensors, TensorInfo
 from .. import messages as w
 from ..handles import Context, Graph
 from ..model_names import is_test_model
-from .arrays import ArrayLike, array_of, tensor_of, type_name_of
+from .arrays import ArrayLike, array_of, find_numpy, tensor_of, type_name_of
 from .attachment import require_open
+from .buffers import BufferView
 from .caller import CLOSE_S_MAX
 from .connection.core import ConnectionCore
 from .kept_tensors import KeptTensor
@@ -163,6 +164,7 @@ class AsyncTensorGraph:
         inputs: Mapping[str, ArrayLike],
         *,
         keep: None = None,
+        out: Mapping[str, BufferView] | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> dict[str, NDArray[Any]]: ...
 
@@ -172,6 +174,7 @@ class AsyncTensorGraph:
         inputs: Mapping[str, ArrayLike],
         *,
         keep: Collection[str],
+        out: Mapping[str, BufferView] | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> dict[str, Any]: ...
 
@@ -181,24 +184,31 @@ class AsyncTensorGraph:
         inputs: Mapping[str, ArrayLike],
         *,
         keep: Collection[str] | None = None,
+        out: Mapping[str, BufferView] | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> dict[str, Any]:
         """Compute the outputs of *inputs*, both by their names.
 
         An input is an array of NumPy, a list of numbers, a buffer or a `Tensor`. Outputs are arrays
         of NumPy; without NumPy they are tensors. bfloat16 becomes float32. The outputs that *keep*
-        names stay in the daemon, as inputs of later runs; in their place are `KeptTensor`s.
+        names stay in the daemon, as inputs of later runs; in their place are `KeptTensor`s. Those
+        in *out* are written there, to buffers of `client.buffer`; their arrays are in place.
 
         :raises InvalidArgument: an input is missing or unknown, or has another type or shape.
         :raises NotFound: a kept tensor was lost: with its connection, or because the model was
             swapped.
         """
-        found = await self.run_tensors(inputs, keep=keep, **keywords)
-        return {name: self._value_of(tensor) for name, tensor in found.items()}
+        found = await self.run_tensors(inputs, keep=keep, out=out, **keywords)
+        return {
+            name: self._value_of(tensor, (out or {}).get(name)) for name, tensor in found.items()
+        }
 
-    def _value_of(self, tensor: w.Tensor) -> Any:
+    def _value_of(self, tensor: w.Tensor, place: BufferView | None) -> Any:
         if tensor.kept:
             return KeptTensor(tensor, type_name_of(tensor), self._unused)
+        if place is not None:
+            written = place.resized(tensor.dimensions, type_name_of(tensor))
+            return written if find_numpy() is None else written.array
         return array_of(tensor)
 
     @takes(SchedulingKeywords)
@@ -207,10 +217,12 @@ class AsyncTensorGraph:
         inputs: Mapping[str, ArrayLike],
         *,
         keep: Collection[str] | None = None,
+        out: Mapping[str, BufferView] | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> dict[str, w.Tensor]:
         """As `run`, with the outputs as tensors: their bytes, dimensions and types. Those that stay
-        have a handle in place of their bytes (`kept`), which the caller frees.
+        have a handle in place of their bytes (`kept`), which the caller frees; those in *out* have
+        the place (`buffer`, `offset`, `length`).
         """
         if self._graph is None:
             if keep:
@@ -222,17 +234,20 @@ class AsyncTensorGraph:
             opened._declared = self._declared
             async with opened:
                 self._declared = opened._declared
-                return await opened.run_tensors(inputs, **keywords)
+                return await opened.run_tensors(inputs, out=out, **keywords)
         if self._connection is not None and self._connection.lost:
             if not self._client._reconnects:
                 self._connection.raise_if_lost()
             await self.open()
-        named = self._named(inputs)
+        named, places = (
+            self._named(inputs),
+            [one.as_place(name) for name, one in (out or {}).items()],
+        )
         try:
-            return await self._compute(named, keep or (), keywords)
+            return await self._compute(named, keep or (), places, keywords)
         except SessionExpired:  # its contexts were unused for too long
             self._contexts.clear()
-        return await self._compute(named, keep or (), keywords)
+        return await self._compute(named, keep or (), places, keywords)
 
     async def free(self, *tensors: KeptTensor | w.Tensor, timeout: float | None = None) -> None:
         """Free tensors that stay in the daemon."""
@@ -265,6 +280,7 @@ class AsyncTensorGraph:
         self,
         inputs: list[tuple[str, w.Tensor]],
         keep: Collection[str],
+        places: Sequence[tuple[str, int, int, int]],
         keywords: SchedulingKeywords,
     ) -> dict[str, w.Tensor]:
         try:
@@ -278,7 +294,9 @@ class AsyncTensorGraph:
             )
         free = self._take_unused()
         try:
-            result = await self._client.compute(context, inputs, keep=keep, free=free, **keywords)
+            result = await self._client.compute(
+                context, inputs, keep=keep, places=places, free=free, **keywords
+            )
         except BaseException:
             self._unused += free  # the daemon ignores those that it has freed
             await self._close_context(context)  # it may still compute

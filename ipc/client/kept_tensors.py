@@ -8,7 +8,15 @@ from ...backends.tensors import shape_text
 from .. import messages as w
 
 
-class KeptTensor:
+class TensorReference:
+    """A tensor whose bytes are not sent with a call."""
+
+    def as_input(self) -> w.Tensor:
+        """Return it in the form of the protocol."""
+        raise NotImplementedError
+
+
+class KeptTensor(TensorReference):
     """An output that stays in the daemon, from a run with *keep*. It is a value for an input of a
     later run of the graph.
 

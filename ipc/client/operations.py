@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeAlias, Unpack, cast
 
+from ...backends.errors import InvalidArgument, OutOfMemory
+from ...backends.shared_memory import new_shared_memory
+from ...wire.frames import FRAME_BYTES_MAX
 from .. import messages as w
 from ..names import Priority
-from ..payloads import Message, open_file
+from ..payloads import ENVELOPE_BYTES, Message, open_file
+from .buffers import Buffer
 from .caller import as_event
 from .parameters import Options, Parameters
 from .results import (
@@ -27,6 +32,7 @@ from .texts import Rendered
 from .turn_settings import with_parameters
 from .wasi_calls import AsyncWasiCalls, ProgressCallback
 
+_PART_BYTES = FRAME_BYTES_MAX - ENVELOPE_BYTES
 UsageColumn: TypeAlias = Literal["user", "model", "label", "key", "hour", "day"]
 
 
@@ -39,6 +45,78 @@ class AsyncOperations(AsyncWasiCalls):
             part = list(tensors[begin : begin + w.FREED_MAX])
             params = w.FreeTensorsParams(tensors=part)
             await self._call("free_tensors", params, w.Empty, timeout)
+
+    async def buffer(self, size: int, *, timeout: float | None = None) -> Buffer:
+        """Return a new buffer of *size* bytes that the client shares with the processes of graphs.
+
+        :raises QuotaExceeded: the user's buffers are too many or too large.
+        """
+        if size < 1:
+            raise InvalidArgument(f"a buffer of {size} bytes", hint="pass a number from 1 on")
+        try:
+            descriptor = new_shared_memory(size)
+            try:
+                memory = mmap.mmap(descriptor, size)
+                found = await self._call(
+                    "register_buffer",
+                    w.RegisterBufferParams(fd=0),
+                    w.BufferResult,
+                    timeout,
+                    descriptors=[descriptor],
+                )
+            finally:
+                os.close(descriptor)
+        except OSError as exc:
+            raise OutOfMemory(
+                f"there is no memory for a buffer of {size} bytes: {exc.strerror}",
+                hint="make a smaller one",
+            ) from None
+        return Buffer(found.buffer, memory, self._open_connection)
+
+    async def register_buffer(
+        self, size: int = 0, *, fd: int | None = None, timeout: float | None = None
+    ) -> w.BufferResult:
+        """Register a memfd of fixed size, or a buffer that the daemon makes; return its handle.
+        `buffer` does both for programs that use NumPy.
+        """
+        params = w.RegisterBufferParams(fd=-1 if fd is None else 0, size=size)
+        descriptors = [] if fd is None else [fd]
+        return await self._call(
+            "register_buffer", params, w.BufferResult, timeout, descriptors=descriptors
+        )
+
+    async def write_buffer(
+        self, buffer: int, offset: int, data: bytes, *, timeout: float | None = None
+    ) -> None:
+        """Write a part of a buffer; more bytes than a frame has room for are sent in parts."""
+        for begin in range(0, len(data), _PART_BYTES):
+            part = data[begin : begin + _PART_BYTES]
+            params = w.WriteBufferParams(buffer=buffer, offset=offset + begin, data=part)
+            await self._call("write_buffer", params, w.Empty, timeout)
+
+    async def read_buffer(
+        self, buffer: int, offset: int, size: int, *, timeout: float | None = None
+    ) -> bytes:
+        """Return a part of a buffer."""
+        parts = []
+        for begin in range(0, size, w.BUFFER_PART_BYTES_MAX):
+            params = w.ReadBufferParams(
+                buffer=buffer,
+                offset=offset + begin,
+                size=min(size - begin, w.BUFFER_PART_BYTES_MAX),
+            )
+            part = await self._call("read_buffer", params, w.ReadBufferResult, timeout)
+            parts.append(part.data)
+        return b"".join(parts)
+
+    async def free_buffers(
+        self, buffers: Sequence[Buffer | int], *, timeout: float | None = None
+    ) -> None:
+        """Free buffers; the daemon ignores unknown ones."""
+        handles = [one if isinstance(one, int) else one.handle for one in buffers]
+        for begin in range(0, len(handles), w.BUFFERS_FREED_MAX):
+            params = w.FreeBuffersParams(buffers=handles[begin : begin + w.BUFFERS_FREED_MAX])
+            await self._call("free_buffers", params, w.Empty, timeout)
 
     async def cancel(
         self,

@@ -28,6 +28,7 @@ from ...backends.tensors import TensorInfo
 from ..messages import ClientHello, ServerHello
 from ..payloads import Prompt
 from .arrays import ArrayLike
+from .buffers import BufferView
 from .client import AsyncClient
 from .connection.blocking_connection import BlockingDriver
 from .connection.driver import Driver, run_blocking
@@ -276,6 +277,7 @@ class TensorGraph:
         inputs: Mapping[str, ArrayLike],
         *,
         keep: None = None,
+        out: Mapping[str, BufferView] | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> dict[str, NDArray[Any]]: ...
 
@@ -285,6 +287,7 @@ class TensorGraph:
         inputs: Mapping[str, ArrayLike],
         *,
         keep: Collection[str],
+        out: Mapping[str, BufferView] | None = None,
         **keywords: Unpack[SchedulingKeywords],
     ) -> dict[str, Any]: ...
 
@@ -437,6 +440,11 @@ class Client:
     set_input = synchronous(AsyncClient.set_input)
     compute = synchronous(AsyncClient.compute)
     free_tensors = synchronous(AsyncClient.free_tensors)
+    buffer = synchronous(AsyncClient.buffer)
+    register_buffer = synchronous(AsyncClient.register_buffer)
+    write_buffer = synchronous(AsyncClient.write_buffer)
+    read_buffer = synchronous(AsyncClient.read_buffer)
+    free_buffers = synchronous(AsyncClient.free_buffers)
     compute_single = synchronous(AsyncClient.compute_single)
     get_output = synchronous(AsyncClient.get_output)
     get_output_single = synchronous(AsyncClient.get_output_single)

@@ -178,6 +178,7 @@ class AsyncWasiCalls(AsyncCaller):
         inputs: NamedTensors | None = None,
         *,
         keep: Collection[str] = (),
+        places: Collection[tuple[str, int, int, int]] = (),
         free: Collection[int] = (),
         **keywords: Unpack[SchedulingKeywords],
     ) -> w.ComputeResult:
@@ -185,7 +186,8 @@ class AsyncWasiCalls(AsyncCaller):
 
         *inputs* is a mapping, or a list of pairs, as the result's `outputs` are. The outputs of a
         graph that *keep* names stay in the daemon, and the tensors with the handles *free* are
-        freed.
+        freed. *places* are the names of outputs that are written to buffers, each with the handle,
+        the offset and the length.
         """
         settings = read_settings(self._seconds(None), keywords, taken=SchedulingKeywords)
         with closing(Payload(self._driver.run_in_thread)) as packed:
@@ -194,7 +196,13 @@ class AsyncWasiCalls(AsyncCaller):
                 pairs = inputs.items() if isinstance(inputs, Mapping) else inputs
                 named = [(name, await packed.pack_tensor(t)) for name, t in pairs]
             params = settings.add_scheduling(
-                w.ComputeParams(context=context, inputs=named, keep=list(keep), free=list(free))
+                w.ComputeParams(
+                    context=context,
+                    inputs=named,
+                    keep=list(keep),
+                    outputs=list(places),
+                    free=list(free),
+                )
             )
             return await self._call(
                 "compute", params, w.ComputeResult, settings.timeout, descriptors=packed.descriptors

@@ -16,6 +16,7 @@ Params, results and events are maps. Each side ignores fields that it does not k
 
 from .base import *
 from .between_daemons import *
+from .buffers import *
 from .calls import *
 from .contexts import *
 from .graphs import *

@@ -69,6 +69,12 @@ class Tensor(Map):
     """Not 0: the handle of a [tensor that stays](#kept-tensors) in the daemon. `data` is empty; an
     input needs no other field.
     """
+    buffer: int = 0
+    """Not 0: the handle of a [buffer](#buffers) that has the bytes. `data` is empty."""
+    offset: int = 0
+    """With `buffer`: the place of the first byte, a multiple of 64."""
+    length: int = 0
+    """With `buffer`: the number of bytes."""
 
 
 PROTOCOL_VERSION = (1, 1)

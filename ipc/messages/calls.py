@@ -13,6 +13,7 @@ import msgspec
 
 from . import (
     between_daemons,
+    buffers,
     contexts,
     graphs,
     jobs,
@@ -269,6 +270,14 @@ CALLS: dict[str, Call] = {
         operation=Operation.COMPLETION,
     ),
     "free_tensors": Call(contexts.FreeTensorsParams, Empty, right=None, route=Route.NONE),
+    "register_buffer": Call(
+        buffers.RegisterBufferParams, buffers.BufferResult, right=Right.USE, route=Route.NONE
+    ),
+    "write_buffer": Call(buffers.WriteBufferParams, Empty, right=Right.USE, route=Route.NONE),
+    "read_buffer": Call(
+        buffers.ReadBufferParams, buffers.ReadBufferResult, right=Right.USE, route=Route.NONE
+    ),
+    "free_buffers": Call(buffers.FreeBuffersParams, Empty, right=None, route=Route.NONE),
     "compute_single": Call(
         contexts.ComputeSingleParams,
         contexts.ComputeSingleResult,

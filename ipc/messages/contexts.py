@@ -103,6 +103,10 @@ class ComputeParams(ScheduledParams):
     """Named tensors; nil: use the inputs from `set_input`."""
     keep: Annotated[list[str], msgspec.Meta(max_length=INPUTS_MAX)] = []
     """With `inputs` of a graph: the names of outputs that [stay](#kept-tensors) in the daemon."""
+    outputs: Annotated[list[tuple[str, int, int, int]], msgspec.Meta(max_length=INPUTS_MAX)] = []
+    """With `inputs` of a graph: the names of outputs that are written to [buffers](#buffers), each
+    with the buffer's handle, the offset of its place, and the bytes that are free there.
+    """
     free: Handles = []
     """The handles of kept tensors that are freed before anything else; unknown ones are
     ignored.

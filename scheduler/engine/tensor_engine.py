@@ -16,8 +16,8 @@ import math
 import select
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -42,6 +42,7 @@ from ..record import (
     Recorder,
 )
 from .affinity import Affinity
+from .mapped_buffers import MappedBuffers, place_outputs
 from .standby import Standby
 
 SHORT_S = 1.5e-4
@@ -73,6 +74,8 @@ class TensorWork:
     begin_by: float
     key: JoinKey | None = None
     rows: int = 1
+    places: Mapping[str, memoryview] = field(default_factory=dict)
+    """The parts of buffers into which outputs are written, by their names."""
     charged_s: float = 0.0
     """The time that was charged to its owner when it began."""
     is_dropped: bool = False
@@ -81,6 +84,15 @@ class TensorWork:
     def size_bytes(self) -> int:
         """The bytes of its inputs."""
         return sum(len(tensor.data) for _, tensor in self.computation.inputs)
+
+    def place_outputs(self, outputs: list[NamedTensor]) -> list[NamedTensor] | InferdError:
+        """Write outputs into their places, and return all, or the error of one that does not fit;
+        others that were computed with it are not concerned.
+        """
+        try:
+            return place_outputs(outputs, self.places) if self.places else outputs
+        except InferdError as exc:
+            return exc
 
 
 @dataclass(slots=True)
@@ -101,11 +113,13 @@ class Run:
         """Whether no other one may run beside it."""
         return self.works[0].request.alone
 
-    def compute(self, lane: int) -> list[list[NamedTensor]]:
-        """Return the outputs of each request."""
+    def compute(self, lane: int) -> list[list[NamedTensor] | InferdError]:
+        """Return the outputs of each request, or its error."""
         if self.joined is not None:
-            return self.joined.run(lane)
-        return [self.works[0].computation.run(lane)]
+            found = self.joined.run(lane)
+        else:
+            found = [self.works[0].computation.run(lane)]
+        return [work.place_outputs(one) for work, one in zip(self.works, found, strict=True)]
 
     @property
     def is_dropped(self) -> bool:
@@ -129,8 +143,8 @@ class Lane:
         """Begin the computation in its thread."""
         self.thread.queue_call(self.compute)
 
-    def compute(self) -> list[list[NamedTensor]]:
-        """Return the outputs of each request of the computation."""
+    def compute(self) -> list[list[NamedTensor] | InferdError]:
+        """Return the outputs of each request of the computation, or its error."""
         assert self.run is not None, "it has a computation"
         return self.run.compute(self._number)
 
@@ -166,6 +180,7 @@ class TensorEngine:
         self._waiting: TextOrder[TensorWork] = TextOrder(strict=strict)
         self._again: deque[TensorWork] = deque()
         """Requests of a joined computation that has failed, which come next, one by one."""
+        self._buffers = MappedBuffers()
         self._affinity = Affinity()
         self._cost = JoinCost()
         self._rows_waiting: Counter[JoinKey] = Counter()
@@ -256,6 +271,12 @@ class TensorEngine:
         match command:
             case m.ComputeTensors():
                 return self._add_request(command)
+            case m.MapBuffer():
+                self._buffers.map_buffer(command)
+                return []
+            case m.UnmapBuffer(buffer):
+                self._buffers.unmap_buffer(buffer)
+                return []
             case m.DropInput(number):
                 self._drop_request(number)
                 return []
@@ -272,13 +293,17 @@ class TensorEngine:
 
     def _add_request(self, request: m.ComputeTensors) -> list[m.Report]:
         try:
-            computation = self._model.new_computation(request.inputs)
+            inputs, buffers = request.inputs, self._buffers
+            if request.parts:
+                inputs = buffers.with_inputs(self._model.info.inputs, inputs, request.parts)
+            places = {part.name: buffers.part_of(part) for part in request.places}
+            computation = self._model.new_computation(inputs)
         except InferdError as exc:
             return [m.Refused(request.id, exc.to_wire())]
         begin_by = self._seconds() + request.wait_s if request.wait_s else math.inf
         if request.wait_s:
             self._deadlines[request.id] = begin_by
-        work = TensorWork(request, computation, self._seconds(), begin_by)
+        work = TensorWork(request, computation, self._seconds(), begin_by, places=places)
         self._changes += 1
         if self._joins and (rows := rows_of(computation.inputs)):
             work.rows = rows
@@ -499,16 +524,15 @@ class TensorEngine:
             self._waiting.count_work(owner, seconds - work.charged_s)
             work.charged_s = 0.0
         if not failed:
-            self._counts["computed"] += len(works)
+            misplaced = sum(isinstance(outputs, InferdError) for outputs in outcome)
+            self._counts["compute_failed"] += misplaced
+            self._counts["computed"] += len(works) - misplaced
             counts = self._batches.setdefault(len(works), [0, 0])
             counts[0] += 1
             counts[1] += round(1e6 * result.seconds)
             self._computed_at = time.time()
             return [
-                m.CommandResult(
-                    work.request.id,
-                    m.ComputedTensors(outputs, result.seconds * work.rows / run.rows),
-                )
+                _answer_of(work, outputs, result.seconds * work.rows / run.rows)
                 for work, outputs in zip(works, outcome, strict=True)
                 if not work.is_dropped
             ]
@@ -522,6 +546,14 @@ class TensorEngine:
 
 def _shapes_of(work: TensorWork) -> Shapes:
     return tuple(tensor.dimensions for _, tensor in work.computation.inputs)
+
+
+def _answer_of(
+    work: TensorWork, outputs: list[NamedTensor] | InferdError, seconds: float
+) -> m.Report:
+    if isinstance(outputs, InferdError):
+        return m.Refused(work.request.id, outputs.to_wire())
+    return m.CommandResult(work.request.id, m.ComputedTensors(outputs, seconds))
 
 
 def _lane_failed(lanes: int, error: InferdError) -> m.LogEvent:

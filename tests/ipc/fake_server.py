@@ -314,9 +314,11 @@ ANSWERS: dict[str, Answer] = {
     **dict.fromkeys(
         ("fini_single", "finalize_execution_context", "close_execution_context", "unload",
          "deinit_backend", "reset", "set_options", "unload_model", "pin", "unpin", "drain",
-         "remove_adapter", "free_tensors"), _empty
+         "remove_adapter", "free_tensors", "write_buffer", "free_buffers"), _empty
     ),
     **dict.fromkeys(("get_output", "get_output_single"), _get_output),
+    "register_buffer": _fixed(buffer=13, size=9),
+    "read_buffer": _fixed(data=b"part"),
     "swap": _fixed(fingerprint="f", previous_fingerprint="g"),
     "add_adapter": _fixed(loaded=True, id="a", size_bytes=7),
     "set_input": _set_input,

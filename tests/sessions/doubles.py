@@ -189,6 +189,7 @@ class InProcessClient:
         wait_s: float = 0.0,
         *,
         alone: bool = False,
+        use: m.BufferUse = m.NO_BUFFERS,
     ) -> m.ComputedTensors:
         await anyio.lowlevel.checkpoint()
         return m.ComputedTensors(list(inputs), 0.0)

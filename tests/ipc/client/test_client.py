@@ -45,6 +45,7 @@ from inferd import (
     WorkerCrashed,
 )
 from inferd.ipc.client import (
+    BufferResult,
     CopyModelResult,
     DrainResult,
     ExportModelResult,
@@ -163,6 +164,10 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ),
     ("cancel", (12,), {}, {"context": 12}, False),
     ("free_tensors", ([7, 8],), {}, {"tensors": [7, 8]}, None),
+    ("register_buffer", (9,), {}, {"size": 9}, BufferResult(buffer=13, size=9)),
+    ("write_buffer", (13, 3, b"x"), {}, {"buffer": 13, "offset": 3, "data": b"x"}, None),
+    ("read_buffer", (13, 3, 4), {}, {"buffer": 13, "offset": 3, "size": 4}, b"part"),
+    ("free_buffers", ([13],), {}, {"buffers": [13]}, None),
     ("reset", (12, "be kind"), {}, {"context": 12, "system": "be kind"}, None),
     (
         "set_options",
@@ -389,7 +394,7 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (AsyncClient, "aclose connected graph jobs load_file open server session"),
+        (AsyncClient, "aclose buffer connected graph jobs load_file open server session"),
         (
             AsyncSession,
             " ".join(

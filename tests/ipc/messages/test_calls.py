@@ -45,7 +45,8 @@ EXPECTED = {
     Route.END_BACKEND: "deinit_backend",
     Route.NONE: "export_session import_session end_transfer read_copy store_copy exchange_served"
     " add_model export_model import_model end_model_transfer upload_file files read_file"
-    " delete_file submit_job jobs cancel_job delete_job free_tensors",
+    " delete_file submit_job jobs cancel_job delete_job free_tensors"
+    " register_buffer write_buffer read_buffer free_buffers",
     Route.COPY: "copy_model",
 }
 
@@ -65,7 +66,8 @@ def test_integers_that_are_not_handles_do_not_look_like_them(name: str) -> None:
         "position", "waiting", "encoding", "target", "uid", "moved", "number", "projector_bytes",
             "prompt_tokens", "prompt_offset", "dormant_sessions", "dormant_sessions_max",
             "revision",
-            "top_n", "indexes", "truncated", "sizes", "tensors", "free",
+            "top_n", "indexes", "truncated", "sizes", "tensors", "free", "outputs",
+            "buffer", "buffers",
     }  # fmt: skip
     call = CALLS[name]
     for kind in (call.params, call.result, *call.events):
@@ -98,7 +100,18 @@ def test_handles_in_results_and_events_are_found() -> None:
 def test_fields_with_descriptors_are_found() -> None:
     found = {name for name, call in CALLS.items() if call.has_descriptors}
     with_messages = {"stream", "chat", "answers", "apply_template"}
-    assert found == {"add_model", "load", "set_input", "compute", "run_inference"} | with_messages
+    assert (
+        found
+        == {
+            "add_model",
+            "load",
+            "set_input",
+            "compute",
+            "run_inference",
+            "register_buffer",
+        }
+        | with_messages
+    )
     for call in CALLS.values():
         for field in msgspec.structs.fields(call.params):
             has_part = any(hasattr(kind, "fd") for kind in _parts(field.type))

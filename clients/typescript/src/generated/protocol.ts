@@ -82,6 +82,8 @@ export const LIMITS = {
   PROMPT_LOGPROBS_MAX: 32768,
   INPUTS_MAX: 128,
   FREED_MAX: 1024,
+  BUFFER_PART_BYTES_MAX: 1048576,
+  BUFFERS_FREED_MAX: 1024,
   EMBED_TEXTS_MAX: 256,
   RERANK_DOCUMENTS_MAX: 256,
   DETOKENIZE_TOKENS_MAX: 65536,
@@ -139,6 +141,12 @@ export interface Tensor {
   fd?: number | undefined;
   /** Not 0: the handle of a tensor that stays in the daemon. `data` is empty; an input needs no other field. */
   kept?: number | undefined;
+  /** Not 0: the handle of a buffer that has the bytes. `data` is empty. */
+  buffer?: number | undefined;
+  /** With `buffer`: the place of the first byte, a multiple of 64. */
+  offset?: number | undefined;
+  /** With `buffer`: the number of bytes. */
+  length?: number | undefined;
 }
 
 export interface Infill {
@@ -682,6 +690,8 @@ export interface ComputeParams {
   inputs?: [string, Tensor][] | null | undefined;
   /** With `inputs` of a graph: the names of outputs that stay in the daemon. */
   keep?: string[] | undefined;
+  /** With `inputs` of a graph: the names of outputs that are written to buffers, each with the buffer's handle, the offset of its place, and the bytes that are free there. */
+  outputs?: [string, number, number, number][] | undefined;
   /** The handles of kept tensors that are freed before anything else; unknown ones are ignored. */
   free?: number[] | undefined;
   /** Of the turns that the call begins; empty: the context's, for `resume` the previous one, for `embed` and `rerank` normal. */
@@ -708,6 +718,56 @@ export function readComputeResult(fields: Fields): ComputeResult {
 export interface FreeTensorsParams {
   /** The handles; unknown ones are ignored. */
   tensors: number[];
+}
+
+export interface RegisterBufferParams {
+  /** 0 or more: the buffer is a memfd in a descriptor, sealed with `F_SEAL_SHRINK`, `F_SEAL_GROW` and `F_SEAL_SEAL`. */
+  fd?: number | undefined;
+  /** Without `fd`: the bytes of a new buffer, which are zeros. */
+  size?: number | undefined;
+}
+
+export interface RegisterBufferResult {
+  /** The handle. */
+  buffer: number;
+  /** Its bytes. */
+  size: number;
+}
+
+export function readRegisterBufferResult(fields: Fields): RegisterBufferResult {
+  return { ...fields } as unknown as RegisterBufferResult;
+}
+
+export interface WriteBufferParams {
+  /** The handle. */
+  buffer: number;
+  /** The place of the first byte. */
+  offset: number;
+  /** The bytes. */
+  data: Uint8Array;
+}
+
+export interface ReadBufferParams {
+  /** The handle. */
+  buffer: number;
+  /** The place of the first byte. */
+  offset: number;
+  /** The number of bytes, at most `BUFFER_PART_BYTES_MAX`. */
+  size: number;
+}
+
+export interface ReadBufferResult {
+  /** The bytes. */
+  data: Uint8Array;
+}
+
+export function readReadBufferResult(fields: Fields): ReadBufferResult {
+  return { ...fields } as unknown as ReadBufferResult;
+}
+
+export interface FreeBuffersParams {
+  /** The handles; unknown ones are ignored. */
+  buffers: number[];
 }
 
 export interface ComputeSingleParams {
@@ -2049,6 +2109,10 @@ export interface Calls {
   set_input: { params: SetInputParams; result: Empty; event: never };
   compute: { params: ComputeParams; result: ComputeResult; event: never };
   free_tensors: { params: FreeTensorsParams; result: Empty; event: never };
+  register_buffer: { params: RegisterBufferParams; result: RegisterBufferResult; event: never };
+  write_buffer: { params: WriteBufferParams; result: Empty; event: never };
+  read_buffer: { params: ReadBufferParams; result: ReadBufferResult; event: never };
+  free_buffers: { params: FreeBuffersParams; result: Empty; event: never };
   compute_single: { params: ComputeSingleParams; result: ComputeSingleResult; event: never };
   get_output: { params: GetOutputParams; result: GetOutputResult; event: never };
   get_output_single: { params: GetOutputParams; result: GetOutputResult; event: never };
@@ -2142,6 +2206,10 @@ export const READERS: Readers = {
   set_input: { result: () => ({}), event: null },
   compute: { result: readComputeResult, event: null },
   free_tensors: { result: () => ({}), event: null },
+  register_buffer: { result: readRegisterBufferResult, event: null },
+  write_buffer: { result: () => ({}), event: null },
+  read_buffer: { result: readReadBufferResult, event: null },
+  free_buffers: { result: () => ({}), event: null },
   compute_single: { result: readComputeSingleResult, event: null },
   get_output: { result: readGetOutputResult, event: null },
   get_output_single: { result: readGetOutputResult, event: null },

@@ -1,0 +1,222 @@
+"""The buffers that clients share with the daemon's workers, by connection and handle."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import anyio.to_thread
+
+from ..backends.errors import Busy, InvalidArgument, NotFound, OutOfMemory, QuotaExceeded
+from ..backends.shared_memory import allocate, check_shared_memory, new_shared_memory
+from ..ipc.server.connection import Request, ServerConnection
+
+ALIGNMENT = 64
+"""A tensor in a buffer begins at a multiple of this."""
+RETRY_AFTER_S = 1.0
+
+
+class BufferLimits(NamedTuple):
+    """The bounds of one user's buffers, and of all users' (*bytes_max*)."""
+
+    user_max: int = 64
+    user_bytes_max: int = 1 << 30
+    bytes_max: int = 4 << 30
+
+
+class Buffer:
+    """Shared memory of *size* bytes behind the descriptor *fd*, which *close* closes."""
+
+    def __init__(
+        self,
+        handle: int,
+        connection: ServerConnection,
+        user: int,
+        size: int,
+    ):
+        self.handle, self.connection, self.user, self.size = handle, connection, user, size
+        self.fd = -1
+        self.close: Callable[[], None] = lambda: None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has its memory, and was not freed."""
+        return self.fd >= 0
+
+    def check_part(self, offset: int, length: int) -> None:
+        """Check that a part lies within the buffer.
+
+        :raises InvalidArgument: it does not, or begins at another place than a tensor may.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise InvalidArgument(
+                f"{length} bytes at {offset} are not within the buffer of {self.size} bytes",
+                hint="name a part of the buffer, or register a larger one",
+                data={"bytes": self.size},
+            )
+        if offset % ALIGNMENT:
+            raise InvalidArgument(
+                f"the offset {offset} in a buffer is not a multiple of {ALIGNMENT}",
+                hint=f"let each tensor begin at a multiple of {ALIGNMENT}",
+            )
+
+    def new_descriptor(self) -> int:
+        """Return another descriptor of it, which the caller closes.
+
+        :raises NotFound: it was freed.
+        """
+        if not self.is_open:
+            raise no_buffer(self.handle)
+        return os.dup(self.fd)
+
+
+class Buffers:
+    """The table of all buffers. Owned by the daemon's event loop. *unmap* is called with the handle
+    of each that is freed.
+    """
+
+    def __init__(self, new_handle: Callable[[], int], unmap: Callable[[int], None]):
+        self.limits = BufferLimits()
+        self._new_handle, self._unmap = new_handle, unmap
+        self._buffers: dict[ServerConnection, dict[int, Buffer]] = {}
+        self._counts: Counter[int] = Counter()
+        self._bytes: Counter[int] = Counter()
+        """The number of buffers by user, and their bytes."""
+
+    async def register_passed(self, request: Request, fd: int) -> Buffer:
+        """Register the memfd that came with a request.
+
+        :raises InvalidArgument: it is not one of fixed size.
+        :raises QuotaExceeded: the user has too many, or too large ones; or `Busy`, all users have.
+        """
+        connection, user = request.connection, request.owner.user
+        bytes_max = self.limits.user_bytes_max
+        size = await connection.user.run(check_shared_memory, fd, bytes_max)
+        buffer = self._add(connection, user, size)  # counted before its pages are allocated
+        try:
+            await connection.user.run(allocate, fd, size)
+        except BaseException:
+            self._remove(buffer)
+            raise
+        request.take_descriptor(fd)
+        buffer.fd, buffer.close = fd, partial(connection.user.close, (fd,))
+        return buffer
+
+    async def register_new(self, request: Request, size: int) -> Buffer:
+        """Make and register a buffer of *size* bytes.
+
+        :raises QuotaExceeded: the user has too many, or too large ones; or `Busy`, all users have.
+        """
+        connection, user = request.connection, request.owner.user
+        if size < 1:
+            raise InvalidArgument(
+                f"a buffer of {size} bytes", hint="pass its size, or a memfd (`fd`)"
+            )
+        buffer, fd = self._add(connection, user, size), -1
+        try:
+            fd = new_shared_memory(size)
+            await anyio.to_thread.run_sync(allocate, fd, size)
+        except BaseException as exc:
+            self._remove(buffer)
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(exc, OSError):
+                raise OutOfMemory(f"cannot make a buffer: {exc.strerror}") from None
+            raise
+        connection.user.note_received(1)
+        buffer.fd, buffer.close = fd, partial(connection.user.close, (fd,))
+        return buffer
+
+    def _add(self, connection: ServerConnection, user: int, size: int) -> Buffer:
+        self._check_growth(user, size)
+        buffer = Buffer(self._new_handle(), connection, user, size)
+        # There is no `await` between the check and these lines.
+        self._counts[user] += 1
+        self._bytes[user] += size
+        self._buffers.setdefault(connection, {})[buffer.handle] = buffer
+        return buffer
+
+    def _check_growth(self, user: int, size: int) -> None:
+        """Check that a user may have another buffer, of *size* bytes.
+
+        :raises QuotaExceeded: there are too many, or they would be too large.
+        :raises Busy: those of all users would be too large.
+        """
+        limits, count, held = self.limits, self._counts[user], self._bytes[user]
+        if count >= limits.user_max:
+            bound = "buffers-user-max"
+            raise QuotaExceeded(
+                f"{count} buffers of yours are registered; the limit is {limits.user_max}",
+                hint=f"free those that are done, or raise {bound}",
+                data={"bound": bound, "buffers": count, "buffers_max": limits.user_max},
+            )
+        if held + size > limits.user_bytes_max:
+            bound = "buffer-bytes-user-max"
+            raise QuotaExceeded(
+                f"your buffers have {held} bytes; {size} more would exceed the limit of"
+                f" {limits.user_bytes_max}",
+                hint=f"free those that are done, or raise {bound}",
+                data=_sizes(bound, held, size, limits.user_bytes_max),
+            )
+        if (total := self._bytes.total()) + size > limits.bytes_max:
+            bound = "buffer-bytes-max"
+            raise Busy(
+                f"the buffers of all users have {total} bytes; {size} more would exceed the limit"
+                f" of {limits.bytes_max}",
+                hint=f"try again later, or raise {bound}",
+                data=_sizes(bound, total, size, limits.bytes_max)
+                | {"retry_after_s": RETRY_AFTER_S},
+            )
+
+    def get_buffer(self, connection: ServerConnection, handle: int) -> Buffer:
+        """Return a buffer of a connection.
+
+        :raises NotFound: the connection has no such buffer.
+        """
+        buffer = self._buffers.get(connection, {}).get(handle)
+        if buffer is None or not buffer.is_open:
+            raise no_buffer(handle)
+        return buffer
+
+    def free_buffers(self, connection: ServerConnection, handles: Sequence[int]) -> None:
+        """Free buffers of a connection; those that it does not have are ignored."""
+        buffers = self._buffers.get(connection, {})
+        for handle in handles:
+            buffer = buffers.get(handle)
+            if buffer is not None and buffer.is_open:
+                self._remove(buffer)
+
+    def close_connection(self, connection: ServerConnection) -> None:
+        """Free all buffers of a connection."""
+        for buffer in tuple(self._buffers.get(connection, {}).values()):
+            self._remove(buffer)
+
+    def _remove(self, buffer: Buffer) -> None:
+        buffers = self._buffers.get(buffer.connection, {})
+        if buffers.pop(buffer.handle, None) is None:
+            return
+        if not buffers:
+            del self._buffers[buffer.connection]
+        self._counts[buffer.user] -= 1
+        self._bytes[buffer.user] -= buffer.size
+        if not self._counts[buffer.user]:
+            del self._counts[buffer.user], self._bytes[buffer.user]
+        buffer.close()
+        buffer.fd = -1
+        self._unmap(buffer.handle)
+
+
+def no_buffer(handle: int) -> NotFound:
+    """Return the error of a handle that the connection does not have."""
+    return NotFound(
+        f"there is no buffer {handle} on this connection",
+        hint="register it: a buffer ends when it is freed, and with its connection",
+        data={"buffer": handle},
+    )
+
+
+def _sizes(bound: str, held: int, more: int, bytes_max: int) -> dict[str, Any]:
+    return {"bound": bound, "bytes": held, "more": more, "bytes_max": bytes_max}
