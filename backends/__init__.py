@@ -126,6 +126,7 @@ ENGINES = {
         "openvino.memory:OpenVinoMemoryEstimator",
         extra="openvino",
         graphs=True,
+        declared="openvino.header:declared_tensors",
         # A float32 network of 256 MiB took 542 MiB after the first run, with the packed weights.
         weights_factor=2.1,
     ),
@@ -193,13 +194,14 @@ def load_model(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
     return model
 
 
-def declared_tensors(backend: str, path: Path) -> DeclaredTensors:
-    """Return the inputs and outputs of the graph in a file, whose engine has a function for it.
+def declared_tensors(backend: str, path: Path) -> DeclaredTensors | None:
+    """Return the inputs and outputs of the graph in a file, whose engine has a function for it, or
+    None if they are known once it is loaded.
 
     :raises LoadFailed: the file cannot be read, or is damaged.
     """
     read = resolve_name(f"{__name__}.{ENGINES[backend].declared}")
-    found: DeclaredTensors = read(path)
+    found: DeclaredTensors | None = read(path)
     return found
 
 

@@ -33,18 +33,15 @@ from ..graphs import (
     run_error,
 )
 from ..model_spec import LoadProgress, ModelSpec
+from ..onnx.header import read_onnx_header
 from ..tensors import ARRAY_TYPES, NamedTensor, Tensor, TensorInfo, match_inputs
+from .header import ELEMENT_TYPES, port_names, shortest_name
 from .memory import graph_paths
 
 DEVICE = "CPU"
 PRECISION = "precision"
 """The option with the precision in which floating-point numbers are computed."""
 PRECISION_DEFAULT = "f32"
-_ELEMENT_TYPES = {
-    "f16": "fp16", "f32": "fp32", "f64": "fp64", "bf16": "bf16", "boolean": "bool",
-    **{name: name for name in ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")},
-}  # fmt: skip
-"""The names of types by OpenVINO's. Other types keep OpenVINO's name, and are not served."""
 _WIDE_INTEGERS = ("i64", "u64")
 """OpenVINO computes these with 32 bits on the CPU, and drops the others."""
 _UNBOUNDED = (1 << 31) - 1
@@ -72,8 +69,14 @@ def load_openvino(
                 f"{spec.name!r} has more than {PORTS_MAX} inputs or outputs",
                 hint="export it with fewer",
             )
-        ports = _Ports(_port_infos(inputs), _port_infos(outputs), _other_names(inputs))
-        check_types(spec, ports.inputs, ports.outputs)
+        stated = _stated_names(spec)
+        ports = _Ports(
+            _port_infos(inputs, stated[0]),
+            _port_infos(outputs, stated[1]),
+            _other_names(inputs, stated[0]),
+        )
+        # Its Python API drops zeros at the end of strings, and fails with SIGFPE on empty ones.
+        check_types(spec, ports.inputs, ports.outputs, tuple(ARRAY_TYPES))
         # Constants are folded here, which may take for ever: the daemon ends a load that hangs.
         compiled = core.compile_model(graph, DEVICE, _settings(spec))
         model = OpenVinoModel(spec, compiled, ports, files, str(graph.get_friendly_name()))
@@ -126,23 +129,32 @@ class _Ports:
         self.inputs, self.outputs, self.other_names = inputs, outputs, other_names
 
 
-def _port_infos(ports: Sequence[Any]) -> tuple[TensorInfo, ...]:
-    names = [_name(port) for port in ports]
-    if not all(names) or len({*names}) < len(names):
-        names = [str(index) for index in range(len(names))]
+def _stated_names(spec: ModelSpec) -> tuple[list[str], list[str]]:
+    """Return the names of inputs and outputs that an ONNX file states. OpenVINO merges tensors that
+    are copies of each other, and then names a port like several of them.
+    """
+    if spec.fd >= 0 or not spec.path.lower().endswith(".onnx"):
+        return [], []
+    header = read_onnx_header(spec.path)
+    return [one.name for one in header.inputs], [one.name for one in header.outputs]
+
+
+def _port_infos(ports: Sequence[Any], stated: Sequence[str]) -> tuple[TensorInfo, ...]:
+    names = port_names([_name(port) for port in ports])
+    if len(stated) == len(names):
+        for index, (port, name) in enumerate(zip(ports, stated, strict=True)):
+            if name in port.get_names() and name not in names:
+                names[index] = name
     return tuple(_port_info(port, name) for port, name in zip(ports, names, strict=True))
 
 
 def _name(port: Any) -> str:
-    """Return the shortest name of a port, which has a set of them; of a SavedModel these are the
-    name in the signature, and that of the tensor. Without names, it is that of the node.
-    """
-    names = sorted(map(str, port.get_names()), key=lambda name: (len(name), name))
-    return names[0] if names else str(port.get_node().get_friendly_name())
+    """Return the shortest name of a port. Without names, it is that of the node."""
+    return shortest_name(map(str, port.get_names())) or str(port.get_node().get_friendly_name())
 
 
-def _other_names(ports: Sequence[Any]) -> dict[str, str]:
-    infos = _port_infos(ports)
+def _other_names(ports: Sequence[Any], stated: Sequence[str]) -> dict[str, str]:
+    infos = _port_infos(ports, stated)
     own = {info.name for info in infos}
     return {
         str(name): info.name
@@ -156,7 +168,7 @@ def _port_info(port: Any, name: str) -> TensorInfo:
     kind = str(port.get_element_type().get_type_name())
     shape = port.get_partial_shape()
     sizes = None if shape.rank.is_dynamic else tuple(map(_size, shape))
-    return TensorInfo(name, _ELEMENT_TYPES.get(kind, kind), sizes)
+    return TensorInfo(name, ELEMENT_TYPES.get(kind, kind), sizes)
 
 
 def _size(dimension: Any) -> int | str:

@@ -120,7 +120,7 @@ class DeclaredTensorsCache:
         return None if cache is None else await cache.facts_of([file])
 
 
-def _read_declared(backend: str, files: Sequence[Path]) -> DeclaredTensors:
+def _read_declared(backend: str, files: Sequence[Path]) -> DeclaredTensors | None:
     return declared_tensors(backend, files[0])
 
 

@@ -69,7 +69,7 @@ def test_outputs_are_computed_in_each_shape(tmp_path: Path, suffix: str) -> None
     found.close()
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", ARRAY_TYPES)
 def test_tensors_of_each_type_keep_their_bytes(tmp_path: Path, kind: str) -> None:
     found = loaded(tmp_path, identity(kind, shape=["n", "m"]), ".onnx")
     size = np.dtype(ARRAY_TYPES[kind]).itemsize

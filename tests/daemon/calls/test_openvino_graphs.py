@@ -77,11 +77,14 @@ def slow_to_load() -> bytes:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
     write_ir(models, {"affine": affine(), "picking": picking(), "allocation": allocation()})
-    write_graphs(models, {"other": affine(), "slow": slow_to_load(), "loop": loop()})
+    write_ir(models, {"fresh": affine(), "damaged": affine()})
+    (models / "damaged.xml").write_text((models / "damaged.xml").read_text()[:-20])
+    graphs = {"other": affine(), "slow": slow_to_load(), "loop": loop(), "plain": affine()}
+    write_graphs(models, graphs)
     (models / "settings.xml").write_text('<?xml version="1.0"?><settings/>')
     config = "[daemon]\nworker-hang-timeout-s = 5\n" + "".join(
         f'[models.{name}]\nbackend = "openvino"\nthreads = 1\n'
-        for name in ("other", "slow", "loop")
+        for name in ("other", "slow", "loop", "plain")
     )
     config += (
         f'[models.named]\nfile = {json.dumps(str(models / "affine.xml"))}\nprecision = "bf16"\n'
@@ -147,6 +150,26 @@ def test_show_and_ps_print_inputs_and_outputs(daemon: RunningDaemon, client: Cli
     shown = check_shown(daemon, client, "affine", "openvino")
     sizes = [Path(shown["file"]).with_suffix(end).stat().st_size for end in (".xml", ".bin")]
     assert shown["size_bytes"] == sum(sizes)
+
+
+def test_show_prints_inputs_and_outputs_before_the_first_load(
+    daemon: RunningDaemon, client: Client
+) -> None:
+    for name, rows in (("fresh", "?"), ("plain", "n")):
+        text = run_inferd("show", name, socket=daemon.socket).stdout
+        assert "state   not loaded" in text
+        shape = f"fp32 [{rows}, 2]"
+        assert f"Inputs\n  a   {shape}\n  b   {shape}\n\nOutputs\n  y   {shape}\n" in text
+        assert [info.name for info in client.graph(name).inputs] == ["a", "b"]
+        assert state_of(client, name)["info"] is None, "nothing was loaded"
+        before = [
+            one["name"] for key in ("inputs", "outputs") for one in state_of(client, name)[key]
+        ]
+        client.load(name)
+        shown = state_of(client, name)
+        assert before == [one["name"] for key in ("inputs", "outputs") for one in shown[key]]
+    text = run_inferd("show", "damaged", socket=daemon.socket).stdout
+    assert "is not a graph of OpenVINO" in text and "Inputs" not in text
 
 
 def test_inputs_that_end_the_process_are_refused_and_others_are_computed(client: Client) -> None:
@@ -223,6 +246,38 @@ def test_damaged_files_are_typed_errors_and_disturb_no_other_graph(tmp_path: Pat
         (tmp_path / f"{name}.bin").write_bytes(weights[: rng.randrange(len(weights) + 1)])
     with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
         check_damaged_files(client, names)
+
+
+def test_damaged_saved_models_are_typed_errors_and_disturb_no_other_graph(tmp_path: Path) -> None:
+    rng, formats = random.Random(7), basic_pitch()
+    assert formats is not None, MISSING
+    files = [one for one in sorted((formats / "nmp").rglob("*")) if one.is_file()]
+    assert {one.name for one in files} >= {"saved_model.pb", "variables.index"}
+    write_ir(tmp_path, {"whole": affine()})
+    names = [f"mutant{number}" for number in range(30)]
+    for number, name in enumerate(names):
+        for file in files:
+            damaged = bytearray(file.read_bytes())
+            is_hit = file.name == "saved_model.pb" or number % 5 == 4
+            if is_hit and number % 3 == 0:
+                del damaged[rng.randrange(len(damaged)) :]
+            for _ in range(1 << number % 8 if is_hit and damaged else 0):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            target = tmp_path / name / file.relative_to(formats / "nmp")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(damaged)
+    config = f"[daemon]\nworker-hang-timeout-s = {HANG_S}\n[defaults]\nthreads = 1\n"
+    with running_daemon(config, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        pid, refused = client.load("whole") and state_of(client, "whole")["pid"], 0
+        for name in names:
+            try:
+                client.unload(client.load(name, timeout=LOAD_S_MAX))
+            except InferdError as exc:
+                refused += 1
+                assert not isinstance(exc, Timeout) and exc.message.isprintable(), exc
+        assert 0 < refused <= 30
+        assert result_of(client, client.load("whole")) == floats(12, 24).data
+        assert state_of(client, "whole")["pid"] == pid
 
 
 def test_the_files_of_a_graph_need_not_be_readable_by_name(client: Client, tmp_path: Path) -> None:
