@@ -39,7 +39,10 @@ from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.ir_graphs import write_ir
 from tests.onnx_graphs import affine, allocation, graph, identity, loop, write_graphs
 from tests.raw import RawClient
+from tools.get_graphs import MISSING, basic_pitch
 
+HANG_S = 5
+"""A load that computes for twice as long is ended."""
 INTEGER_MAX = (1 << 31) - 1
 """The largest integer of an input; as many iterations or elements are too many."""
 
@@ -251,33 +254,22 @@ def test_damaged_files_are_typed_errors_and_disturb_no_other_graph(tmp_path: Pat
 def test_damaged_saved_models_are_typed_errors_and_disturb_no_other_graph(tmp_path: Path) -> None:
     rng, formats = random.Random(7), basic_pitch()
     assert formats is not None, MISSING
-    files = [one for one in sorted((formats / "nmp").rglob("*")) if one.is_file()]
+    whole = formats / "nmp"
+    files = sorted(one for one in whole.rglob("*") if one.is_file())
     assert {one.name for one in files} >= {"saved_model.pb", "variables.index"}
     write_ir(tmp_path, {"whole": affine()})
-    names = [f"mutant{number}" for number in range(30)]
+    names = [f"mutant{number}" for number in range(DAMAGED_FILES)]
     for number, name in enumerate(names):
         for file in files:
-            damaged = bytearray(file.read_bytes())
-            is_hit = file.name == "saved_model.pb" or number % 5 == 4
-            if is_hit and number % 3 == 0:
-                del damaged[rng.randrange(len(damaged)) :]
-            for _ in range(1 << number % 8 if is_hit and damaged else 0):
-                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-            target = tmp_path / name / file.relative_to(formats / "nmp")
+            data = file.read_bytes()
+            if file.name == "saved_model.pb" or number % 5 == 4:
+                data = damaged(data, number, rng)
+            target = tmp_path / name / file.relative_to(whole)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(damaged)
+            target.write_bytes(data)
     config = f"[daemon]\nworker-hang-timeout-s = {HANG_S}\n[defaults]\nthreads = 1\n"
     with running_daemon(config, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
-        pid, refused = client.load("whole") and state_of(client, "whole")["pid"], 0
-        for name in names:
-            try:
-                client.unload(client.load(name, timeout=LOAD_S_MAX))
-            except InferdError as exc:
-                refused += 1
-                assert not isinstance(exc, Timeout) and exc.message.isprintable(), exc
-        assert 0 < refused <= 30
-        assert result_of(client, client.load("whole")) == floats(12, 24).data
-        assert state_of(client, "whole")["pid"] == pid
+        check_damaged_files(client, names)
 
 
 def test_the_files_of_a_graph_need_not_be_readable_by_name(client: Client, tmp_path: Path) -> None:
