@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from .base import Computation, GraphModel
 from .errors import BackendError, Cancelled
-from .tensors import NamedTensor, Tensor, TensorInfo
+from .tensors import STRING, NamedTensor, Tensor, TensorInfo
 
 Inputs = Sequence[tuple[TensorInfo, Tensor]]
 """The tensors of a computation in the order of the inputs that the model declares."""
@@ -30,6 +30,8 @@ def obstacle(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> str
         for info in tensors:
             if not info.shape:
                 return f"the {kind} {info} has no first dimension"
+            if info.type == STRING:
+                return f"the {kind} {info} has strings"
             if isinstance(info.shape[0], int):
                 return f"the first dimension of the {kind} {info} is fixed"
             if info.shape[0] in info.shape[1:] and info.shape[0]:

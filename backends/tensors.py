@@ -7,22 +7,28 @@ This module does not use numpy: a tensor is its bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, TooLarge
 
 TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
 """Types by name; 0 to 5 are WasmEdge's numbers."""
-OTHER_TYPES = {"bool": 200, "i8": 201, "i16": 202, "u16": 203, "u32": 204, "u64": 205}
+STRING = "string"
+OTHER_TYPES = {
+    **{"bool": 200, "i8": 201, "i16": 202, "u16": 203, "u32": 204, "u64": 205},
+    STRING: 206,
+}
 """Types that only have names for clients; the numbers are inferd's own."""
 TYPE_NAMES = {number: name for name, number in (TENSOR_TYPES | OTHER_TYPES).items()}
 _ELEMENT_BYTES = {
     **{0: 2, 1: 4, 2: 8, 3: 1, 4: 4, 5: 8, 6: 2},
     **{200: 1, 201: 1, 202: 2, 203: 2, 204: 4, 205: 8},
 }
+"""Those of all types except strings, whose elements have lengths of their own."""
 _NUMBERS_MEAN: Mapping[int, tuple[str, ...]] = {
     2: ("fp64", "u8"),
     3: ("u8", "i32", "bf16"),
@@ -39,7 +45,12 @@ ARRAY_TYPES = {
     "u8": "|u1", "u16": "<u2", "u32": "<u4", "u64": "<u8",
     "i8": "|i1", "i16": "<i2", "i32": "<i4", "i64": "<i8",
 }  # fmt: skip
-"""NumPy's codes of the types. It has no bfloat16, of which an array has the bytes."""
+"""NumPy's codes of the types, except strings. It has no bfloat16, of which an array has the bytes.
+"""
+STRINGS_MAX = 1 << 16
+"""The most elements of a tensor of strings: each is an object while it is read."""
+_LENGTH = struct.Struct("<I")
+"""In a tensor's data, each string follows its length, as in the Open Inference Protocol."""
 SCALAR_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,))
 """The component model has no tensors without dimensions, so that `[1]` stands for a scalar, too."""
 NAMES_SHOWN_MAX, NAME_CHARACTERS_MAX = 16, 100
@@ -71,6 +82,38 @@ NamedTensor: TypeAlias = tuple[str, Tensor]
 def bytes_of_shape(kind: int, dimensions: Sequence[int]) -> int:
     """Return the bytes of a tensor with these dimensions and this number of its type."""
     return math.prod(dimensions) * _ELEMENT_BYTES.get(kind, 0)
+
+
+def pack_strings(strings: Iterable[bytes]) -> bytes:
+    """Return the data of a tensor of strings."""
+    return b"".join(part for one in strings for part in (_LENGTH.pack(len(one)), one))
+
+
+def unpack_strings(data: bytes) -> list[bytes]:
+    """Return the elements of a tensor of strings.
+
+    :raises ValueError: one is cut off.
+    :raises TooLarge: there are too many.
+    """
+    found, at = list[bytes](), 0
+    while at < len(data):
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack(data[at:start])[0] if start <= len(data) else len(data) + 1
+        if at > len(data):
+            raise ValueError("a string is cut off")
+        found.append(data[start:at])
+        if len(found) > STRINGS_MAX:
+            raise too_many_strings()
+    return found
+
+
+def too_many_strings() -> TooLarge:
+    """Return the error for a tensor with more strings than one may have."""
+    return TooLarge(
+        f"a tensor has more than {STRINGS_MAX} strings",
+        hint="divide the inputs",
+        data={"strings_max": STRINGS_MAX},
+    )
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -198,6 +241,9 @@ def _fitting(info: TensorInfo, tensor: Tensor) -> Tensor:
             f"the input {info} got the shape {shape_text(tensor.dimensions[:NAMES_SHOWN_MAX])}",
             hint="send the declared number of dimensions, with the same sizes where one is fixed",
         )
+    if info.type == STRING:
+        _check_strings(info, tensor.data, dimensions)
+        return Tensor(tensor.data, dimensions, number)
     size = math.prod(dimensions) * _ELEMENT_BYTES[number]
     if size != len(tensor.data):
         raise InvalidArgument(
@@ -210,3 +256,21 @@ def _fitting(info: TensorInfo, tensor: Tensor) -> Tensor:
             f"the input {info} got a byte other than 0 and 1", hint="send 0 for false, 1 for true"
         )
     return Tensor(tensor.data, dimensions, number)
+
+
+def _check_strings(info: TensorInfo, data: bytes, dimensions: tuple[int, ...]) -> None:
+    """Check that *data* has the strings of a tensor.
+
+    :raises InvalidArgument: it has another number of them, or something else.
+    :raises TooLarge: there are too many.
+    """
+    try:
+        count = len(unpack_strings(data))
+        found = f"{count} strings"
+    except ValueError as exc:
+        count, found = -1, f"damaged strings ({exc})"
+    if count != math.prod(dimensions):
+        raise InvalidArgument(
+            f"the input {info} got {found} in the shape {shape_text(dimensions[:NAMES_SHOWN_MAX])}",
+            hint="send each string after its length, 4 bytes with the lowest first",
+        )

@@ -16,7 +16,7 @@ ELEMENTS = {
     "bf16": TensorProto.BFLOAT16, "u8": TensorProto.UINT8, "i8": TensorProto.INT8,
     "u16": TensorProto.UINT16, "i16": TensorProto.INT16, "i32": TensorProto.INT32,
     "u32": TensorProto.UINT32, "i64": TensorProto.INT64, "u64": TensorProto.UINT64,
-    "bool": TensorProto.BOOL, "string": TensorProto.STRING,
+    "bool": TensorProto.BOOL, "string": TensorProto.STRING, "complex64": TensorProto.COMPLEX64,
 }  # fmt: skip
 
 

@@ -173,9 +173,10 @@ def modulo() -> bytes:
     return model(Subgraph(tensors, nodes, ["a", "b"], ["y"]))
 
 
-def gather() -> bytes:
+def gather(kind: str = "fp32") -> bytes:
     """Return a graph that picks the elements `i` of `d`."""
-    tensors = [Tensor("d", shape=("n",)), Tensor("i", "i32", ("k",)), Tensor("y", shape=("k",))]
+    shapes = {"d": (kind, ("n",)), "i": ("i32", ("k",)), "y": (kind, ("k",))}
+    tensors = [Tensor(name, *rest) for name, rest in shapes.items()]
     options = schema.BuiltinOptions.GatherOptions, schema.GatherOptionsT()
     return model(
         Subgraph(tensors, [Node(Operator.GATHER, ["d", "i"], ["y"], options)], ["d", "i"], ["y"])

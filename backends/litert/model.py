@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
@@ -20,10 +21,21 @@ from ..graphs import (
     run_error,
 )
 from ..model_spec import LoadProgress, ModelSpec
-from ..tensors import ARRAY_TYPES, NamedTensor, Tensor, TensorInfo, match_inputs
+from ..tensors import (
+    ARRAY_TYPES,
+    STRING,
+    STRINGS_MAX,
+    NamedTensor,
+    Tensor,
+    TensorInfo,
+    match_inputs,
+    pack_strings,
+    too_many_strings,
+    unpack_strings,
+)
 from .header import LiteRtHeader, read_litert_header
 
-_SERVED = tuple(kind for kind in ARRAY_TYPES if kind != "bf16")
+_SERVED = (*(kind for kind in ARRAY_TYPES if kind != "bf16"), STRING)
 """The types of tensors. LiteRT's Python API has no bfloat16."""
 
 
@@ -126,8 +138,7 @@ class ShapedInterpreter:
         try:
             self._resize(inputs)
             for index, declared, tensor in zip(self._inputs, info.inputs, inputs, strict=True):
-                array = np.frombuffer(tensor.data, ARRAY_TYPES[declared.type])
-                self._interpreter.set_tensor(index, array.reshape(tensor.dimensions))
+                self._interpreter.set_tensor(index, _array(declared, tensor))
             self._interpreter.invoke()
             sizes = [one["shape"] for one in self._interpreter.get_output_details()]
         except Exception as exc:  # LiteRT's errors have no common class
@@ -136,6 +147,7 @@ class ShapedInterpreter:
             sum(
                 int(np.prod(size, dtype=np.int64)) * np.dtype(ARRAY_TYPES[declared.type]).itemsize
                 for size, declared in zip(sizes, info.outputs, strict=True)
+                if declared.type != STRING
             )
         )
         return [
@@ -158,4 +170,18 @@ class ShapedInterpreter:
             array = self._interpreter.get_tensor(index)
         except Exception as exc:  # LiteRT's errors have no common class
             raise run_error(exc) from None
-        return Tensor(array.tobytes(), tuple(array.shape), TYPE_NUMBERS[declared.type])
+        if declared.type != STRING:
+            return Tensor(array.tobytes(), tuple(array.shape), TYPE_NUMBERS[declared.type])
+        if array.size > STRINGS_MAX:
+            raise too_many_strings()
+        data = pack_strings(array.flat)
+        check_output_bytes(len(data))
+        return Tensor(data, tuple(array.shape), TYPE_NUMBERS[STRING])
+
+
+def _array(declared: TensorInfo, tensor: Tensor) -> Any:
+    if declared.type == STRING:
+        elements = np.array(unpack_strings(tensor.data), object)
+    else:
+        elements = np.frombuffer(tensor.data, ARRAY_TYPES[declared.type])
+    return elements.reshape(tensor.dimensions)

@@ -19,6 +19,7 @@ ELEMENT_TYPES = {
     1: "fp32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 8: "string", 9: "bool",
     10: "fp16", 11: "fp64", 12: "u32", 13: "u64", 14: "complex64", 15: "complex128", 16: "bf16",
     17: "f8e4m3fn", 18: "f8e4m3fnuz", 19: "f8e5m2", 20: "f8e5m2fnuz", 21: "u4", 22: "i4", 23: "f4",
+    24: "f8e8m0", 25: "u2", 26: "i2",
 }  # fmt: skip
 """The names of `TensorProto.DataType`."""
 _CONTAINERS = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}

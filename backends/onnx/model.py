@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -31,7 +31,18 @@ from ..graphs import (
     run_error,
 )
 from ..model_spec import LoadProgress, ModelSpec
-from ..tensors import ARRAY_TYPES, NamedTensor, Tensor, TensorInfo, match_inputs
+from ..tensors import (
+    ARRAY_TYPES,
+    STRING,
+    STRINGS_MAX,
+    NamedTensor,
+    Tensor,
+    TensorInfo,
+    match_inputs,
+    pack_strings,
+    too_many_strings,
+    unpack_strings,
+)
 from .header import ELEMENT_TYPES, OnnxHeader, read_onnx_header
 
 PROVIDER = "CPUExecutionProvider"
@@ -43,6 +54,11 @@ VIEW_BYTES_MIN = 1 << 20
 _SILENT = 4
 """The log level of fatal errors: the engine also raises what it logs."""
 _ELEMENT_NUMBERS = {name: number for number, name in ELEMENT_TYPES.items()}
+_STRING_NUMBER = _ELEMENT_NUMBERS[STRING]
+_NUMBERS_OF_ARRAYS = {
+    code: TYPE_NUMBERS[kind] for kind, code in ARRAY_TYPES.items() if kind != "bf16"
+}
+"""The numbers of types by NumPy's codes."""
 _TERMINATED = "terminate flag being set to true"
 
 
@@ -150,26 +166,65 @@ class OnnxComputation:
     def run(self, lane: int = 0) -> list[NamedTensor]:
         """Return the outputs; see `Computation`. All lanes are equal."""
         names = [info.name for info in self._outputs]
+        # The values share the memory of the tensors' bytes, which the inputs keep alive.
+        values = {info.name: _value(info, tensor) for info, tensor in self.inputs}
         try:
-            # The values share the memory of the tensors' bytes, which the list keeps alive.
-            values = {info.name: _value(info, tensor) for info, tensor in self.inputs}
-            found = self._session.run_with_ort_values(names, values, self._options)
+            found = self._run_session(names, values)
+            tensors = [_tensor(value) for value in found]
+        except InferdError:
+            raise
         except Exception as exc:  # the engine's errors have no common class
             raise _run_error(exc) from None
-        check_output_bytes(sum(value.tensor_size_in_bytes() for value in found))
-        return [(name, _tensor(value)) for name, value in zip(names, found, strict=True)]
+        return list(zip(names, tensors, strict=True))
+
+    def _run_session(self, names: Sequence[str], values: dict[str, Any]) -> list[Any]:
+        """Return the outputs, which are not too large, as values or, of a graph that takes strings,
+        as arrays: values cannot be made of strings.
+        """
+        if any(info.type == STRING for info, _ in self.inputs):
+            arrays = [np.asarray(one) for one in self._session.run(names, values, self._options)]
+            check_output_bytes(sum(one.nbytes for one in arrays if one.dtype != object))
+            return arrays
+        found = self._session.run_with_ort_values(names, values, self._options)
+        numbers = (one for one in found if one.element_type() != _STRING_NUMBER)
+        check_output_bytes(sum(value.tensor_size_in_bytes() for value in numbers))
+        return list(found)
 
 
-def _value(info: TensorInfo, tensor: Tensor) -> onnxruntime.OrtValue:
+def _value(info: TensorInfo, tensor: Tensor) -> Any:
+    """Return an input as a value, or as an array of strings.
+
+    :raises InvalidArgument: a string is not UTF-8.
+    """
+    if info.type == STRING:
+        return _strings(info, tensor)
     array = np.frombuffer(tensor.data, ARRAY_TYPES[info.type]).reshape(tensor.dimensions)
     number = _ELEMENT_NUMBERS[info.type]
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
 
 
-def _tensor(value: onnxruntime.OrtValue) -> Tensor:
+def _strings(info: TensorInfo, tensor: Tensor) -> Any:
+    try:
+        texts = [one.decode() for one in unpack_strings(tensor.data)]
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            f"the input {info} got a string that is not UTF-8", hint="send strings in UTF-8"
+        ) from None
+    return np.array(texts, object).reshape(tensor.dimensions)
+
+
+def _tensor(value: Any) -> Tensor:
+    """Return an output, which is a value or an array.
+
+    :raises TooLarge: it has too many strings, or too long ones.
+    """
+    if not isinstance(value, onnxruntime.OrtValue):
+        return _tensor_of_array(np.asarray(value))
     kind = ELEMENT_TYPES.get(value.element_type(), "")
     if kind not in TYPE_NUMBERS:  # though the header declares another type
         raise BackendError(f"an output has elements of {kind or 'an unknown type'}")
+    if kind == STRING:
+        return _tensor_of_array(np.asarray(value.numpy(), object))
     size = value.tensor_size_in_bytes()
     # Not by NumPy, which has no bfloat16.
     if size >= VIEW_BYTES_MIN:
@@ -184,6 +239,16 @@ def _view(value: onnxruntime.OrtValue, size: int) -> memoryview:
     memory = (ctypes.c_ubyte * size).from_address(value.data_ptr())
     memory.owner = value  # type: ignore[attr-defined]  # of this object alone
     return np.frombuffer(memoryview(memory), np.uint8).data
+
+
+def _tensor_of_array(array: Any) -> Tensor:
+    if array.dtype.kind not in "OUS":
+        return Tensor(array.tobytes(), array.shape, _NUMBERS_OF_ARRAYS[array.dtype.str])
+    if array.size > STRINGS_MAX:
+        raise too_many_strings()
+    data = pack_strings(str(one).encode() for one in array.flat)
+    check_output_bytes(len(data))
+    return Tensor(data, array.shape, TYPE_NUMBERS[STRING])
 
 
 def _run_error(exc: Exception) -> InferdError:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...backends.errors import InvalidArgument, TooLarge
 from ...backends.library import install_command
+from ...backends.tensors import STRING, STRINGS_MAX, pack_strings, too_many_strings
 from ...ipc.client import Tensor
 from ...ipc.client.arrays import ARRAY_NAMES, find_numpy, numbers_of, pack_numbers, type_name_of
 from ...ipc.messages import TENSOR_BYTES_MAX
@@ -27,6 +28,10 @@ _TYPES = {
 }  # fmt: skip
 """The names of types by those in files, without the order of bytes."""
 _DESCRIPTIONS = {kind: name for name, kind in _TYPES.items()}
+_TEXT = re.compile(r"([<>|=])([US])(\d{1,9})")
+"""The type of texts in files: `U` of as many characters, each of 4 bytes, or `S` of bytes."""
+_TEXT_BYTES_MAX = 256 << 20
+"""The most bytes of a file of strings, all of which have the length of the longest one there."""
 _NAME_CHARACTERS_MAX = 100
 
 
@@ -69,11 +74,15 @@ def _parse(path: Path, data: bytes) -> Any:
         raise ValueError("a long header")
     header = ast.literal_eval(data[start : start + size].decode("latin-1"))
     description, shape = header["descr"], header["shape"]
-    if not isinstance(description, str) or description[1:] not in _TYPES:
+    text = _TEXT.fullmatch(description) if isinstance(description, str) else None
+    if not isinstance(description, str) or (text is None and description[1:] not in _TYPES):
         raise InvalidArgument(
-            f"{path} has elements of {description!r:.100}", hint="save numbers or truth values"
+            f"{path} has elements of {description!r:.100}",
+            hint="save numbers, truth values or texts",
         )
     order, width = description[0], int(description[2:])
+    if text is not None and text[2] == "U":
+        width *= 4
     if any(not isinstance(n, int) or n < 0 for n in shape):
         raise ValueError("no shape")
     elements = data[start + size :]
@@ -84,9 +93,26 @@ def _parse(path: Path, data: bytes) -> Any:
         )
     if header["fortran_order"] and len(shape) > 1:
         return _in_other_order(path, data)
+    if text is not None:
+        count = math.prod(shape)
+        if count > STRINGS_MAX:  # texts may have no characters, and take no bytes
+            raise too_many_strings()
+        strings = [elements[n * width : (n + 1) * width] for n in range(count)]
+        return Tensor(
+            data=pack_strings(_trimmed(one, text) for one in strings),
+            dimensions=list(shape),
+            type=STRING,
+        )
     if order == ">":
         elements = _swapped(elements, width)
     return Tensor(data=elements, dimensions=list(shape), type=_TYPES[description[1:]])
+
+
+def _trimmed(data: bytes, text: re.Match[str]) -> bytes:
+    """Return an element of a file of texts, which is filled up with zeros, in UTF-8."""
+    if text[2] == "S":
+        return data.rstrip(b"\0")
+    return data.decode("utf-32-be" if text[1] == ">" else "utf-32-le").rstrip("\0").encode()
 
 
 def _in_other_order(path: Path, data: bytes) -> Any:
@@ -114,12 +140,31 @@ def array_file(tensor: Tensor) -> bytes:
         kind, data = "fp32", pack_numbers(numbers_of(tensor), "fp32")
     shape = tuple(tensor.dimensions)
     mark = "|" if kind in ("u8", "i8", "bool") else "<"
-    description = f"{mark}{_DESCRIPTIONS[kind]}"
+    if kind == STRING:
+        description, data = _texts(tensor)
+    else:
+        description = f"{mark}{_DESCRIPTIONS[kind]}"
     header = f"{{'descr': {description!r}, 'fortran_order': False, 'shape': {shape}, }}"
     # The elements begin at a multiple of 64 bytes.
     header = header.ljust(-(10 + len(header) + 1) % 64 + len(header)) + "\n"
     version = b"\1\0" + struct.pack("<H", len(header))
     return _MAGIC + version + header.encode("latin-1") + data
+
+
+def _texts(tensor: Tensor) -> tuple[str, bytes]:
+    """Return the type and the elements of a file of strings.
+
+    :raises TooLarge: it would have too many bytes.
+    """
+    strings = numbers_of(tensor)
+    width = max((len(one) for one in strings), default=0) or 1
+    if 4 * width * len(strings) > _TEXT_BYTES_MAX:
+        raise TooLarge(
+            f"a file of {len(strings)} strings of up to {width} characters would have more than"
+            f" {_TEXT_BYTES_MAX} bytes",
+            hint="print them with --json",
+        )
+    return f"<U{width}", b"".join(one.ljust(width, "\0").encode("utf-32-le") for one in strings)
 
 
 def file_names(names: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from ...backends.errors import InvalidArgument
-from ...backends.tensors import shape_text
+from ...backends.tensors import STRING, shape_text
 from ...ipc.client import Tensor
 from ...ipc.client.arrays import converted_tensor, numbers_of, type_name_of
 from ...ipc.names import Priority
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 VALUES_MAX = 8
 """An output with more values is summarized."""
 _FIRST = 4
+_CHARACTERS_MAX = 100
+"""The most characters that are printed of a string."""
 ARRAY_SUFFIX = ".npy"
 
 
@@ -88,7 +90,7 @@ def _compute(
 
 
 def _value_of(name: str, text: str) -> Any:
-    """Return the value of `--input`: an array in a file, or numbers in JSON.
+    """Return the value of `--input`: an array in a file, or numbers or strings in JSON.
 
     :raises InvalidArgument: it is neither.
     """
@@ -96,11 +98,11 @@ def _value_of(name: str, text: str) -> Any:
     if text.endswith(ARRAY_SUFFIX) or path.is_file():
         return read_array(path)
     try:
-        return msgspec.json.decode(text, type=list[Any] | float | int | bool)
+        return msgspec.json.decode(text, type=list[Any] | float | int | bool | str)
     except msgspec.DecodeError:
         raise InvalidArgument(
-            f"--input {name}: {text[:100]!r} is neither a file nor numbers in JSON",
-            hint=f"{name}=FILE.npy, or {name}=[[1, 2], [3, 4]]",
+            f"--input {name}: {text[:100]!r} is neither a file nor numbers or strings in JSON",
+            hint=f"{name}=FILE.npy, {name}=[[1, 2], [3, 4]], or '{name}=[\"text\"]'",
         ) from None
 
 
@@ -140,8 +142,8 @@ def _nested(tensor: Tensor) -> Any:
 
 
 def values_text(tensor: Tensor) -> str:
-    """Return the values for people: all if they are few, else the first, and the least and the
-    largest with its place.
+    """Return the values for people: all if they are few, else the first, and of numbers the least
+    and the largest with its place.
     """
     values = numbers_of(tensor)
     if not len(values):
@@ -149,6 +151,8 @@ def values_text(tensor: Tensor) -> str:
     if len(values) <= VALUES_MAX:
         return " ".join(map(_number_text, values))
     first = " ".join(map(_number_text, values[:_FIRST]))
+    if type_name_of(tensor) == STRING:
+        return f"{first} …; {len(values)} strings"
     numbers = [value for value in values if value == value]
     if not numbers:
         return f"{first} …, all NaN"
@@ -169,7 +173,9 @@ def _place(index: int, dimensions: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
-def _number_text(value: float) -> str:
+def _number_text(value: float | str) -> str:
+    if isinstance(value, str):
+        return repr(value if len(value) <= _CHARACTERS_MAX else f"{value[:_CHARACTERS_MAX]}…")
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -42,6 +42,7 @@ from .tensors import (
     is_graph,
     is_tensor,
     prompt_number,
+    prompt_text,
     read_input,
     read_tensor,
     set_tensor,
@@ -171,7 +172,8 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
         set_metadata(session, tensor.data)
         await session.wait_recorded()
     else:
-        async with stored_images(daemon, request, session, tensor.data) as prompt:
+        text = prompt_text(tensor)
+        async with stored_images(daemon, request, session, text) as prompt:
             await session.set_input(prompt)
     return w.Empty()
 
@@ -240,7 +242,7 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
         outputs = await compute_named(daemon, request, session, inputs, kept.values(), use)
         return w.ComputeResult(outputs=outputs, metadata=session.metadata())
     number = prompt_number(inputs)
-    prompt = None if number is None else inputs[number][1].data
+    prompt = None if number is None else prompt_text(inputs[number][1])
     for name, tensor in inputs:
         if is_configuration(name, tensor):
             set_metadata(session, tensor.data)

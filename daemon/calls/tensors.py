@@ -182,6 +182,18 @@ def prompt_number(inputs: Sequence[t.NamedTensor]) -> int | None:
     return prompts[0] if prompts else None
 
 
+def prompt_text(tensor: t.Tensor) -> bytes:
+    """Return the bytes of a prompt.
+
+    :raises InvalidArgument: it is a tensor of strings, whose data has their lengths, too.
+    """
+    if tensor.type == t.OTHER_TYPES[t.STRING]:
+        raise InvalidArgument(
+            "the prompt is a tensor of strings", hint="send the bytes of one text as u8"
+        )
+    return tensor.data
+
+
 def with_bytes(
     given: Sequence[tuple[str, w.Tensor]], inputs: Sequence[t.NamedTensor]
 ) -> list[tuple[str, w.Tensor]]:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...backends.errors import InvalidArgument, ProtocolError
-from ...backends.tensors import TYPE_NAMES, TensorInfo
+from ...backends.tensors import STRING, TYPE_NAMES, TensorInfo, pack_strings, unpack_strings
 from ..messages import Tensor
 from .kept_tensors import TensorReference
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ArrayLike: TypeAlias = "NDArray[Any] | Tensor | TensorReference | Buffer | Sequence[Any] | float"
 """An array, a tensor, one that stays in the daemon or is in a buffer of the client, a buffer of
-Python with a format, a number, or a list of numbers or of such lists.
+Python with a format, a number or string, or a list of these or of such lists.
 """
 CODES: dict[str, Any] = {
     "fp16": "e", "fp32": "f", "fp64": "d", "bool": "?", "u8": "B", "i8": "b", "u16": "H",
@@ -36,7 +36,7 @@ ARRAY_NAMES = {
     "u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32", "i32": "int32",
     "u64": "uint64", "i64": "int64",
 }  # fmt: skip
-"""NumPy's names of types, and that of the package ml_dtypes."""
+"""NumPy's names of types, and that of the package ml_dtypes. Strings have several, and `object`."""
 _TYPES = {name: kind for kind, name in ARRAY_NAMES.items()}
 FLOATS = ("fp16", "fp32", "fp64", "bf16")
 DEPTH_MAX = 32
@@ -65,6 +65,8 @@ def tensor_of(value: ArrayLike, declared: TensorInfo | None, name: str) -> Tenso
         return value
     if isinstance(value, TensorReference):
         return value.as_input()
+    if declared is not None and declared.type == STRING:
+        return _from_strings(value, text)
     if isinstance(value, list | tuple | int | float):
         return _from_numbers(value, declared, text)
     numpy = find_numpy()
@@ -136,6 +138,32 @@ def _from_numbers(value: Any, declared: TensorInfo | None, text: str) -> Tensor:
     except (OverflowError, ValueError, struct.error):
         raise _out_of_range(text, declared.type) from None
     return Tensor(data=data, dimensions=shape, type=declared.type)
+
+
+def _from_strings(value: Any, text: str) -> Tensor:
+    """Return strings as a tensor: `str` in UTF-8, `bytes` as they are.
+
+    :raises InvalidArgument: an element is neither, or cannot be encoded.
+    """
+    numpy = find_numpy()
+    if numpy is not None and hasattr(value, "__array__"):
+        array = numpy.asarray(value)
+        elements, shape = array.ravel().tolist(), list(array.shape)
+    else:
+        elements, shape = _flatten(value, text)
+    unfit = [one for one in elements if not isinstance(one, str | bytes)]
+    if unfit:
+        raise InvalidArgument(
+            f"the input {text} got the value {unfit[0]!r:.80}",
+            hint="send strings, or bytes in UTF-8",
+        )
+    try:
+        data = pack_strings(one.encode() if isinstance(one, str) else one for one in elements)
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"the input {text} got a text with half a surrogate pair", hint="send whole characters"
+        ) from None
+    return Tensor(data=data, dimensions=shape, type=STRING)
 
 
 def pack_numbers(numbers: Sequence[Any], kind: str) -> bytes:
@@ -252,7 +280,8 @@ def type_name_of(tensor: Tensor) -> str:
 
 def array_of(tensor: Tensor) -> Any:
     """Return an output as an array of NumPy, or as it is without NumPy. NumPy has no bfloat16; its
-    numbers become those of float32, unchanged.
+    numbers become those of float32, unchanged. Strings become objects of `str`, or all of `bytes`
+    if one is not UTF-8.
 
     :raises ProtocolError: its bytes do not have its shape.
     """
@@ -261,7 +290,9 @@ def array_of(tensor: Tensor) -> Any:
         return tensor
     kind = type_name_of(tensor)
     try:
-        if kind == "bf16":
+        if kind == STRING:
+            found = numpy.array(_texts_or_bytes(tensor), object)
+        elif kind == "bf16":
             found = (numpy.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
         else:
             found = numpy.frombuffer(tensor.data, dtype_of(kind)).copy()
@@ -270,12 +301,34 @@ def array_of(tensor: Tensor) -> Any:
         raise ProtocolError(f"an output of {kind} cannot be read: {exc}") from None
 
 
+def strings_of(tensor: Tensor) -> list[bytes]:
+    """Return the elements of a tensor of strings.
+
+    :raises ProtocolError: its bytes are not strings.
+    """
+    try:
+        return unpack_strings(tensor.data)
+    except ValueError as exc:
+        raise ProtocolError(f"an output of strings cannot be read: {exc}") from None
+
+
+def _texts_or_bytes(tensor: Tensor) -> list[str] | list[bytes]:
+    strings = strings_of(tensor)
+    try:
+        return [one.decode() for one in strings]
+    except UnicodeDecodeError:
+        return strings
+
+
 def numbers_of(tensor: Tensor) -> Sequence[Any]:
-    """Return the elements of a tensor as numbers of Python.
+    """Return the elements of a tensor as numbers of Python, or as texts, in which bytes that are
+    not UTF-8 are escaped.
 
     :raises ProtocolError: its bytes are not those of its type.
     """
     kind, data = type_name_of(tensor), tensor.data
+    if kind == STRING:
+        return [one.decode(errors="backslashreplace") for one in strings_of(tensor)]
     try:
         if kind == "fp16":
             return struct.unpack(f"<{len(data) // 2}e", data)

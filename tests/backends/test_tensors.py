@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from inferd.backends import LanguageModel, ModelSpec, TensorModel, load_model
-from inferd.backends.errors import BackendError, InvalidArgument
+from inferd.backends.errors import BackendError, InvalidArgument, TooLarge
 from inferd.backends.tensors import (
     OTHER_TYPES,
+    STRINGS_MAX,
     TENSOR_TYPES,
     Tensor,
     TensorInfo,
     check_index,
     match_inputs,
+    pack_strings,
+    unpack_strings,
 )
 
 
@@ -141,3 +144,36 @@ def test_a_byte_of_a_bool_is_0_or_1() -> None:
     match_inputs([info], [("x", Tensor(b"\0\1", (2,), OTHER_TYPES["bool"]))])
     with pytest.raises(InvalidArgument, match="other than 0 and 1"):
         match_inputs([info], [("x", Tensor(b"\0\2", (2,), OTHER_TYPES["bool"]))])
+
+
+TEXTS = TensorInfo("texts", "string", ("n", 2))
+
+
+def test_strings_are_packed_with_their_lengths() -> None:
+    assert pack_strings([b"a", b"", b"bc"]) == b"\1\0\0\0a\0\0\0\0\2\0\0\0bc"
+    for strings in ([], [b""], [b"a", b"\xff\0", b"x" * 1000]):
+        assert unpack_strings(pack_strings(strings)) == strings
+    for damaged in (b"\1", b"\1\0\0\0", b"\0\0\0\0\0", b"\xff\xff\xff\xffa"):
+        with pytest.raises(ValueError, match="cut off"):
+            unpack_strings(damaged)
+    unpack_strings(bytes(4) * STRINGS_MAX)
+    with pytest.raises(TooLarge, match=f"more than {STRINGS_MAX} strings"):
+        unpack_strings(bytes(4) * (STRINGS_MAX + 1))
+
+
+def test_a_tensor_of_strings_has_as_many_as_its_shape() -> None:
+    number = OTHER_TYPES["string"]
+    fitting = Tensor(pack_strings([b"a", b"b"]), (1, 2), number)
+    assert match_inputs([TEXTS], [("texts", fitting)]) == [(TEXTS, fitting)]
+    empty = Tensor(b"", (0, 2), number)
+    assert match_inputs([TEXTS], [("texts", empty)]) == [(TEXTS, empty)]
+    for data, dimensions, message in (
+        (pack_strings([b"a"]), (1, 2), r"got 1 strings in the shape \[1, 2\]"),
+        (pack_strings([b"a"] * 3), (1, 2), "got 3 strings"),
+        (b"\1\0\0\0", (1, 2), "a string is cut off"),
+        (pack_strings([b"a", b"b"]), (2,), r"got the shape \[2\]"),
+        (b"", (1 << 62, 2), "got 0 strings"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            match_inputs([TEXTS], [("texts", Tensor(data, dimensions, number))])
+    assert not fitting.holds_numbers

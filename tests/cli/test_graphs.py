@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferd import Client
+from inferd import Client, TooLarge
 from inferd.cli.inference.array_files import array_file, file_names, read_array
 from inferd.cli.inference.graph_command import values_text
 from inferd.ipc.client import Tensor
@@ -30,6 +31,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         "fresh": identity("i32", "bf16", shape=["n", 3]),
         "scalar": identity("fp64", "bool", shape=[]),
         "wide": identity("fp32", shape=["n", "m"]),
+        "texts": identity("string", shape=["n"]),
     }
     write_graphs(models, graphs)
     with running_daemon(echo_model("text"), models_dir=models) as running:
@@ -107,6 +109,36 @@ def test_scalars_and_truth_values(daemon: RunningDaemon) -> None:
     assert [output["data"] for output in found["outputs"]] == [2.5, True]
 
 
+def test_strings_come_from_json_and_files(daemon: RunningDaemon, tmp_path: Path) -> None:
+    found = run(daemon, "texts", "--input", 'x0=["a", "\u00e4\\u001b[1m"]')
+    assert found.endswith("""'a' '\u00e4\\x1b[1m'\n""")
+    np.save(tmp_path / "u.npy", np.array(["one", "\u00e4\u20ac"]))
+    np.save(tmp_path / "big.npy", np.array(["one", "\u00e4\u20ac"], ">U3"))
+    np.save(tmp_path / "s.npy", np.array([b"one", "\u00e4\u20ac".encode()]))
+    for name in ("u", "big", "s"):
+        arguments = ("texts", "--input", f"x0={tmp_path / f'{name}.npy'}", "--json")
+        [output] = document(inferd("run", *arguments, socket=daemon.socket))["outputs"]
+        assert (output["type"], output["data"]) == ("string", ["one", "\u00e4\u20ac"])
+    given = f"x0={tmp_path / 'u.npy'}"
+    run(daemon, "texts", "--input", given, "--output", str(tmp_path / "out"))
+    written = np.load(tmp_path / "out" / "y0.npy")
+    assert written.dtype == np.dtype("<U3") and written.tolist() == ["one", "\u00e4\u20ac"]
+    many = json.dumps([f"text {number}" for number in range(20)])
+    assert run(daemon, "texts", "--input", f"x0={many}").endswith("'text 3' \u2026; 20 strings\n")
+
+
+def test_files_of_strings_are_bounded(tmp_path: Path) -> None:
+    header = "{'descr': '<U0', 'fortran_order': False, 'shape': (1000000000,), }\n"
+    data = b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode()
+    (tmp_path / "empty.npy").write_bytes(data)
+    with pytest.raises(TooLarge, match="more than 65536 strings"):
+        read_array(tmp_path / "empty.npy")
+    strings = [b"", b"x" * (8 << 20)] * 10
+    packed = b"".join(struct.pack("<I", len(one)) + one for one in strings)
+    with pytest.raises(TooLarge, match="20 strings of up to 8388608 characters"):
+        array_file(Tensor(data=packed, dimensions=[20], type="string"))
+
+
 def test_many_values_are_summarized(daemon: RunningDaemon, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(3, 4))
     found = run(daemon, "wide", "--input", f"x0={tmp_path / 'x.npy'}")
@@ -132,6 +164,7 @@ def test_outputs_are_written_as_numpy_reads_them(
 def test_mistakes_are_sentences_with_hints(daemon: RunningDaemon, tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("text")
     np.save(tmp_path / "words.npy", np.array(["a"]))
+    np.save(tmp_path / "dates.npy", np.array(["2026-01-01"], "M8[D]"))
     np.save(tmp_path / "f.npy", np.array([[0.5, 1]]))
     good = ("--input", "a=[[1, 2]]", "--input", "b=[[1, 2]]")
     named = "its inputs are 'a' (fp32 [n, 2]), 'b' (fp32 [n, 2])"
@@ -145,9 +178,11 @@ def test_mistakes_are_sentences_with_hints(daemon: RunningDaemon, tmp_path: Path
         (("fresh", "--input", "x0=[[3000000000, 2, 3]]"), "values that i32 does not have"),
         (("fresh", "--input", f"x0={tmp_path / 'f.npy'}"), "got an array of fp64", "as int32"),
         (("affine", "--input", "a=none.npy"), "none.npy cannot be read: No such file"),
-        (("affine", "--input", "a=hello"), "neither a file nor numbers in JSON"),
+        (("affine", "--input", "a=hello"), "neither a file nor numbers or strings in JSON"),
         (("affine", "--input", f"a={tmp_path / 'text.npy'}"), "is not a .npy file", "NumPy's save"),
-        (("affine", "--input", f"a={tmp_path / 'words.npy'}"), "has elements of '<U1'"),
+        (("affine", "--input", f"a={tmp_path / 'words.npy'}"), "got an array of string"),
+        (("affine", "--input", f"a={tmp_path / 'dates.npy'}"), "has elements of '<M8[D]'"),
+        (("texts", "--input", "x0=[1]"), "got the value 1", "send strings"),
         (("affine", "hello"), "'affine' is a graph, which takes no text", named),
         (("affine", "hello", *good), "PROMPT is for language models"),
         (("affine", "--temp", "0", *good), "--temp is for language models"),

@@ -22,7 +22,7 @@ from ..fields import FieldTable
 from ..limits import CLOSE_S_MAX
 from ..turns.inferences import FailureCounts
 from .fields import INDEX, LOAD, UNLOAD, LoadRequest
-from .tensors import DATATYPE_OF, no_shared_memory
+from .tensors import DATATYPE_OF, TEXTS, no_shared_memory
 
 MODEL_VERSION = "1"
 """The only version that a model has."""
@@ -174,6 +174,7 @@ def _count(shown: ShownModel) -> dict[str, int]:
 
 def _configured(tensor: Mapping[str, Any]) -> dict[str, Any]:
     datatype = DATATYPE_OF.get(tensor["type"], tensor["type"].upper())
+    datatype = "STRING" if datatype == TEXTS else datatype  # the configuration's own name
     return {
         "name": tensor["name"],
         "data_type": f"TYPE_{datatype}",

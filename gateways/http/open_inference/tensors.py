@@ -12,8 +12,16 @@ import msgspec
 from msgspec import Raw
 
 from ....backends.errors import InferdError, InvalidArgument, TooLarge, UnsupportedOperation
+from ....backends.tensors import STRING, STRINGS_MAX, pack_strings, too_many_strings, unpack_strings
 from ....ipc.client import Tensor
-from ....ipc.client.arrays import FLOATS, element_bytes, numbers_of, pack_numbers, type_name_of
+from ....ipc.client.arrays import (
+    FLOATS,
+    element_bytes,
+    numbers_of,
+    pack_numbers,
+    strings_of,
+    type_name_of,
+)
 from ....ipc.messages import TENSOR_BYTES_MAX
 from ..fields import field_error
 from .bodies import Body
@@ -22,11 +30,11 @@ from .fields import InferInput, InferOutput, InferRequest, OutputParameters, Req
 DATATYPES = {
     "BOOL": "bool", "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64",
     "INT8": "i8", "INT16": "i16", "INT32": "i32", "INT64": "i64", "FP16": "fp16", "FP32": "fp32",
-    "FP64": "fp64", "BF16": "bf16",
+    "FP64": "fp64", "BF16": "bf16", "BYTES": STRING,
 }  # fmt: skip
 """The names of types by the protocol's."""
 DATATYPE_OF = {kind: name for name, kind in DATATYPES.items()}
-TEXTS = "BYTES"
+TEXTS = DATATYPE_OF[STRING]
 _ONLY_BINARY = ("fp16", "bf16")
 _NESTING = b"[] \t\r\n"
 SLICE_BYTES = 256 << 10
@@ -44,7 +52,7 @@ def read_inputs(request: InferRequest, body: Body) -> list[tuple[str, Tensor]]:
     """Return the inputs of a request.
 
     :raises InvalidArgument: the data of an input do not have its type or shape.
-    :raises UnsupportedOperation: an input has strings, or is in shared memory.
+    :raises UnsupportedOperation: an input is in shared memory.
     """
     found, start = [], 0
     for number, (given, data) in enumerate(zip(request.inputs, body.data, strict=True)):
@@ -84,11 +92,6 @@ def _shown(given: InferInput) -> str:
 
 
 def _type_of(given: InferInput, number: int) -> str:
-    if given.datatype == TEXTS:
-        raise UnsupportedOperation(
-            f"the input {_shown(given)} is of type BYTES, and no model here takes strings",
-            hint=f"send one of {', '.join(DATATYPES)}",
-        )
     if given.datatype not in DATATYPES:
         raise field_error(
             f"inputs.{number}.datatype",
@@ -99,6 +102,10 @@ def _type_of(given: InferInput, number: int) -> str:
 
 
 def _check_size(given: InferInput, kind: str) -> None:
+    if kind == STRING:
+        if math.prod(given.shape) > STRINGS_MAX:
+            raise too_many_strings()
+        return
     size = math.prod(given.shape) * element_bytes(kind)
     if size > TENSOR_BYTES_MAX:
         raise TooLarge(
@@ -109,7 +116,9 @@ def _check_size(given: InferInput, kind: str) -> None:
 
 
 def _from_binary(given: InferInput, kind: str, data: memoryview, size: int) -> Tensor:
-    wanted = math.prod(given.shape) * element_bytes(kind)
+    if kind == STRING and len(data) == size:
+        return _from_packed(given, bytes(data))
+    wanted = math.prod(given.shape) * element_bytes(kind) if kind != STRING else size
     if size != wanted or len(data) != size:
         raise InvalidArgument(
             f"the input {_shown(given)} has binary_data_size {size}, of which {len(data)} bytes"
@@ -131,6 +140,8 @@ def _from_json(given: InferInput, kind: str, data: Raw | None) -> Tensor:
             hint="send it as binary data with binary_data_size",
         )
     packed, wanted = bytearray(), math.prod(given.shape)
+    if kind == STRING:
+        return _from_packed(given, pack_strings(_strings_in(given, bytes(data))))
     try:
         for numbers in _numbers_in(bytes(data), kind):
             packed += pack_numbers(numbers, kind)
@@ -141,12 +152,53 @@ def _from_json(given: InferInput, kind: str, data: Raw | None) -> Tensor:
         ) from None
     count = len(packed) // element_bytes(kind)
     if count != wanted:
-        raise InvalidArgument(
-            f"the input {_shown(given)} has {count} elements; its shape {given.shape[:16]} has"
-            f" {wanted}",
-            hint="send as many elements as the shape has",
-        )
+        raise _wrong_count(given, count)
     return Tensor(data=bytes(packed), dimensions=given.shape, type=kind)
+
+
+def _wrong_count(given: InferInput, count: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"the input {_shown(given)} has {count} elements; its shape {given.shape[:16]} has"
+        f" {math.prod(given.shape)}",
+        hint="send as many elements as the shape has",
+    )
+
+
+def _from_packed(given: InferInput, data: bytes) -> Tensor:
+    """Return a tensor of strings, each after its length.
+
+    :raises InvalidArgument: there are more or less strings than its shape has.
+    """
+    try:
+        count = len(unpack_strings(data))
+    except ValueError as exc:
+        raise InvalidArgument(
+            f"the data of the input {_shown(given)} are not strings: {exc}",
+            hint="send each string after its length, 4 bytes with the lowest first",
+        ) from None
+    if count != math.prod(given.shape):
+        raise _wrong_count(given, count)
+    return Tensor(data=data, dimensions=given.shape, type=STRING)
+
+
+def _strings_in(given: InferInput, text: bytes) -> list[bytes]:
+    """Return the strings of a JSON list. Rows may be lists of their own.
+
+    :raises InvalidArgument: it has something else.
+    """
+    try:
+        level = msgspec.json.decode(text, type=list[Any])
+        for _ in given.shape:
+            if any(isinstance(part, list) for part in level):
+                rows = (part if isinstance(part, list) else [part] for part in level)
+                level = [one for row in rows for one in row]
+        return [msgspec.convert(one, str).encode() for one in level]
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise InvalidArgument(
+            f"the data of the input {_shown(given)} are not strings",
+            hint="send a list of strings, or of lists of strings; bytes that are not UTF-8 as"
+            " binary data with binary_data_size",
+        ) from None
 
 
 def _numbers_in(text: bytes, kind: str) -> Iterator[list[Any]]:
@@ -223,6 +275,11 @@ def _write_output(
     kind, shape = type_name_of(tensor), list(tensor.dimensions)
     output: dict[str, Any] = {"name": name, "datatype": DATATYPE_OF[kind], "shape": shape}
     written.outputs.append(output)
+    if options.classification and kind == STRING:
+        raise InvalidArgument(
+            f"the output {name[:100]!r} is of type {TEXTS}, which has no classes",
+            hint="request it without the parameter classification",
+        )
     if options.classification:
         rows = _classes(tensor, options.classification)
         output["datatype"] = TEXTS
@@ -241,8 +298,20 @@ def _write_output(
         written.binary.append(data)
     elif options.classification:
         output["data"] = texts
+    elif kind == STRING:
+        output["data"] = _texts(name, tensor)
     else:
         output["data"] = _numbers_text(numbers_of(tensor))
+
+
+def _texts(name: str, tensor: Tensor) -> list[str]:
+    try:
+        return [one.decode() for one in strings_of(tensor)]
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            f"the output {name[:100]!r} has bytes that are not UTF-8, which JSON does not have",
+            hint="request it with the parameter binary_data",
+        ) from None
 
 
 def _classes(tensor: Tensor, count: int) -> list[list[str]]:

@@ -26,7 +26,14 @@ from inferd.backends.errors import (
     UnsupportedOperation,
 )
 from inferd.backends.litert import model as litert_model
-from inferd.backends.tensors import ARRAY_TYPES, OTHER_TYPES, TENSOR_TYPES, Tensor
+from inferd.backends.tensors import (
+    ARRAY_TYPES,
+    OTHER_TYPES,
+    TENSOR_TYPES,
+    Tensor,
+    pack_strings,
+    unpack_strings,
+)
 from tests.tflite_graphs import (
     Node,
     Signature,
@@ -40,7 +47,7 @@ from tests.tflite_graphs import (
 from tests.tflite_graphs import Tensor as Declared
 
 TYPES = TENSOR_TYPES | OTHER_TYPES
-SERVED = [kind for kind in TYPES if kind != "bf16"]
+SERVED = [kind for kind in ARRAY_TYPES if kind != "bf16"]
 
 
 def loaded(folder: Path, data: bytes) -> GraphModel:
@@ -77,6 +84,26 @@ def test_tensors_of_each_type_keep_their_bytes(tmp_path: Path, kind: str) -> Non
     data = {"bool": b"\1\0"}.get(kind) or bytes(range(1, 17))
     tensor = Tensor(data, (2, len(data) // size // 2), TYPES[kind])
     assert found.compute([("x0", tensor)]) == [("x0", tensor)]
+
+
+def strings(*values: bytes, dimensions: tuple[int, ...] | None = None) -> Tensor:
+    shape = (len(values),) if dimensions is None else dimensions
+    return Tensor(pack_strings(values), shape, TYPES["string"])
+
+
+def test_strings_are_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = loaded(tmp_path, gather("string"))
+    words = strings(b"", b"a\0b", b"\xff\xfe", b"x" * 1000)
+    for places in ((3, 1), (2,), (0, 0, 1)):
+        index = Tensor(struct.pack(f"{len(places)}i", *places), (len(places),), TYPES["i32"])
+        picked = [unpack_strings(words.data)[place] for place in places]
+        assert found.compute([("d", words), ("i", index)]) == [("y", strings(*picked))]
+    found = loaded(tmp_path, identity("string", shape=[2, "n"]))
+    given = strings(b"a", b"b", dimensions=(2, 1))
+    assert found.compute([("x0", given)]) == [("x0", given)]
+    monkeypatch.setattr(litert_model, "STRINGS_MAX", 1)
+    with pytest.raises(TooLarge, match="strings"):
+        found.compute([("x0", given)])
 
 
 def test_scalars_pass(tmp_path: Path) -> None:
@@ -147,7 +174,7 @@ def test_outputs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         found.compute([("x0", Tensor(bytes(5), (5,)))])
 
 
-@pytest.mark.parametrize("kind", ["string", "complex64"])
+@pytest.mark.parametrize("kind", ["resource", "complex64"])
 def test_types_that_are_not_served_are_refused_at_the_load(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UnsupportedOperation, match=f"'x1' of 'g' is of type {kind}"):
         loaded(tmp_path, identity("u8", kind))

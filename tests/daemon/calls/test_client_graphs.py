@@ -20,6 +20,7 @@ from inferd import (
     AsyncClient,
     Client,
     InvalidArgument,
+    ProtocolError,
     Tensor,
     TensorInfo,
     Timeout,
@@ -38,6 +39,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         models, {f"copy-{kind}": identity(kind, shape=None) for kind in arrays.ARRAY_NAMES}
     )
     write_graphs(models, {"affine": affine(), "loop": loop(), "0": identity("u8", "u8")})
+    write_graphs(models, {"texts": identity("string", shape=None)})
     with running_daemon(models_dir=models) as running:
         yield running
 
@@ -97,6 +99,46 @@ def test_each_type_passes_unchanged(client: Client, kind: str) -> None:
     if kind != "fp16":  # Python's arrays and its memoryview lack it
         flat = memoryview(given.tobytes()).cast(arrays.CODES[kind])
         assert graph.run({"x0": flat})["y0"].tolist() == given.flatten().tolist()
+
+
+def test_strings_pass_as_arrays_and_lists(client: Client) -> None:
+    texts, graph = ["", "a", "\u00e4\0\u20ac", "long " * 100], client.graph("texts")
+    square = np.array(texts, object).reshape(2, 2)
+    for given in (square, square.T, np.array(["ab", "c"]), np.array([[b"ab"], [b"c"]])):
+        found = graph.run({"x0": given})["y0"]
+        assert found.dtype == object and found.shape == given.shape
+        expected = [t.decode() if isinstance(t, bytes) else t for t in given.ravel().tolist()]
+        assert found.ravel().tolist() == expected
+    assert graph.run({"x0": texts})["y0"].tolist() == texts
+    assert graph.run({"x0": [["a"], [b"b"]]})["y0"].tolist() == [["a"], ["b"]]
+    assert graph.run({"x0": "one"})["y0"].tolist() == "one"
+    assert graph.run({"x0": np.array([], object)})["y0"].shape == (0,)
+    tensor = graph.run_tensors({"x0": ["a", "bc"]})["y0"]
+    assert (tensor.type, tensor.dimensions) == ("string", [2])
+    assert arrays.numbers_of(tensor) == ["a", "bc"]
+    for value, message in (
+        ([1], "got the value 1"),
+        (np.array([1.5]), "got the value 1.5"),
+        ([["a"], ["b", "c"]], "lists of different lengths"),
+        (["\ud800"], "half a surrogate pair"),
+        ([b"\xff"], "not UTF-8"),
+        ([None], "got the value None"),
+    ):
+        with pytest.raises(InvalidArgument, match=message) as caught:
+            graph.run({"x0": value})
+        assert caught.value.hint
+    with pytest.raises(InvalidArgument, match="got the value 'a'"):
+        client.graph("copy-u8").run({"x0": ["a"]})
+
+
+def test_strings_that_are_not_utf8_are_bytes() -> None:
+    tensor = Tensor(data=b"\1\0\0\0a\1\0\0\0\xff", dimensions=[2], type="string")
+    assert arrays.array_of(tensor).tolist() == [b"a", b"\xff"]
+    assert arrays.numbers_of(tensor) == ["a", "\\xff"]
+    with pytest.raises(ProtocolError, match="cut off"):
+        arrays.array_of(Tensor(data=b"\1\0\0\0", dimensions=[1], type="string"))
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        arrays.array_of(Tensor(data=b"\0\0\0\0", dimensions=[2], type="string"))
 
 
 def test_arrays_become_the_declared_type_if_no_integer_changes(client: Client) -> None:

@@ -24,6 +24,7 @@ from inferd import (
     OutOfMemory,
     Tensor,
     Timeout,
+    TooLarge,
     UnsupportedOperation,
     WorkerCrashed,
 )
@@ -49,7 +50,8 @@ GRAPHS = {
     "division": division(),
     "loop": loop(),
     "types": identity("bool", "u8", "bf16"),
-    "strings": identity("string"),
+    "strings": identity("string", "i32"),
+    "complex": identity("complex64"),
     "broken": b"\x08\x0a" + bytes(100),
     "allocation": allocation(),
     "odd": identity("u8", "i64", shape=[]),
@@ -200,6 +202,52 @@ def test_bytes_at_index_1_are_an_input_if_they_fit_and_else_parameters(client: C
     client.set_input(other, 1, floats(1, 2))
 
 
+def strings(*values: bytes, dimensions: list[int] | None = None) -> Tensor:
+    data = b"".join(struct.pack("<I", len(value)) + value for value in values)
+    shape = [len(values)] if dimensions is None else dimensions
+    return Tensor(data=data, dimensions=shape, type="string")
+
+
+def test_strings_pass_by_name_and_by_index(client: Client) -> None:
+    context = context_on(client, "strings")
+    given = strings(b"", "\u00e4\0".encode(), b"x" * 70_000)
+    outputs = client.compute(context, {"x0": given, "x1": integers(1)}).outputs
+    assert outputs[0] == ("y0", given)
+    client.set_input(context, 0, given)
+    client.set_input(context, 1, integers(7))
+    client.compute(context)
+    assert client.get_output(context, 0) == given.data
+    info = state_of(client, "strings")["info"]
+    assert info["inputs"][0] == {"name": "x0", "type": "string", "shape": ["n"]}
+    assert info["no_batches"] == "the input 'x0' (string [n]) has strings"
+
+
+def test_strings_that_do_not_fit_are_refused(client: Client) -> None:
+    context = context_on(client, "strings")
+    many = Tensor(data=bytes(4) * 65_537, dimensions=[65_537], type="string")
+    for tensor, kind, message in (
+        (strings(b"a", dimensions=[2]), InvalidArgument, r"got 1 strings in the shape \[2\]"),
+        (Tensor(data=b"\2\0\0\0a", dimensions=[1], type="string"), InvalidArgument, "cut off"),
+        (Tensor(data=b"\2\0", dimensions=[1], type="string"), InvalidArgument, "cut off"),
+        (Tensor(data=b"a", dimensions=[1], type="u8"), InvalidArgument, "got a tensor of u8"),
+        (many, TooLarge, "more than 65536 strings"),
+    ):
+        with pytest.raises(kind, match=message):
+            client.set_input(context, 0, tensor)
+    with pytest.raises(InvalidArgument, match=r"'x0' .* got a string that is not UTF-8"):
+        client.compute(context, {"x0": strings(b"\xff"), "x1": integers(1)})
+    empty = Tensor(data=b"", dimensions=[0], type="string")
+    assert client.compute(context, {"x0": empty, "x1": integers(1)}).outputs[0] == ("y0", empty)
+
+
+def test_a_prompt_is_not_a_tensor_of_strings(client: Client) -> None:
+    context = context_on(client, "echo")
+    with pytest.raises(InvalidArgument, match="the prompt is a tensor of strings"):
+        client.set_input(context, 0, strings(b"hi"))
+    given = strings(b"hi", b"ho")
+    assert client.compute(context, {"x": given}).outputs == [("x", given)]
+
+
 def test_scalars_pass_by_index(client: Client) -> None:
     context = context_on(client, "odd")
     client.set_input(context, 0, Tensor(data=b"a", dimensions=[], type="u8"))
@@ -226,8 +274,8 @@ def test_calls_of_language_models_are_refused(client: Client) -> None:
 
 
 def test_graphs_that_cannot_be_served_are_refused(client: Client) -> None:
-    with pytest.raises(UnsupportedOperation, match="of type string"):
-        client.load("strings")
+    with pytest.raises(UnsupportedOperation, match="of type complex64"):
+        client.load("complex")
     with pytest.raises(LoadFailed):
         client.load("broken")
 
