@@ -1192,6 +1192,7 @@ static const struct {
 } CALLS[] = {
     [INFERD_LOAD] = {"load_by_name_with_config", NAME | CONFIG},
     [INFERD_LOAD_FILE] = {"load", MODEL_FILE},
+    [INFERD_LOAD_BUILDERS] = {"load", MODEL_FILE},
     [INFERD_UNLOAD] = {"unload", GRAPH | KEEP},
     [INFERD_OPEN] = {"init_execution_context", GRAPH},
     [INFERD_OPEN_SESSION] = {"init_execution_context_with_session_id", GRAPH | SESSION},
@@ -1225,7 +1226,7 @@ static void put_turn(fields *f, const inferd_turn *turn, unsigned wanted) {
 }
 
 static void put_tensor(fields *f, const inferd_call *call, bool in_descriptor) {
-    put_map(put_key(f, "tensor"), 1);
+    put_map(put_key(f, "tensor"), call->type ? 3 : 1);
     if (in_descriptor) {
         put_text(f->out, "fd");
         put_uint(f->out, 0);
@@ -1233,6 +1234,14 @@ static void put_tensor(fields *f, const inferd_call *call, bool in_descriptor) {
         put_text(f->out, "data");
         put_bin(f->out, call->data, call->length);
     }
+    if (!call->type)
+        return;
+    put_text(f->out, "type");
+    put_text(f->out, call->type);
+    put_text(f->out, "dimensions");
+    put_array(f->out, (unsigned)call->dimension_count);
+    for (size_t i = 0; i < call->dimension_count; i++)
+        put_uint(f->out, call->dimensions[i]);
 }
 
 /* Whether the bytes of a part are sent in a descriptor: the caller's, or a memfd. */
@@ -1274,12 +1283,21 @@ static void put_message(fields *f, const inferd_call *call) {
     put_text_of(f->out, call->data, call->length);
 }
 
-static void put_model_file(fields *f, const char *config) {
-    put_array(put_key(f, "builders"), 2);
+/* The bytes of the files travel in descriptors, whose order alone has a meaning. */
+static void put_model_file(fields *f, const inferd_call *call) {
+    const char *config = call->config ? call->config : "";
+    const char *any = call->kind == INFERD_LOAD_FILE ? "ggml" : "autodetect";
+    put_array(put_key(f, "builders"), *config ? 2 : 1);
     put_bin(f->out, "", 0);
-    put_bin(f->out, config ? config : "", config ? strlen(config) : 0);
-    put_text(put_key(f, "encoding"), "ggml");
+    if (*config)
+        put_bin(f->out, config, strlen(config));
+    put_text(put_key(f, "encoding"), call->name ? call->name : any);
     put_uint(put_key(f, "fd"), 0);
+    if (call->kind == INFERD_LOAD_BUILDERS && call->builder_count > 1) {
+        put_map(put_key(f, "weights"), 1);
+        put_text(f->out, "fd");
+        put_uint(f->out, 1);
+    }
 }
 
 static void put_documents(fields *f, const inferd_call *call) {
@@ -1318,7 +1336,7 @@ static void put_fields(fields *f, const inferd_call *call, bool in_descriptor) {
     if (wanted & CONFIG)
         put_text_field(f, "config", call->config);
     if (wanted & MODEL_FILE)
-        put_model_file(f, call->config);
+        put_model_file(f, call);
     if (wanted & INDEX)
         put_uint(put_key(f, "index"), call->index);
     if (wanted & TENSOR)
@@ -1356,10 +1374,10 @@ static int put_request(connection *client, uint64_t id, const inferd_call *call,
     return end_frame(client, start, error);
 }
 
-/* Return a memfd with the data, or -1. */
+/* Return a memfd with the data, which nobody can change, or -1. */
 static int make_memfd(const void *data, size_t length) {
     const char *at = data;
-    int fd = memfd_create("inferd-tensor", MFD_CLOEXEC);
+    int fd = memfd_create("inferd-tensor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     while (fd >= 0 && length) {
         ssize_t written = write(fd, at, length);
         if (written < 0 && errno == EINTR)
@@ -1370,6 +1388,10 @@ static int make_memfd(const void *data, size_t length) {
         }
         at += written;
         length -= (size_t)written;
+    }
+    if (fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+        close(fd);
+        return -1;
     }
     return fd;
 }
@@ -1390,6 +1412,12 @@ static int pass_descriptor(connection *client, const void *data, size_t length, 
 static int pass_descriptors(connection *client, const inferd_call *call, inferd_error *error) {
     if (call->kind == INFERD_LOAD_FILE)
         return pass_descriptor(client, NULL, 0, call->fd, error);
+    if (call->kind == INFERD_LOAD_BUILDERS) {
+        int number = INFERD_OK;
+        for (size_t i = 0; !number && i < call->builder_count; i++)
+            number = pass_descriptor(client, call->builders[i].data, call->builders[i].length, -1, error);
+        return number;
+    }
     if (CALLS[call->kind].fields & TENSOR && call->length > client->frame_bytes_max - PARAMS_BYTES)
         return pass_descriptor(client, call->data, call->length, -1, error);
     size_t count = CALLS[call->kind].fields & PROMPT ? call->media_count : 0, passed = 0;
@@ -1426,13 +1454,31 @@ static int check_place(const inferd_call *call, inferd_error *error) {
     return INFERD_OK;
 }
 
+static int check_builders(const inferd_call *call, inferd_error *error) {
+    if (!call->builders || !call->builder_count || call->builder_count > INFERD_BUILDERS_MAX)
+        return fail(error, INFERD_INVALID_ARGUMENT, "a load has one or two builders",
+                    "pass the bytes of the model's file, and of OpenVINO's weights");
+    for (size_t i = 0; i < call->builder_count; i++)
+        if (!call->builders[i].data)
+            return fail(error, INFERD_INVALID_ARGUMENT, "the data of a builder is NULL", "pass the bytes of a file");
+    return INFERD_OK;
+}
+
 static int check_call(connection *client, const inferd_call *call, inferd_error *error) {
-    if (call->kind > INFERD_INFILL)
+    if (call->kind > INFERD_LOAD_BUILDERS)
         return fail(error, INFERD_INVALID_ARGUMENT, "no such kind of call", "use a constant of inferd_kind");
     if (CALLS[call->kind].fields & (NAME | SESSION) && !call->name)
         return fail(error, INFERD_INVALID_ARGUMENT, "the call needs a name", "set the field name");
     if (call->length && !call->data)
         return fail(error, INFERD_INVALID_ARGUMENT, "the data is NULL, its length is not 0", "set the field data");
+    if (CALLS[call->kind].fields & TENSOR && call->type &&
+        (call->dimension_count > INFERD_DIMENSIONS_MAX || (call->dimension_count && !call->dimensions)))
+        return fail(error, INFERD_INVALID_ARGUMENT, "the dimensions are NULL, or more than 32", "set them");
+    if (call->kind == INFERD_LOAD_BUILDERS) {
+        int number = check_builders(call, error);
+        if (number)
+            return number;
+    }
     if (CALLS[call->kind].fields & DOCUMENTS) {
         if (!call->name || !call->documents)
             return fail(error, INFERD_INVALID_ARGUMENT, "the query or the documents are NULL", "send both");
@@ -1800,6 +1846,13 @@ int inferd_load_file(inferd_client *client, const char *path, const char *config
     return number;
 }
 
+int inferd_load_builders(inferd_client *client, const inferd_builder *builders, size_t count, const char *encoding,
+                         const char *config, inferd_handle *graph, inferd_error *error) {
+    inferd_call call = {.kind = INFERD_LOAD_BUILDERS, .name = encoding, .config = config, .builders = builders,
+                        .builder_count = count};
+    return call_for_handle(client, &call, graph, error);
+}
+
 int inferd_unload(inferd_client *client, inferd_handle graph, inferd_error *error) {
     inferd_call call = {.kind = INFERD_UNLOAD, .handle = graph};
     return call_without_result(client, &call, error);
@@ -1814,6 +1867,13 @@ int inferd_open(inferd_client *client, inferd_handle graph, const char *session_
 int inferd_set_input(inferd_client *client, inferd_handle context, uint32_t index, const void *data, size_t length,
                      inferd_error *error) {
     inferd_call call = {.kind = INFERD_SET_INPUT, .handle = context, .index = index, .data = data, .length = length};
+    return call_without_result(client, &call, error);
+}
+
+int inferd_set_tensor(inferd_client *client, inferd_handle context, uint32_t index, const void *data, size_t length,
+                      const uint32_t *dimensions, size_t dimension_count, const char *type, inferd_error *error) {
+    inferd_call call = {.kind = INFERD_SET_INPUT, .handle = context, .index = index, .data = data, .length = length,
+                        .type = type ? type : "u8", .dimensions = dimensions, .dimension_count = dimension_count};
     return call_without_result(client, &call, error);
 }
 

@@ -177,6 +177,20 @@ int inferd_load(inferd_client *client, const char *name, const char *config, inf
 int inferd_load_file(inferd_client *client, const char *path, const char *config, inferd_handle *graph,
                      inferd_error *error);
 
+/* The bytes of a file. */
+typedef struct inferd_builder {
+    const void *data;
+    size_t length;
+} inferd_builder;
+
+#define INFERD_BUILDERS_MAX 2
+
+/* Load a model from the bytes of its files, for this user alone: one builder or, of a graph of OpenVINO, two, the XML
+ * and the weights. `encoding` is that of wasi-nn ("onnx", "openvino", "tensorflowlite", "ggml"), or NULL: the first
+ * bytes show it. The bytes travel in memfds. */
+int inferd_load_builders(inferd_client *client, const inferd_builder *builders, size_t count, const char *encoding,
+                         const char *config, inferd_handle *graph, inferd_error *error);
+
 /* End the lease. */
 int inferd_unload(inferd_client *client, inferd_handle graph, inferd_error *error);
 
@@ -188,7 +202,14 @@ int inferd_open(inferd_client *client, inferd_handle graph, const char *session_
 int inferd_set_input(inferd_client *client, inferd_handle context, uint32_t index, const void *data,
                      size_t length, inferd_error *error);
 
-/* Compute a whole turn. */
+#define INFERD_DIMENSIONS_MAX 32
+
+/* Set the input of a graph that computes tensors. `type` is the name of its elements' type ("fp32", "u8", "i64", …;
+ * docs/tensors.md lists them), NULL for u8. A scalar has no dimensions. */
+int inferd_set_tensor(inferd_client *client, inferd_handle context, uint32_t index, const void *data, size_t length,
+                      const uint32_t *dimensions, size_t dimension_count, const char *type, inferd_error *error);
+
+/* Compute a whole turn, or the outputs of a graph's inputs; `inferd_get_output` returns them by their index. */
 int inferd_compute(inferd_client *client, inferd_handle context, const inferd_turn *turn,
                    inferd_error *error);
 
@@ -230,7 +251,7 @@ typedef enum inferd_kind {
     INFERD_UNLOAD,            /* handle */
     INFERD_OPEN,              /* handle */
     INFERD_OPEN_SESSION,      /* handle, name: the session id */
-    INFERD_SET_INPUT,         /* handle, index, data */
+    INFERD_SET_INPUT,         /* handle, index, data; of a graph's tensor type and dimensions, too */
     INFERD_COMPUTE,           /* handle, turn */
     INFERD_COMPUTE_SINGLE,    /* handle, turn */
     INFERD_GET_OUTPUT,        /* handle, index, size_max */
@@ -244,7 +265,8 @@ typedef enum inferd_kind {
     INFERD_MODELS,            /* only for inferd_models */
     INFERD_END_REASONING,     /* handle */
     INFERD_RERANK,            /* only for inferd_rerank */
-    INFERD_INFILL             /* handle, place, supersede, turn */
+    INFERD_INFILL,            /* handle, place, supersede, turn */
+    INFERD_LOAD_BUILDERS      /* builders, name: the encoding or NULL, config */
 } inferd_kind;
 
 /* An image (PNG, JPEG, WebP, GIF, BMP) or a sound (WAV, MP3, FLAC) beside the message of INFERD_STREAM. */
@@ -281,6 +303,11 @@ typedef struct inferd_call {
     int truncate;
     const inferd_place *place; /* INFERD_INFILL; INFERD_STREAM: instead of `data`, without media */
     const char *supersede;     /* INFERD_INFILL, INFERD_STREAM: the key, as in inferd_infill */
+    const inferd_builder *builders; /* INFERD_LOAD_BUILDERS; read before inferd_start returns */
+    size_t builder_count;
+    const char *type; /* INFERD_SET_INPUT: as in inferd_set_tensor; NULL: a text or parameters */
+    const uint32_t *dimensions;
+    size_t dimension_count;
 } inferd_call;
 
 typedef enum inferd_event_kind {

@@ -614,6 +614,77 @@ SCENARIO(a_file_is_loaded_by_its_descriptor) {
     CHECK(strstr(output(context, 1), "\"output_tokens\":4"));
 }
 
+/* The bytes of a file of the test, which the program frees. */
+static inferd_builder file_of(const char *variable) {
+    FILE *file = fopen(getenv(variable), "rb");
+    CHECK(file);
+    static char part[1 << 16];
+    char *data = NULL;
+    size_t length = 0, read;
+    while ((read = fread(part, 1, sizeof part, file))) {
+        data = realloc(data, length + read);
+        CHECK(data);
+        memcpy(data + length, part, read);
+        length += read;
+    }
+    fclose(file);
+    return (inferd_builder){data, length};
+}
+
+/* Twice `a` and `b` by a graph with the fp32 inputs a and b of [n, 2]. */
+static void compute_affine(inferd_handle graph) {
+    inferd_handle context = 0;
+    float a[2] = {1, 2}, b[2] = {10, 20}, y[2] = {0};
+    uint32_t shape[2] = {1, 2};
+    size_t length = 0;
+    CHECK_EQUAL(inferd_open(client, graph, NULL, &context, &error), 0);
+    CHECK_EQUAL(inferd_set_tensor(client, context, 0, a, sizeof a, shape, 2, "fp32", &error), 0);
+    CHECK_EQUAL(inferd_set_tensor(client, context, 1, b, sizeof b, shape, 1, "fp32", &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_set_tensor(client, context, 0, b, sizeof b, shape, 2, NULL, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_set_tensor(client, context, 1, b, sizeof b, NULL, 2, "fp32", &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_set_tensor(client, context, 1, b, sizeof b, shape, 33, "fp32", &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_set_tensor(client, context, 1, b, sizeof b, shape, 2, "fp32", &error), 0);
+    CHECK_EQUAL(inferd_compute(client, context, NULL, &error), 0);
+    CHECK_EQUAL(inferd_get_output(client, context, 0, y, sizeof y, &length, &error), 0);
+    CHECK_EQUAL(length, sizeof y);
+    CHECK(y[0] == 12 && y[1] == 24);
+    CHECK_EQUAL(inferd_close_context(client, context, 0, &error), 0);
+}
+
+SCENARIO(graphs_are_loaded_from_one_builder_or_two) {
+    inferd_builder xml_and_weights[2] = {file_of("XML_FILE"), file_of("WEIGHTS_FILE")}, onnx = file_of("ONNX_FILE");
+    const char *encodings[] = {"openvino", NULL};
+    inferd_handle graph = 0;
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_EQUAL(inferd_load_builders(client, xml_and_weights, 2, encodings[i], NULL, &graph, &error), 0);
+        compute_affine(graph);
+        CHECK_EQUAL(inferd_unload(client, graph, &error), 0);
+    }
+    CHECK_EQUAL(inferd_load_builders(client, &onnx, 1, "onnx", NULL, &graph, &error), 0);
+    compute_affine(graph);
+    inferd_call call = {.kind = INFERD_LOAD_BUILDERS, .builders = xml_and_weights, .builder_count = 2};
+    uint64_t request = 0;
+    inferd_event event;
+    CHECK_EQUAL(inferd_start(client, &call, &request, &error), 0);
+    CHECK_EQUAL(inferd_next_event(client, request, -1, &event, &error), 0);
+    CHECK_EQUAL(event.kind, INFERD_EVENT_END);
+    compute_affine(event.handle);
+    inferd_event_clear(&event);
+    /* The weights are missing, or belong to another encoding. */
+    CHECK_EQUAL(inferd_load_builders(client, xml_and_weights, 1, "openvino", NULL, &graph, &error), INFERD_LOAD_FAILED);
+    CHECK(strstr(error.message, "OpenVINO"));
+    inferd_builder wrong[2] = {onnx, xml_and_weights[1]};
+    CHECK_EQUAL(inferd_load_builders(client, wrong, 2, "onnx", NULL, &graph, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_load_builders(client, wrong, 0, NULL, NULL, &graph, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_load_builders(client, wrong, 3, NULL, NULL, &graph, &error), INFERD_INVALID_ARGUMENT);
+    CHECK_EQUAL(inferd_load_builders(client, NULL, 1, NULL, NULL, &graph, &error), INFERD_INVALID_ARGUMENT);
+    wrong[1].data = NULL;
+    CHECK_EQUAL(inferd_load_builders(client, wrong, 2, NULL, NULL, &graph, &error), INFERD_INVALID_ARGUMENT);
+    for (size_t i = 0; i < 2; i++)
+        free((void *)(uintptr_t)xml_and_weights[i].data);
+    free((void *)(uintptr_t)onnx.data);
+}
+
 SCENARIO(a_split_model_is_loaded_by_the_path_of_a_part) {
     inferd_handle graph = 0, context = 0;
     char *path = getenv("PART_FILE"), *name = strrchr(path, '/');
@@ -647,9 +718,11 @@ static void check_refused(inferd_client *wrong) {
         inferd_init_backend(wrong, NULL, &error),
         inferd_load(wrong, "echo", NULL, &handle, &error),
         inferd_load_file(wrong, "/dev/null", NULL, &handle, &error),
+        inferd_load_builders(wrong, &(inferd_builder){"a", 1}, 1, NULL, NULL, &handle, &error),
         inferd_unload(wrong, 1, &error),
         inferd_open(wrong, 1, NULL, &handle, &error),
         inferd_set_input(wrong, 1, 0, "a", 1, &error),
+        inferd_set_tensor(wrong, 1, 0, "a", 1, &(uint32_t){1}, 1, NULL, &error),
         inferd_compute(wrong, 1, NULL, &error),
         inferd_compute_single(wrong, 1, NULL, text, sizeof text, &length, &error),
         inferd_fini_single(wrong, 1, &error),
@@ -828,6 +901,7 @@ static const scenario SCENARIOS[] = {
     ENTRY(a_hundred_clients_connect_at_once),
     ENTRY(a_frame_larger_than_the_sockets_buffer_is_sent_in_parts),
     ENTRY(a_file_is_loaded_by_its_descriptor),
+    ENTRY(graphs_are_loaded_from_one_builder_or_two),
     ENTRY(a_split_model_is_loaded_by_the_path_of_a_part),
     ENTRY(a_client_that_does_not_exist_is_refused_by_each_function),
     ENTRY(a_result_without_a_place_is_refused),

@@ -10,6 +10,8 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests.ir_graphs import write_ir
+from tests.onnx_graphs import affine, write_graphs
 from tests.tiny_gguf import write_split
 from tests.waiting import wait_until
 
@@ -22,7 +24,8 @@ WITH_A_PARTNER = (
     "vanishes_during_a_turn",
 )
 SPLIT = "a_split_model_is_loaded_by_the_path_of_a_part"
-WITH_THEIR_OWN_TESTS = (*WITH_A_PARTNER, SPLIT)
+GRAPHS = "graphs_are_loaded_from_one_builder_or_two"
+WITH_THEIR_OWN_TESTS = (*WITH_A_PARTNER, SPLIT, GRAPHS)
 THREADED = (
     "threads_share_a_client",
     "another_thread_cancels_a_call_that_waits",
@@ -62,6 +65,15 @@ def test_a_c_program_loads_a_split_model(tmp_path: Path) -> None:
             run(daemon, ADDRESS, SPLIT, PART_FILE=str(part))
 
 
+def test_a_c_program_loads_graphs_from_their_bytes(daemon: RunningDaemon, tmp_path: Path) -> None:
+    write_ir(tmp_path, {"g": affine()})
+    write_graphs(tmp_path, {"g": affine()})
+    ends = {"XML_FILE": "xml", "WEIGHTS_FILE": "bin", "ONNX_FILE": "onnx"}
+    files = {name: str(tmp_path / f"g.{end}") for name, end in ends.items()}
+    run(daemon, ADDRESS, GRAPHS, **files)
+    wait_until_nothing_is_left(daemon)
+
+
 @pytest.mark.parametrize("scenario", THREADED)
 def test_threads_of_a_c_program_do_not_race(daemon: RunningDaemon, scenario: str) -> None:
     run(daemon, THREAD, scenario)
@@ -71,7 +83,7 @@ def test_each_function_of_the_header_is_called_with_a_wrong_client() -> None:
     header, source = (CLIENT / "inferd.h").read_text(), (HERE / f"{PROGRAM}.c").read_text()
     declared = set(re.findall(r"^\w+ (inferd_\w+)\((?:const )?inferd_client \*", header, re.M))
     assert declared == set(re.findall(r"(inferd_\w+)\(wrong", source))
-    assert len(declared) == 25
+    assert len(declared) == 27
 
 
 def test_a_program_finds_the_socket_of_the_user(daemon: RunningDaemon, tmp_path: Path) -> None:
