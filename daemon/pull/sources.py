@@ -108,6 +108,12 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
         "Silero VAD, a graph in ONNX that finds speech in sounds, 2 MB; MIT",
         "silero_vad/data/silero_vad.onnx",
     ),
+    "basic-pitch": KnownModel(
+        "basic-pitch==0.4.0",
+        "2c3c1d144bfa61ad236e92e169c13535c880469a12a047d4e73451f2c059a0ec",
+        "basic-pitch, a graph in ONNX that finds notes in sounds, 0.2 MB; Apache-2.0",
+        "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+    ),
 }
 OLD_NAMES: Mapping[str, str] = {"gemma3-270m": "gemma3-270m-base"}
 """Names that the table once had, with the present ones."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
+import wave
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.fork_server import ForkedProcess
 from tests.models import ONE_THREAD, magika, smollm2
 from tests.small_gemma import small_gemma3
+from tools.get_graphs import MISSING, basic_pitch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -26,10 +30,12 @@ STARTS: tuple[type[subprocess.Popen[bytes]], ...] = (subprocess.Popen, ForkedPro
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
+    assert basic_pitch() is not None, MISSING
     config = f"""{ONE_THREAD}
 [models.smollm2]\nfile = "{smollm2()}"\nslots = 1\nctx-size = 1024
 [models.other]\nbackend = "echo"
-[models.magika]\nfile = "{magika()}"\nthreads = 1\n"""
+[models.magika]\nfile = "{magika()}"\nthreads = 1
+[models.basic-pitch]\nfile = "{basic_pitch()}/nmp.onnx"\nthreads = 1\n"""
     with running_daemon(config) as running:
         yield running
 
@@ -53,8 +59,8 @@ def run(
     return output
 
 
-def test_there_are_seventeen_examples_of_at_most_forty_lines() -> None:
-    assert len(EXAMPLES) == 17
+def test_there_are_eighteen_examples_of_at_most_forty_lines() -> None:
+    assert len(EXAMPLES) == 18
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) <= LINES_MAX, example.name
 
@@ -91,6 +97,19 @@ def test_two_real_models_identify_a_file_and_explain_it(daemon: RunningDaemon) -
     assert first.startswith("identify_file.py: python (") and len(" ".join(answer).split()) > 5
     page = run(daemon, example, "echo", str(ROOT / "docs" / "dashboard.json"))
     assert page.startswith("dashboard.json: json (")
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_two_real_models_find_notes_and_explain_them(daemon: RunningDaemon, tmp_path: Path) -> None:
+    example = ROOT / "examples" / "find_notes.py"
+    first, *answer = run(daemon, example).splitlines()
+    assert first == "notes: A3 C#4 E4" and len(" ".join(answer).split()) > 5
+    with wave.open(str(tmp_path / "a.wav"), "wb") as sound:  # three seconds of one note
+        sound.setparams((1, 2, 22_050, 0, "NONE", ""))
+        values = (round(9000 * math.sin(math.tau * 440 * n / 22_050)) for n in range(3 * 22_050))
+        sound.writeframes(array("h", values).tobytes())
+    assert run(daemon, example, "echo", str(tmp_path / "a.wav")).startswith("notes: A4\n")
 
 
 @pytest.mark.model
