@@ -106,7 +106,7 @@ models: $(STAMP)-venv ## get the models (350 MB) into .cache/models
 schemas: $(STAMP)-venv ## get JSON schemas (27 MB) into .cache/schemas for the tests
 	@$(PY) tools/get_schemas.py
 
-graphs: $(STAMP)-venv ## get a network in three formats and a recurrent one (4 MB) into .cache/graphs for the tests
+graphs: $(STAMP)-venv ## get graphs that are not language models (55 MB) into .cache/graphs for the tests
 	@$(PY) tools/get_graphs.py
 
 templates: $(STAMP)-venv ## get chat templates from the engine's source for the tests

