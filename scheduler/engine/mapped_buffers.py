@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ...backends.errors import BackendError, InferdError, NotFound, TooLarge
+from ...backends.errors import BackendError, InferdError, InvalidArgument, NotFound, TooLarge
 from ...backends.tensors import NamedTensor, Tensor, TensorInfo, find_input
 from .. import messages as m
 
@@ -70,21 +70,31 @@ class MappedBuffers:
     ) -> list[NamedTensor]:
         """Return *inputs* with the bytes of those that are *parts* of buffers.
 
-        :raises InferdError: a buffer is not mapped, or the graph has no such input.
+        :raises InferdError: a buffer is not mapped.
         """
         found = {part.name: part for part in parts}
         return [
-            (name, self._filled(find_input(declared, name), tensor, found[name]))
+            (name, self._filled(_is_read_in_place(declared, name), tensor, found[name]))
             if name in found
             else (name, tensor)
             for name, tensor in inputs
         ]
 
-    def _filled(self, info: TensorInfo, tensor: Tensor, part: m.BufferPart) -> Tensor:
+    def _filled(self, in_place: bool, tensor: Tensor, part: m.BufferPart) -> Tensor:
         view = self.part_of(part)
         # A view is read as bytes are; msgspec has no type for either of them.
-        data = cast(bytes, view) if info.type in IN_PLACE else bytes(view)
+        data = cast(bytes, view) if in_place else bytes(view)
         return Tensor(data, tensor.dimensions, tensor.type)
+
+
+def _is_read_in_place(declared: Sequence[TensorInfo], name: str) -> bool:
+    """Return whether an input is one of floating-point numbers. The other names that an input has
+    in some formats are known to the engine alone.
+    """
+    try:
+        return find_input(declared, name).type in IN_PLACE
+    except InvalidArgument:
+        return False
 
 
 def place_outputs(

@@ -34,8 +34,12 @@ from inferd.backends.shared_memory import SIZE_SEALS, new_shared_memory
 from inferd.ipc.messages import BUFFER_PART_BYTES_MAX, BUFFERS_FREED_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.ir_graphs import write_ir
 from tests.onnx_graphs import affine, identity, lookup, loop, write_graphs
 from tests.raw import RawClient
+from tests.tflite_graphs import Signature
+from tests.tflite_graphs import affine as tflite_affine
+from tests.tflite_graphs import write_graphs as write_tflite
 
 LARGE = 64 << 20
 USER_BYTES = 3 * LARGE
@@ -176,6 +180,24 @@ def test_inputs_in_buffers_are_joined_with_others(daemon: RunningDaemon) -> None
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_every_engine_computes_on_buffers_by_every_name_of_an_input(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"onnx": affine()})
+    write_ir(tmp_path, {"openvino": affine()})
+    signature = Signature({"p": "a", "q": "b"}, {"r": "y"})
+    write_tflite(tmp_path, {"litert": tflite_affine(signatures=[signature])})
+    names = {"onnx": ("a", "1", "y"), "openvino": ("a", "b", "y"), "litert": ("p", "b", "r")}
+    with running_daemon(models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        buffer = client.buffer(4096)
+        a, b, y = (buffer.view([1, 2], offset=offset) for offset in (0, 64, 128))
+        a.array[:], b.array[:] = [[1, 2]], [[3, 4]]
+        for model, (first, second, output) in names.items():
+            y.array[:] = 0
+            context = client.init_execution_context(client.load(model))
+            inputs = {first: a.as_input(), second: b.as_input()}
+            client.compute(context, inputs, places=[y.as_place(output)])
+            assert y.array.tolist() == [[5, 8]], model
 
 
 def test_an_output_that_does_not_fit_is_refused_and_nothing_is_written(client: Client) -> None:
