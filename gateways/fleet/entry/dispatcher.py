@@ -130,8 +130,8 @@ class Dispatcher:
             if row.route is Route.NONE:
                 raise UnsupportedOperation(
                     f"the entry of a fleet has no call {call!r}",
-                    hint="jobs, kept tensors and calls between daemons are a node's own: connect to"
-                    " its daemon",
+                    hint="jobs, kept tensors, buffers and calls between daemons are a node's own:"
+                    " connect to its daemon",
                 )
             needed = count_descriptors(message.items[3]) if row.has_descriptors else 0
             descriptors = passed.claim(needed)
