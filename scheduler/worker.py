@@ -381,7 +381,7 @@ def _serve_graph(
     _freeze_objects()
     link.wake_on(engine.fileno())
     with contextlib.suppress(RuntimeError):  # without another thread, lanes make all computations
-        standby = Standby(partial(_drive_graph, link, engine))
+        standby = Standby(partial(drive_graph, link, engine))
         standby.start()
         engine.standby = standby
     received = commands.for_engine()
@@ -397,7 +397,7 @@ STANDBY_WAIT_S = 0.05
 """The longest wait of a standby for commands, after which it sends what the daemon has not read."""
 
 
-def _drive_graph(
+def drive_graph(
     link: SocketLink,
     engine: TensorEngine,
     ended: int,

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import struct
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from inferd.backends import GraphModel, ModelSpec, load_model
 from inferd.backends.errors import OutOfMemory
 from inferd.backends.tensors import TENSOR_TYPES, NamedTensor, Tensor
 from inferd.scheduler import messages as m
+from inferd.scheduler import worker
 from inferd.scheduler.engine import tensor_engine
+from inferd.scheduler.engine.standby import Standby
 from inferd.scheduler.engine.tensor_engine import TensorEngine
 from inferd.scheduler.owner import Owner, Priority, Requester
 from inferd.scheduler.record import (
@@ -28,6 +34,8 @@ from inferd.scheduler.record import (
     create_record,
     histograms_of,
 )
+from inferd.scheduler.worker import SocketLink
+from inferd.wire.frames import ANY_LENGTH, FrameReader, pack_frame
 from tests.onnx_graphs import lookup, loop, loop_over_rows
 
 FOREVER = 1 << 62
@@ -515,3 +523,104 @@ def test_a_quitting_engine_cancels_its_computations(tmp_path: Path) -> None:
     bench.send(m.Quit())
     assert bench.engine.quit
     bench.engine.close()
+
+
+class Linked(Bench):
+    """An engine with a standby, whose link's other end is `daemon`. It has made so many short
+    computations that it makes the next ones by itself.
+    """
+
+    def __init__(self, folder: Path):
+        super().__init__(folder, 2)
+        self.ours, self.daemon = socket.socketpair()
+        self.link = SocketLink(self.ours)
+        self.link.wake_on(self.engine.fileno())
+        self.standby = self.engine.standby = Standby(
+            partial(worker.drive_graph, self.link, self.engine)
+        )
+        self.standby.start()
+        for number in range(tensor_engine.SHORT_RUNS_MIN):
+            self.send(request(1000 + number))
+            self.wait_reports(number + 1)
+        self.reports.clear()
+
+    def send_from_daemon(self, *commands: m.Command) -> None:
+        self.daemon.sendall(pack_frame(commands))
+
+    def receive(self) -> list[m.Report]:
+        """Return the reports of the next frame that the standby has sent."""
+        frames = FrameReader(ANY_LENGTH)
+        while True:
+            for frame in frames.read_frames(self.daemon.recv(1 << 16)):
+                return msgspec.msgpack.decode(frame, type=list[m.Report])
+
+
+@pytest.fixture
+def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+    monkeypatch.setattr(tensor_engine, "SHORT_S", 60.0)
+    made = Linked(tmp_path)
+    yield made
+    made.engine.close()
+    made.ours.close()
+    made.daemon.close()
+
+
+def test_short_computations_are_made_without_a_lane(linked: Linked) -> None:
+    for number in (1, 2):
+        linked.send(request(number))
+        assert [output_of(report) for report in linked.reports] == [(number, number)]
+        assert linked.under_way() == ()
+        linked.reports.clear()
+
+
+def test_several_inputs_and_those_that_may_crash_are_computed_in_lanes(linked: Linked) -> None:
+    linked.send(request(1), request(2))
+    linked.wait_reports(2)
+    linked.send(request(3, alone=True))
+    assert len(linked.reports) == 2
+    linked.wait_reports(3)
+
+
+def test_a_shape_is_no_longer_short_after_a_long_computation(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_engine, "SHORT_S", 0.0)
+    linked.send(request(1))
+    assert len(linked.reports) == 1
+    linked.send(request(2))
+    assert len(linked.reports) == 1, "a lane computes it"
+    linked.wait_reports(2)
+
+
+def test_commands_are_handled_while_the_engines_thread_computes_for_long(linked: Linked) -> None:
+    linked.send_from_daemon(request(2), request(3, FOREVER))
+
+    received: list[m.Report] = []
+
+    def cancel() -> None:
+        received.extend(linked.receive())
+        linked.send_from_daemon(m.DropInput(3), m.DropInput(1))
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    linked.send(request(1, FOREVER))  # returns at its end
+    thread.join()
+    [computed] = received
+    assert isinstance(computed, m.CommandResult) and computed.id == 2
+    assert linked.standby.takeovers == 1
+    found = [(type(report), report.id) for report in linked.reports if hasattr(report, "id")]
+    assert (m.Refused, 1) in found
+
+
+def test_an_order_to_quit_cancels_the_computation_of_the_engines_thread(linked: Linked) -> None:
+    linked.send_from_daemon(m.Quit())
+    linked.send(request(1, FOREVER))
+    assert linked.engine.quit and error_of(linked.reports[0]) == "Cancelled"
+
+
+def test_the_end_of_the_daemon_cancels_the_computation_of_the_engines_thread(
+    linked: Linked,
+) -> None:
+    linked.daemon.shutdown(socket.SHUT_RDWR)
+    linked.send(request(1, FOREVER))
+    assert linked.engine.quit
