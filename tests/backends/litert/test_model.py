@@ -9,30 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferd.backends import (
-    GraphModel,
-    LanguageModel,
-    ModelSpec,
-    estimate_memory,
-    graphs,
-    load_model,
-)
+from inferd.backends import GraphModel, ModelSpec, estimate_memory
 from inferd.backends.errors import (
     BackendError,
-    Cancelled,
     InvalidArgument,
     LoadFailed,
     TooLarge,
     UnsupportedOperation,
 )
 from inferd.backends.litert import model as litert_model
-from inferd.backends.tensors import (
-    ARRAY_TYPES,
-    OTHER_TYPES,
-    TENSOR_TYPES,
-    Tensor,
-    pack_strings,
-    unpack_strings,
+from inferd.backends.tensors import ARRAY_TYPES, Tensor, pack_strings, unpack_strings
+from tests.backends.graph_models import (
+    TYPES,
+    check_cancelled_load,
+    check_cancelling,
+    check_output_bound,
+    check_shapes,
+    floats,
+    load_graph,
 )
 from tests.tflite_graphs import (
     Node,
@@ -46,34 +40,18 @@ from tests.tflite_graphs import (
 )
 from tests.tflite_graphs import Tensor as Declared
 
-TYPES = TENSOR_TYPES | OTHER_TYPES
 SERVED = [kind for kind in ARRAY_TYPES if kind != "bf16"]
 
 
 def loaded(folder: Path, data: bytes) -> GraphModel:
     (folder / "g.tflite").write_bytes(data)
-    return load_spec(ModelSpec(name="g", backend="litert", path=str(folder / "g.tflite")))
-
-
-def load_spec(spec: ModelSpec) -> GraphModel:
-    found = load_model(spec, lambda _: True)
-    assert isinstance(found, litert_model.LiteRtModel) and not isinstance(found, LanguageModel)
-    return found
-
-
-def floats(*values: float, dimensions: tuple[int, ...] = ()) -> Tensor:
-    dimensions = dimensions or (len(values),)
-    return Tensor(struct.pack(f"{len(values)}f", *values), dimensions, TYPES["fp32"])
+    spec = ModelSpec(name="g", backend="litert", path=str(folder / "g.tflite"))
+    return load_graph(spec, litert_model.LiteRtModel)
 
 
 def test_outputs_are_computed_in_each_shape(tmp_path: Path) -> None:
     found = loaded(tmp_path, affine())
-    for rows in (1, 3, 1, 2, 2):
-        a = floats(*range(2 * rows), dimensions=(rows, 2))
-        [(name, y)] = found.compute([("a", a), ("b", a)])
-        expected = [3.0 * value for value in range(2 * rows)]
-        assert (name, y.dimensions) == ("y", (rows, 2))
-        assert [*struct.unpack(f"{2 * rows}f", y.data)] == expected
+    check_shapes(found)
     found.close()
 
 
@@ -140,12 +118,7 @@ def test_a_state_is_not_seen_by_the_next_computation(tmp_path: Path) -> None:
 
 
 def test_a_computation_that_has_not_begun_can_be_cancelled(tmp_path: Path) -> None:
-    found = loaded(tmp_path, identity("u8"))
-    one, two = (found.new_computation([("x0", Tensor(b"a", (1,)))]) for _ in range(2))
-    one.cancel()
-    with pytest.raises(Cancelled):
-        one.run()
-    assert two.run() == [("x0", Tensor(b"a", (1,)))]
+    check_cancelling(loaded(tmp_path, identity("u8")))
 
 
 def test_a_failed_computation_is_an_error_and_the_next_one_works(tmp_path: Path) -> None:
@@ -167,11 +140,7 @@ def test_shapes_that_do_not_fit_each_other_are_an_error(tmp_path: Path) -> None:
 
 
 def test_outputs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = loaded(tmp_path, identity("u8"))
-    monkeypatch.setattr(graphs, "OUTPUT_BYTES_MAX", 4)
-    found.compute([("x0", Tensor(bytes(4), (4,)))])
-    with pytest.raises(TooLarge, match="5 bytes, more than 4"):
-        found.compute([("x0", Tensor(bytes(5), (5,)))])
+    check_output_bound(loaded(tmp_path, identity("u8")), monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["resource", "complex64"])
@@ -199,9 +168,7 @@ def test_an_operator_without_its_parts_is_a_failed_load(tmp_path: Path) -> None:
 
 def test_a_load_is_cancelled(tmp_path: Path) -> None:
     (tmp_path / "g.tflite").write_bytes(affine())
-    spec = ModelSpec(name="g", backend="litert", path=str(tmp_path / "g.tflite"))
-    with pytest.raises(Cancelled):
-        load_model(spec, lambda _: False)
+    check_cancelled_load("litert", tmp_path / "g.tflite")
 
 
 def test_memory_is_estimated_from_weights_and_activations(tmp_path: Path) -> None:

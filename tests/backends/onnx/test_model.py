@@ -12,14 +12,7 @@ import onnx
 import pytest
 from msgspec.structs import replace
 
-from inferd.backends import (
-    GraphModel,
-    LanguageModel,
-    ModelSpec,
-    estimate_memory,
-    graphs,
-    load_model,
-)
+from inferd.backends import GraphModel, ModelSpec, estimate_memory, graphs
 from inferd.backends.errors import (
     BackendError,
     Cancelled,
@@ -29,32 +22,21 @@ from inferd.backends.errors import (
     UnsupportedOperation,
 )
 from inferd.backends.onnx import model as onnx_model
-from inferd.backends.tensors import (
-    ARRAY_TYPES,
-    OTHER_TYPES,
-    TENSOR_TYPES,
-    NamedTensor,
-    Tensor,
-    pack_strings,
+from inferd.backends.tensors import ARRAY_TYPES, NamedTensor, Tensor, pack_strings
+from tests.backends.graph_models import (
+    TYPES,
+    check_cancelled_load,
+    check_output_bound,
+    floats,
+    load_graph,
 )
 from tests.onnx_graphs import affine, graph, identity, loop
 
-TYPES = TENSOR_TYPES | OTHER_TYPES
 
-
-def loaded(folder: Path, data: bytes, **spec: object) -> GraphModel:
+def loaded(folder: Path, data: bytes) -> GraphModel:
     (folder / "g.onnx").write_bytes(data)
-    return load_spec(ModelSpec(name="g", backend="onnx", path=str(folder / "g.onnx")))
-
-
-def load_spec(spec: ModelSpec) -> GraphModel:
-    model = load_model(spec, lambda _: True)
-    assert isinstance(model, onnx_model.OnnxModel) and not isinstance(model, LanguageModel)
-    return model
-
-
-def floats(*values: float) -> Tensor:
-    return Tensor(struct.pack(f"{len(values)}f", *values), (len(values),), TYPES["fp32"])
+    spec = ModelSpec(name="g", backend="onnx", path=str(folder / "g.onnx"))
+    return load_graph(spec, onnx_model.OnnxModel)
 
 
 def times(count: int) -> NamedTensor:
@@ -187,11 +169,7 @@ def test_a_failed_run_is_a_backend_error(tmp_path: Path) -> None:
 
 
 def test_outputs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded(tmp_path, identity("u8"))
-    monkeypatch.setattr(graphs, "OUTPUT_BYTES_MAX", 4)
-    model.compute([("x0", Tensor(bytes(4), (4,)))])
-    with pytest.raises(TooLarge, match="5 bytes, more than 4"):
-        model.compute([("x0", Tensor(bytes(5), (5,)))])
+    check_output_bound(loaded(tmp_path, identity("u8")), monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["complex64"])
@@ -222,9 +200,7 @@ def test_an_unknown_operator_is_a_failed_load(tmp_path: Path) -> None:
 
 def test_a_load_is_cancelled(tmp_path: Path) -> None:
     (tmp_path / "g.onnx").write_bytes(affine())
-    spec = ModelSpec(name="g", backend="onnx", path=str(tmp_path / "g.onnx"))
-    with pytest.raises(Cancelled):
-        load_model(spec, lambda _: False)
+    check_cancelled_load("onnx", tmp_path / "g.onnx")
 
 
 def test_memory_is_estimated_from_all_files(tmp_path: Path) -> None:

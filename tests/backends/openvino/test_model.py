@@ -11,29 +11,27 @@ import numpy as np
 import onnx
 import pytest
 
-from inferd.backends import (
-    GraphModel,
-    LanguageModel,
-    ModelSpec,
-    estimate_memory,
-    graphs,
-    load_model,
-)
+from inferd.backends import GraphModel, ModelSpec, estimate_memory, load_model
 from inferd.backends.errors import (
     BackendError,
-    Cancelled,
     InferdError,
     InvalidArgument,
     LoadFailed,
-    TooLarge,
     UnsupportedOperation,
 )
 from inferd.backends.openvino import model as openvino_model
-from inferd.backends.tensors import ARRAY_TYPES, OTHER_TYPES, TENSOR_TYPES, Tensor, TensorInfo
+from inferd.backends.tensors import ARRAY_TYPES, Tensor, TensorInfo
+from tests.backends.graph_models import (
+    TYPES,
+    check_cancelled_load,
+    check_cancelling,
+    check_output_bound,
+    check_shapes,
+    floats,
+    load_graph,
+)
 from tests.ir_graphs import bounded, save, strings, sum_so_far, write_ir
 from tests.onnx_graphs import affine, graph, identity, write_graphs
-
-TYPES = TENSOR_TYPES | OTHER_TYPES
 
 
 def loaded(folder: Path, data: bytes, suffix: str = ".xml", lanes: int = 1) -> GraphModel:
@@ -46,26 +44,14 @@ def loaded(folder: Path, data: bytes, suffix: str = ".xml", lanes: int = 1) -> G
 
 def load_file(file: Path, lanes: int = 1) -> GraphModel:
     spec = ModelSpec(name="g", backend="openvino", path=str(file), threads=lanes, lanes=lanes)
-    found = load_model(spec, lambda _: True)
-    assert isinstance(found, openvino_model.OpenVinoModel) and not isinstance(found, LanguageModel)
-    return found
-
-
-def floats(*values: float, dimensions: tuple[int, ...] = ()) -> Tensor:
-    dimensions = dimensions or (len(values),)
-    return Tensor(struct.pack(f"{len(values)}f", *values), dimensions, TYPES["fp32"])
+    return load_graph(spec, openvino_model.OpenVinoModel)
 
 
 @pytest.mark.parametrize("suffix", [".xml", ".onnx"])
 def test_outputs_are_computed_in_each_shape(tmp_path: Path, suffix: str) -> None:
     found = loaded(tmp_path, affine(), suffix)
     assert [one.name for one in found.info.inputs] == ["a", "b"]
-    for rows in (1, 3, 1, 2, 2):
-        a = floats(*range(2 * rows), dimensions=(rows, 2))
-        [(name, y)] = found.compute([("a", a), ("b", a)])
-        expected = [3.0 * value for value in range(2 * rows)]
-        assert (name, y.dimensions) == ("y", (rows, 2))
-        assert [*struct.unpack(f"{2 * rows}f", y.data)] == expected
+    check_shapes(found)
     found.close()
 
 
@@ -162,12 +148,7 @@ def test_a_state_is_not_seen_by_the_next_computation(tmp_path: Path) -> None:
 
 
 def test_a_computation_that_has_not_begun_can_be_cancelled(tmp_path: Path) -> None:
-    found = loaded(tmp_path, identity("u8"))
-    one, two = (found.new_computation([("x0", Tensor(b"a", (1,)))]) for _ in range(2))
-    one.cancel()
-    with pytest.raises(Cancelled):
-        one.run()
-    assert two.run() == [("y0", Tensor(b"a", (1,)))]
+    check_cancelling(loaded(tmp_path, identity("u8")))
 
 
 def test_a_failed_computation_is_an_error_and_the_next_one_works(tmp_path: Path) -> None:
@@ -180,11 +161,7 @@ def test_a_failed_computation_is_an_error_and_the_next_one_works(tmp_path: Path)
 
 
 def test_outputs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = loaded(tmp_path, identity("u8"))
-    monkeypatch.setattr(graphs, "OUTPUT_BYTES_MAX", 4)
-    found.compute([("x0", Tensor(bytes(4), (4,)))])
-    with pytest.raises(TooLarge, match="5 bytes, more than 4"):
-        found.compute([("x0", Tensor(bytes(5), (5,)))])
+    check_output_bound(loaded(tmp_path, identity("u8")), monkeypatch)
 
 
 def test_floating_point_numbers_are_computed_as_they_are(tmp_path: Path) -> None:
@@ -243,9 +220,7 @@ def test_an_unknown_operator_is_named(tmp_path: Path) -> None:
 
 def test_a_load_is_cancelled(tmp_path: Path) -> None:
     write_ir(tmp_path, {"g": affine()})
-    spec = ModelSpec(name="g", backend="openvino", path=str(tmp_path / "g.xml"))
-    with pytest.raises(Cancelled):
-        load_model(spec, lambda _: False)
+    check_cancelled_load("openvino", tmp_path / "g.xml")
 
 
 def test_memory_is_estimated_from_all_files(tmp_path: Path) -> None:

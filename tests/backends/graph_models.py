@@ -1,0 +1,63 @@
+"""Tensors of graphs that run in this process, and checks that hold for each engine."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from inferd.backends import GraphModel, LanguageModel, ModelSpec, graphs, load_model
+from inferd.backends.errors import Cancelled, TooLarge
+from inferd.backends.tensors import OTHER_TYPES, TENSOR_TYPES, Tensor
+
+T = TypeVar("T")
+TYPES = TENSOR_TYPES | OTHER_TYPES
+
+
+def floats(*values: float, dimensions: tuple[int, ...] = ()) -> Tensor:
+    """Return a tensor of fp32, by default with one dimension."""
+    dimensions = dimensions or (len(values),)
+    return Tensor(struct.pack(f"{len(values)}f", *values), dimensions, TYPES["fp32"])
+
+
+def load_graph(spec: ModelSpec, kind: type[T]) -> T:
+    """Load a graph of the engine whose models are of *kind*."""
+    found = load_model(spec, lambda _: True)
+    assert isinstance(found, kind) and not isinstance(found, LanguageModel)
+    return found
+
+
+def check_shapes(found: GraphModel) -> None:
+    """Check that a graph of `affine` computes inputs of changing shapes."""
+    for rows in (1, 3, 1, 2, 2):
+        a = floats(*range(2 * rows), dimensions=(rows, 2))
+        [(name, y)] = found.compute([("a", a), ("b", a)])
+        expected = [3.0 * value for value in range(2 * rows)]
+        assert (name, y.dimensions) == ("y", (rows, 2))
+        assert [*struct.unpack(f"{2 * rows}f", y.data)] == expected
+
+
+def check_cancelling(found: GraphModel) -> None:
+    """Check that a computation that has not begun can be cancelled, and others are not."""
+    one, two = (found.new_computation([("0", Tensor(b"a", (1,)))]) for _ in range(2))
+    one.cancel()
+    with pytest.raises(Cancelled):
+        one.run()
+    [(_, output)] = two.run()
+    assert output == Tensor(b"a", (1,))
+
+
+def check_output_bound(found: GraphModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a graph that copies u8 refuses to return more bytes than allowed."""
+    monkeypatch.setattr(graphs, "OUTPUT_BYTES_MAX", 4)
+    found.compute([("x0", Tensor(bytes(4), (4,)))])
+    with pytest.raises(TooLarge, match="5 bytes, more than 4"):
+        found.compute([("x0", Tensor(bytes(5), (5,)))])
+
+
+def check_cancelled_load(backend: str, file: Path) -> None:
+    """Check that a load ends once it is cancelled."""
+    with pytest.raises(Cancelled):
+        load_model(ModelSpec(name="g", backend=backend, path=str(file)), lambda _: False)
