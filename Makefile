@@ -76,7 +76,7 @@ compat: $(STAMP)-install models ## run programs that use the HTTP gateway; write
 	$(PIP) install --editable '.[gateway]'
 	$(PY) -m tools.compatibility $(ARGS)
 
-dashboard-picture: install models prometheus browser ## draw docs/dashboard.png; needs Node.js, pngquant
+dashboard-picture: $(STAMP)-test models prometheus browser ## draw docs/dashboard.png; needs Node.js, pngquant
 	$(PY) -m tools.dashboard_picture $(ARGS)
 
 page-picture: $(STAMP)-test models browser ## draw docs/page-light.png, page-dark.png and page-phone.png

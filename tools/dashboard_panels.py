@@ -261,6 +261,57 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel("Turns in a step", "short", quantiles("iteration_sequences")),
         Panel("Tokens in a step", "short", quantiles("iteration_tokens")),
     ),
+    "Graphs": (
+        Panel(
+            "Inputs computed",
+            "suffix: /s",
+            ((rate("computations", "model_name, outcome"), "{{model_name}} {{outcome}}"),),
+            empty="no graph computes",
+        ),
+        Panel(
+            "Inputs running and waiting",
+            "short",
+            (
+                (total("computations_running", "model_name"), "{{model_name}} running"),
+                (total("computations_waiting", "model_name"), "{{model_name}} waiting"),
+            ),
+            empty="no model is loaded",
+            style=STACKED,
+        ),
+        Panel(
+            "Time of an input in the queue",
+            "s",
+            quantiles("computation_queue_time_seconds"),
+            empty="no graph computes",
+            style=LOGARITHMIC,
+        ),
+        Panel(
+            "Time of a computation, mean",
+            "s",
+            (
+                (
+                    rate("computation_seconds", "model_name")
+                    + " / "
+                    + rate("computation_runs", "model_name"),
+                    "{{model_name}}",
+                ),
+            ),
+            empty="no graph computes",
+        ),
+        Panel(
+            "Inputs computed together",
+            "short",
+            quantiles("computation_inputs"),
+            empty="no graph computes",
+        ),
+        Panel(
+            "Computations at once, mean",
+            "short",
+            ((rate("computation_seconds", "model_name"), "{{model_name}}"),),
+            empty="no graph computes",
+            style=STACKED,
+        ),
+    ),
     "Models and workers": (
         Panel(
             "Models by state",

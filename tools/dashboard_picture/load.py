@@ -1,10 +1,11 @@
-"""The load of the picture: programs that share two real models, pause and overload the daemon.
+"""The load of the picture: programs that share real models, pause and overload the daemon.
 
 They run turns for a few minutes; one burst exceeds the bounds of the queue and of open sessions.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ import psutil
 import inferd
 from inferd.ipc.names import Priority
 
-__all__ = ("CONFIG", "LOAD_S", "MODELS", "at_work", "link_models")
+__all__ = ("CONFIG", "GRAPH", "LOAD_S", "MODELS", "at_work", "link_models")
 
 MODELS = {"smollm2": "smollm2-135m-instruct.gguf", "gemma3": "gemma-3-270m.gguf"}
 CONFIG = """\
@@ -40,6 +41,10 @@ DIES_AT_S = 150.0
 """The time at which a worker is killed, as by the kernel when memory is short."""
 REFUSED_REST_S = 2.0
 IDLE_SESSIONS_EVERY_S = 40.0
+GRAPH = "magika"
+"""A graph that finds the types of files; the package of this name has its file."""
+GRAPH_CALLERS = 6
+GRAPH_WORKS_S, GRAPH_RESTS_S = 12.0, 18.0
 BROKEN = "broken"
 """A model whose file is damaged, so that calls that request it fail."""
 
@@ -129,10 +134,11 @@ PROGRAMS = (
 def at_work(socket: str, daemon_pid: int) -> Iterator[None]:
     """Run all programs during the body."""
     over = threading.Event()
-    with ThreadPoolExecutor(len(PROGRAMS) + 2) as pool:
+    with ThreadPoolExecutor(len(PROGRAMS) + 2 + GRAPH_CALLERS) as pool:
         started = [pool.submit(program.run, socket, over) for program in PROGRAMS]
         started.append(pool.submit(_kill_a_worker, daemon_pid, over))
         started.append(pool.submit(_leave_sessions_idle, socket, over))
+        started += [pool.submit(_identify_files, socket, over) for _ in range(GRAPH_CALLERS)]
         try:
             yield
         finally:
@@ -156,8 +162,27 @@ def _leave_sessions_idle(socket: str, over: threading.Event) -> None:
             client.init_execution_context(graph, queue_timeout=LOAD_S)
 
 
+def _identify_files(socket: str, over: threading.Event) -> None:
+    """Run the graph without a pause for some seconds, and then rest."""
+    files = [[number] * 2048 for number in (32, 256)]
+    while not over.is_set():
+        ends = time.monotonic() + GRAPH_WORKS_S
+        with (
+            suppress(inferd.InferdError),
+            inferd.Client(socket, label="files") as client,
+            client.graph(GRAPH) as graph,
+        ):
+            while not over.is_set() and time.monotonic() < ends:
+                graph.run_tensors({"bytes": files})
+        over.wait(GRAPH_RESTS_S)
+
+
 def link_models(folder: Path, models: Path) -> None:
     """Link the models under the names that the programs use, and write a damaged one."""
     (folder / f"{BROKEN}.gguf").write_bytes(b"GGUF and nothing else")
+    spec = importlib.util.find_spec(GRAPH)  # without an import of all that it needs
+    assert spec is not None and spec.origin is not None, f"install the package {GRAPH}"
+    [graph] = Path(spec.origin).parent.glob("models/standard_v3_*/model.onnx")
+    (folder / f"{GRAPH}.onnx").symlink_to(graph)
     for name, file in MODELS.items():
         (folder / f"{name}.gguf").symlink_to(models / file)
