@@ -18,7 +18,7 @@ from typing import Literal
 import anyio
 import structlog
 
-from ...backends import ModelInfo
+from ...backends import ENGINES, ModelInfo
 from ...backends.errors import (
     Busy,
     Cancelled,
@@ -141,7 +141,7 @@ class Swaps:
         predecessor.pinned = predecessor.never_shrinks = True
         try:
             worker = await predecessor.ready()
-            self._check_sessions(model, config, worker.info, force=force)
+            self._check_sessions(model, model.config, config, worker.info, force=force)
             if model.worker is not None:
                 await model.worker.loaded.wait()
             if registry.catalog.closing:
@@ -239,7 +239,7 @@ class Swaps:
         try:
             await model.unload()
             info = (await model.load()).info
-            self._check_sessions(model, config, info, force=force)
+            self._check_sessions(model, before, config, info, force=force)
             return info
         except BaseException as exc:
             model.config = before
@@ -255,19 +255,25 @@ class Swaps:
     # Both modes.
 
     def _check_sessions(
-        self, model: ManagedModel, config: ModelConfig, new: ModelInfo, *, force: bool
+        self,
+        model: ManagedModel,
+        before: ModelConfig,
+        config: ModelConfig,
+        new: ModelInfo,
+        *,
+        force: bool,
     ) -> None:
         """Raise `UnsupportedOperation` if the *new* model generates no text and sessions of *model*
-        do, unless *force* is given.
+        do, which had the configuration *before*, unless *force* is given.
         """
-        if new.generates or force:
+        if new.generates or force or ENGINES[before.backend].graphs:
             return
         of_model = [s for s in self._sessions if s.model.base == model.name]
         count = sum(not s.settings.parameters.standing("embedding") for s in of_model)
         if count:
             name = config.file.name if config.file is not None else new.description
             raise UnsupportedOperation(
-                f"{name!r} only makes embeddings, and open sessions of {model.name!r} generate"
+                f"{name!r} generates no text, and open sessions of {model.name!r} generate"
                 f" text: {count}",
                 hint="swap to a model that generates text, close these sessions, or set `force`"
                 " (`--force`)",

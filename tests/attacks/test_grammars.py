@@ -123,7 +123,7 @@ HEAVY: dict[str, dict[str, Any]] = {
     "ambiguous rules": {"lark": 'start: start start start | "a" |'},
 }
 """Grammars that take long in other libraries."""
-GAP_S_MAX, ATTEMPTS = 0.05, 4
+GAP_S_MAX, ATTEMPTS = 0.05, 8
 TOKENS_MAX = 1000
 """Tokens of one text of the neighbour, which fit into its context."""
 

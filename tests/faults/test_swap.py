@@ -588,7 +588,7 @@ async def test_a_swap_to_an_encoder_under_chatting_sessions_needs_force(
     ):
         assert await session.chat("hello") == "hello"
 
-        with pytest.raises(UnsupportedOperation, match=r"'encoder\.gguf' only makes embeddings"):
+        with pytest.raises(UnsupportedOperation, match=r"'encoder\.gguf' generates no text"):
             await client.swap("live", "encoder", mode=mode)
         assert await session.chat("still here") == "still here"
 

@@ -317,7 +317,7 @@ def test_a_swap_loses_the_tensors_of_the_old_file(tmp_path: Path) -> None:
         kept = kept_in(raw.call("compute", context=context, inputs=INPUTS, keep=["y"]))
         inputs = [["a", {"kept": kept}], ["b", ONE]]
         assert raw.call("compute", context=context, inputs=inputs)["outputs"]
-        raw.call("swap", name="affine", to="next", force=True)
+        raw.call("swap", name="affine", to="next")
         tensor = {"kept": kept}
         for refused in (
             refusal(raw, "compute", context=context, inputs=inputs),
