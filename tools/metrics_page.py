@@ -51,7 +51,7 @@ several programs used two models, too many programs connected, a worker was kill
 and a damaged model could not be loaded. Grafana's panel components drew it without a Grafana server
 (`make dashboard-picture`); [dashboard.json](dashboard.json) has the data they drew.
 
-![numbers at a glance; graphs of turns, tokens, tensors, models, sessions, the daemon](dashboard.png)
+![numbers at a glance; graphs of turns, tokens, tensors, models, sessions, daemon](dashboard.png)
 """
 
 
