@@ -18,9 +18,10 @@ from ...backends.library import install_command
 from ...backends.tensors import STRING, STRINGS_MAX, pack_strings, too_many_strings
 from ...ipc.client import Tensor
 from ...ipc.client.arrays import ARRAY_NAMES, find_numpy, numbers_of, pack_numbers, type_name_of
-from ...ipc.messages import TENSOR_BYTES_MAX
 
 _MAGIC = b"\x93NUMPY"
+ARRAY_BYTES_MAX = 1 << 30
+"""The most bytes of an array, which are those that a user's buffers may have."""
 _HEADER_BYTES_MAX = 64 << 10
 _TYPES = {
     "f2": "fp16", "f4": "fp32", "f8": "fp64", "b1": "bool", "u1": "u8", "i1": "i8", "u2": "u16",
@@ -40,19 +41,17 @@ def read_array(path: Path) -> Any:
     Fortran's order.
 
     :raises InvalidArgument: the file cannot be read, or has something else.
-    :raises TooLarge: it has more bytes than a tensor may have.
+    :raises TooLarge: it has more bytes than an array may have.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(TENSOR_BYTES_MAX + _HEADER_BYTES_MAX + 1)
+            data = file.read(ARRAY_BYTES_MAX + _HEADER_BYTES_MAX + 1)
     except OSError as exc:
         raise InvalidArgument(
             f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
         ) from None
-    if len(data) > TENSOR_BYTES_MAX + _HEADER_BYTES_MAX:
-        raise TooLarge(
-            f"{path} has more than {TENSOR_BYTES_MAX} bytes", hint="send a smaller array"
-        )
+    if len(data) > ARRAY_BYTES_MAX + _HEADER_BYTES_MAX:
+        raise TooLarge(f"{path} has more than {ARRAY_BYTES_MAX} bytes", hint="send a smaller array")
     try:
         return _parse(path, data)
     except (ValueError, LookupError, TypeError, SyntaxError, MemoryError, RecursionError):

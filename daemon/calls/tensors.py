@@ -17,6 +17,7 @@ from ...backends.errors import (
     InvalidArgument,
     SessionBusy,
     Timeout,
+    TooLarge,
     WorkerCrashed,
 )
 from ...ipc import messages as w
@@ -25,6 +26,7 @@ from ...ipc.server.request_bytes import COPIES
 from ...scheduler import messages as m
 from ...scheduler.messages import ComputedTensors
 from ...sessions import Session, WorkerClient
+from ...wire.frames import REPLY_BYTES_MAX
 from ..buffers import Buffer
 from ..core import Daemon
 from ..kept_tensors import KeptTensor
@@ -271,7 +273,7 @@ async def compute_named(
     staying = _keep_outputs(daemon, request, session, outputs, fingerprint) if p.keep else {}
     try:
         charge_outputs(request, [one for one in outputs if one[0] not in staying])
-    except Busy:
+    except (Busy, TooLarge):
         daemon.kept_tensors.free_tensors(request.connection, [*staying.values()])
         raise
     return spelled_outputs(p, inputs, outputs, staying)
@@ -405,9 +407,17 @@ def count_computation(daemon: Daemon, session: Session, seconds: float) -> None:
 def charge_outputs(request: Request, outputs: Sequence[t.NamedTensor]) -> None:
     """Count the memory of outputs until the reply.
 
+    :raises TooLarge: no reply takes them.
     :raises Busy: the user's requests in flight hold too many bytes.
     """
-    request.charge.grow(COPIES * sum(len(tensor.data) for _, tensor in outputs))
+    size = sum(len(tensor.data) for _, tensor in outputs)
+    if size > REPLY_BYTES_MAX:
+        raise TooLarge(
+            f"the outputs have {size} bytes; a reply has at most {REPLY_BYTES_MAX}",
+            hint="let the outputs be written into a buffer",
+            data={"bytes": size, "reply_bytes_max": REPLY_BYTES_MAX},
+        )
+    request.charge.grow(COPIES * size)
 
 
 def total_timeout(seconds: float) -> Timeout:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...backends.errors import InvalidArgument
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64
 """A tensor in a buffer begins at a multiple of this."""
+SPARE_MAX = 2
+"""Unused buffers that an open graph keeps."""
 
 
 class Buffer:
@@ -97,6 +100,14 @@ class BufferView(TensorReference):
         found: NDArray[Any] = numpy.frombuffer(self.memory, dtype_of(kind)).reshape(self.shape)
         return found
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Copy *data*, of as many bytes as the tensor, into the buffer."""
+        self.memory[:] = data
+
+    def read(self, length: int) -> bytes:
+        """Return a copy of the first *length* bytes."""
+        return bytes(self.memory[:length])
+
     def resized(self, shape: Sequence[int], type: str) -> BufferView:
         """Return the tensor at the same place that a graph has written."""
         return BufferView(self.buffer, shape, type, self.offset)
@@ -114,3 +125,50 @@ class BufferView(TensorReference):
     def as_place(self, name: str) -> tuple[str, int, int, int]:
         """Return it as the place of the output *name*, in the form of the protocol."""
         return name, self.buffer.handle, self.offset, self.length
+
+
+class SpareBuffers:
+    """Buffers for the large tensors of a graph's runs. A buffer whose run has ended is used again;
+    one whose run has failed is not, because the graph may still compute.
+    """
+
+    def __init__(self, new_buffer: Callable[[int], Awaitable[Buffer]]):
+        self._new_buffer = new_buffer
+        self._spare: list[Buffer] = []
+
+    async def take(self, size: int) -> Buffer:
+        """Return an unused buffer of at least *size* bytes.
+
+        :raises QuotaExceeded: the user's buffers are too many or too large.
+        """
+        for number, buffer in enumerate(self._spare):
+            if buffer.size >= size:
+                return self._spare.pop(number)
+        self._spare.clear()  # a run with such tensors seldom comes alone
+        return await self._new_buffer(size)
+
+    def put_back(self, buffer: Buffer) -> None:
+        """Keep a buffer for later runs, or free it."""
+        if len(self._spare) < SPARE_MAX:
+            self._spare.append(buffer)
+
+    def clear(self) -> None:
+        """Free the buffers."""
+        self._spare.clear()
+
+
+def places_in(buffer: Buffer, sizes: Sequence[int]) -> list[BufferView]:
+    """Return places of *sizes* bytes, one behind the other in a buffer of `room_of` these."""
+    starts = [0, *itertools.accumulate(map(_aligned, sizes))]
+    return [
+        BufferView(buffer, [size], "u8", start) for size, start in zip(sizes, starts, strict=False)
+    ]
+
+
+def room_of(sizes: Iterable[int]) -> int:
+    """Return the bytes of a buffer for tensors of *sizes*."""
+    return sum(map(_aligned, sizes))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from warnings import warn
 
 import msgspec
 
 from ...backends import ENGINES
-from ...backends.errors import InferdError, InvalidArgument, ProtocolError, SessionExpired
+from ...backends.errors import (
+    InferdError,
+    InvalidArgument,
+    ProtocolError,
+    SessionExpired,
+    TooLarge,
+)
 from ...backends.tensors import DeclaredTensors, TensorInfo
 from .. import messages as w
 from ..handles import Context, Graph
 from ..model_names import is_test_model
 from .arrays import ArrayLike, array_of, find_numpy, tensor_of, type_name_of
 from .attachment import require_open
-from .buffers import BufferView
+from .buffers import Buffer, BufferView, SpareBuffers, places_in, room_of
 from .caller import CLOSE_S_MAX
 from .connection.core import ConnectionCore
 from .kept_tensors import KeptTensor
@@ -50,6 +57,9 @@ class AsyncTensorGraph:
         self._contexts: list[Context] = []
         self._unused: deque[int] = deque()
         """The handles of kept tensors that the next run frees."""
+        self._spare = SpareBuffers(client.buffer)
+        self._reply_bytes = 0
+        """The bytes of outputs that were too many for a reply."""
         self._opening = client._driver.lock()
 
     def __repr__(self) -> str:
@@ -120,6 +130,7 @@ class AsyncTensorGraph:
     async def _open(self) -> None:
         client = self._client
         self._contexts, self._graph, self._unused = [], None, deque()
+        self._spare.clear()
         await self._read_declared()
         graph = await client.load_by_name(self._model)
         self._graph, self._connection = graph, client._open_connection
@@ -136,6 +147,7 @@ class AsyncTensorGraph:
         """Close it; a second call does nothing."""
         contexts, graph = self._contexts, self._graph
         self._contexts, self._graph = [], None
+        self._spare.clear()
         if graph is None or self._is_lost:
             return  # the daemon has closed them
         for context in contexts:
@@ -192,7 +204,8 @@ class AsyncTensorGraph:
         An input is an array of NumPy, a list of numbers, a buffer or a `Tensor`. Outputs are arrays
         of NumPy; without NumPy they are tensors. bfloat16 becomes float32. The outputs that *keep*
         names stay in the daemon, as inputs of later runs; in their place are `KeptTensor`s. Those
-        in *out* are written there, to buffers of `client.buffer`; their arrays are in place.
+        in *out* are written there, to buffers of `client.buffer`; their arrays are in place. Other
+        tensors that are too large for a frame are copied through buffers that the graph keeps.
 
         :raises InvalidArgument: an input is missing or unknown, or has another type or shape.
         :raises NotFound: a kept tensor was lost: with its connection, or because the model was
@@ -239,15 +252,62 @@ class AsyncTensorGraph:
             if not self._client._reconnects:
                 self._connection.raise_if_lost()
             await self.open()
-        named, places = (
-            self._named(inputs),
-            [one.as_place(name) for name, one in (out or {}).items()],
-        )
+        named, keep = self._named(inputs), keep or ()
+        places = [one.as_place(name) for name, one in (out or {}).items()]
+        named, used = await self._share_large(named)
         try:
-            return await self._compute(named, keep or (), places, keywords)
-        except SessionExpired:  # its contexts were unused for too long
-            self._contexts.clear()
-        return await self._compute(named, keep or (), places, keywords)
+            if not self._reply_bytes:
+                found = await self._compute(named, keep, places, keywords)
+            else:
+                found = await self._compute_large(named, keep, places, keywords)
+        except TooLarge as exc:
+            if "reply_bytes_max" not in exc.data or exc.data["bytes"] <= self._reply_bytes:
+                raise
+            self._reply_bytes = exc.data["bytes"]
+            found = await self._compute_large(named, keep, places, keywords)
+        if used is not None:
+            self._spare.put_back(used)
+        return found
+
+    async def _share_large(
+        self, inputs: list[tuple[str, w.Tensor]]
+    ) -> tuple[list[tuple[str, w.Tensor]], Buffer | None]:
+        """Return *inputs* with those that no frame takes in a buffer, and this buffer."""
+        large = [one.data for _, one in inputs if len(one.data) > w.TENSOR_BYTES_MAX]
+        if not large:
+            return inputs, None
+        sizes = list(map(len, large))
+        buffer = await self._spare.take(room_of(sizes))
+        shared, views = list(inputs), iter(places_in(buffer, sizes))
+        for number, (name, tensor) in enumerate(inputs):
+            if len(tensor.data) > w.TENSOR_BYTES_MAX:
+                view = next(views)
+                await self._client._driver.run_in_thread(partial(view.write, tensor.data))
+                fields = {"dimensions": tensor.dimensions, "type": tensor.type}
+                shared[number] = name, msgspec.structs.replace(view.as_input(), **fields)
+        return shared, buffer
+
+    async def _compute_large(
+        self,
+        inputs: list[tuple[str, w.Tensor]],
+        keep: Collection[str],
+        places: Sequence[tuple[str, int, int, int]],
+        keywords: SchedulingKeywords,
+    ) -> dict[str, w.Tensor]:
+        """As `_compute`, of outputs that no reply takes: they come in a buffer."""
+        placed = {*keep, *(name for name, *_ in places)}
+        names = [one.name for one in self.outputs if one.name not in placed]
+        sizes = [self._reply_bytes] * len(names)
+        buffer = await self._spare.take(max(1, room_of(sizes)))
+        views = dict(zip(names, places_in(buffer, sizes), strict=True))
+        own = [view.as_place(name) for name, view in views.items()]
+        found = await self._compute(inputs, keep, [*places, *own], keywords)
+        for name, view in views.items():
+            tensor = found[name]
+            data = await self._client._driver.run_in_thread(partial(view.read, tensor.length))
+            found[name] = w.Tensor(data=data, dimensions=tensor.dimensions, type=tensor.type)
+        self._spare.put_back(buffer)
+        return found
 
     async def free(self, *tensors: KeptTensor | w.Tensor, timeout: float | None = None) -> None:
         """Free tensors that stay in the daemon."""
@@ -277,6 +337,19 @@ class AsyncTensorGraph:
         return found
 
     async def _compute(
+        self,
+        inputs: list[tuple[str, w.Tensor]],
+        keep: Collection[str],
+        places: Sequence[tuple[str, int, int, int]],
+        keywords: SchedulingKeywords,
+    ) -> dict[str, w.Tensor]:
+        try:
+            return await self._compute_once(inputs, keep, places, keywords)
+        except SessionExpired:  # its contexts were unused for too long
+            self._contexts.clear()
+        return await self._compute_once(inputs, keep, places, keywords)
+
+    async def _compute_once(
         self,
         inputs: list[tuple[str, w.Tensor]],
         keep: Collection[str],

@@ -139,6 +139,15 @@ def test_files_of_strings_are_bounded(tmp_path: Path) -> None:
         array_file(Tensor(data=packed, dimensions=[20], type="string"))
 
 
+def test_large_arrays_pass(daemon: RunningDaemon, tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"large": identity("fp32", shape=["n"])})
+    array = np.arange(3 << 20, dtype=np.float32)
+    np.save(tmp_path / "x.npy", array)
+    graph, given = str(tmp_path / "large.onnx"), f"x0={tmp_path / 'x.npy'}"
+    run(daemon, graph, "--input", given, "--output", str(tmp_path / "out.npz"))
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["y0"], array)
+
+
 def test_many_values_are_summarized(daemon: RunningDaemon, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(3, 4))
     found = run(daemon, "wide", "--input", f"x0={tmp_path / 'x.npy'}")

@@ -99,6 +99,28 @@ def test_64_mib_are_computed_in_place(client: Client) -> None:
     assert repr(place) == f"<BufferView fp32 [{count}]>"
 
 
+def test_large_tensors_need_no_buffer_of_the_program(client: Client) -> None:
+    for width in (3, 2):  # 12 and 8 MiB
+        with client.graph("copy") as graph:
+            x = np.arange(width << 20, dtype=np.float32)
+            for _ in range(2):
+                np.testing.assert_array_equal(graph.run({"x0": x})["y0"], x)
+                np.testing.assert_array_equal(graph.run({"x0": x[:9]})["y0"], x[:9])
+            [output] = graph.run_tensors({"x0": x}).values()
+            assert output.data == x.tobytes() and output.dimensions == [len(x)]
+    with client.graph("copy") as graph, pytest.raises(TooLarge):
+        graph.run({"x0": np.zeros(USER_BYTES // 4 + 1, np.float32)})
+
+
+def test_outputs_of_many_bytes_are_refused_before_they_are_packed(raw: RawClient) -> None:
+    context, size = raw.context("copy"), 12 << 20
+    buffer = raw.call("register_buffer", size=size)["buffer"]
+    shared = {"buffer": buffer, "length": size, "dimensions": [size // 4], "type": "fp32"}
+    refused = refusal(raw, "compute", context=context, inputs=[["x0", shared]])
+    assert isinstance(refused, TooLarge) and refused.data["bytes"] == size
+    assert "buffer" in refused.hint
+
+
 def test_a_buffer_of_the_daemons_is_written_and_read_in_parts(raw: RawClient) -> None:
     """Clients that cannot pass descriptors send tensors larger than a frame this way."""
     size = 12 << 20
