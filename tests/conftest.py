@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -61,6 +62,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored, in all children
     load_profile()
     use_fork_servers()
     subprocess.Popen.__init__ = _refuse_unmarked(subprocess.Popen.__init__)  # type: ignore[method-assign]

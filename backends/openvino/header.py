@@ -75,7 +75,7 @@ def read_xml(path: str | Path) -> DeclaredTensors | None:
         ) from None
     except (_Damaged, expat.ExpatError) as exc:
         raise LoadFailed(
-            f"{str(path)!r} is not a graph of OpenVINO: {exc}",
+            f"{str(path)!r} is not an OpenVINO file: {exc}",
             hint="convert or download the model again",
         ) from None
 

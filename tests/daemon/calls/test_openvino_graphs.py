@@ -172,7 +172,7 @@ def test_show_prints_inputs_and_outputs_before_the_first_load(
         shown = state_of(client, name)
         assert before == [one["name"] for key in ("inputs", "outputs") for one in shown[key]]
     text = run_inferd("show", "damaged", socket=daemon.socket).stdout
-    assert "is not a graph of OpenVINO" in text and "Inputs" not in text
+    assert "is not an OpenVINO file" in text and "Inputs" not in text
 
 
 def test_inputs_that_end_the_process_are_refused_and_others_are_computed(client: Client) -> None:

@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,13 @@ def inputs(times: int, value: float = 1.0) -> list[NamedTensor]:
     ]
 
 
+def wait_computed(seconds: float) -> None:
+    """Wait until the other threads have computed for as long."""
+    begun = time.process_time() - time.thread_time()
+    while time.process_time() - time.thread_time() < begun + seconds:
+        time.sleep(0.001)
+
+
 def request(
     number: int,
     times: int = 1,
@@ -185,6 +193,7 @@ def test_a_computation_that_waits_too_long_is_refused_while_another_one_runs(ben
 def test_users_take_turns_and_classes_order_those_of_one_user(bench: Bench) -> None:
     bench.send(request(1, FOREVER, user=1))
     bench.send(*(request(n, 2000, user=1) for n in (2, 3, 4)), request(5, 2000, user=2))
+    wait_computed(0.2)  # more than the next computation of the other user takes
     bench.send(request(6, user=2, priority=Priority.HIGH), m.DropInput(1))
     reports = bench.wait_reports(6)
     order = [report.id for report in reports if isinstance(report, m.CommandResult)]
