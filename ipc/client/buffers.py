@@ -144,7 +144,7 @@ class SpareBuffers:
         for number, buffer in enumerate(self._spare):
             if buffer.size >= size:
                 return self._spare.pop(number)
-        self._spare.clear()  # a run with such tensors seldom comes alone
+        self._spare.clear()  # they are too small for the runs that come now
         return await self._new_buffer(size)
 
     def put_back(self, buffer: Buffer) -> None:

@@ -255,16 +255,19 @@ class AsyncTensorGraph:
         named, keep = self._named(inputs), keep or ()
         places = [one.as_place(name) for name, one in (out or {}).items()]
         named, used = await self._share_large(named)
-        try:
-            if not self._reply_bytes:
-                found = await self._compute(named, keep, places, keywords)
-            else:
-                found = await self._compute_large(named, keep, places, keywords)
-        except TooLarge as exc:
-            if "reply_bytes_max" not in exc.data or exc.data["bytes"] <= self._reply_bytes:
-                raise
-            self._reply_bytes = exc.data["bytes"]
-            found = await self._compute_large(named, keep, places, keywords)
+        room = self._reply_bytes
+        while True:
+            try:
+                found = await self._compute_into(room, named, keep, places, keywords)
+                break
+            except TooLarge as exc:
+                is_own = (
+                    exc.data.get("bytes_max") == room if room else "reply_bytes_max" in exc.data
+                )
+                if not is_own or exc.data.get("bytes", 0) <= room:
+                    raise
+                room = exc.data["bytes"]
+                self._reply_bytes = max(self._reply_bytes, room)
         if used is not None:
             self._spare.put_back(used)
         return found
@@ -287,17 +290,22 @@ class AsyncTensorGraph:
                 shared[number] = name, msgspec.structs.replace(view.as_input(), **fields)
         return shared, buffer
 
-    async def _compute_large(
+    async def _compute_into(
         self,
+        room: int,
         inputs: list[tuple[str, w.Tensor]],
         keep: Collection[str],
         places: Sequence[tuple[str, int, int, int]],
         keywords: SchedulingKeywords,
     ) -> dict[str, w.Tensor]:
-        """As `_compute`, of outputs that no reply takes: they come in a buffer."""
+        """As `_compute`; with *room*, outputs of up to so many bytes each come in a buffer, because
+        no reply takes them.
+        """
+        if not room:
+            return await self._compute(inputs, keep, places, keywords)
         placed = {*keep, *(name for name, *_ in places)}
         names = [one.name for one in self.outputs if one.name not in placed]
-        sizes = [self._reply_bytes] * len(names)
+        sizes = [room] * len(names)
         buffer = await self._spare.take(max(1, room_of(sizes)))
         views = dict(zip(names, places_in(buffer, sizes), strict=True))
         own = [view.as_place(name) for name, view in views.items()]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -100,16 +101,32 @@ def test_64_mib_are_computed_in_place(client: Client) -> None:
 
 
 def test_large_tensors_need_no_buffer_of_the_program(client: Client) -> None:
-    for width in (3, 2):  # 12 and 8 MiB
-        with client.graph("copy") as graph:
+    with client.graph("copy") as graph:
+        for width in (2, 3, 5, 3):  # 8, 12, 20 and 12 MiB
             x = np.arange(width << 20, dtype=np.float32)
-            for _ in range(2):
-                np.testing.assert_array_equal(graph.run({"x0": x})["y0"], x)
-                np.testing.assert_array_equal(graph.run({"x0": x[:9]})["y0"], x[:9])
-            [output] = graph.run_tensors({"x0": x}).values()
-            assert output.data == x.tobytes() and output.dimensions == [len(x)]
-    with client.graph("copy") as graph, pytest.raises(TooLarge):
-        graph.run({"x0": np.zeros(USER_BYTES // 4 + 1, np.float32)})
+            np.testing.assert_array_equal(graph.run({"x0": x})["y0"], x)
+            np.testing.assert_array_equal(graph.run({"x0": x[:9]})["y0"], x[:9])
+        [output] = graph.run_tensors({"x0": x}).values()
+        assert output.data == x.tobytes() and output.dimensions == [len(x)]
+        with pytest.raises(TooLarge, match="its place in the buffer"):
+            graph.run({"x0": x}, out={"y0": client.buffer(64).view([16])})
+        with pytest.raises(TooLarge, match="a buffer of"):
+            graph.run({"x0": np.zeros(USER_BYTES // 4 + 1, np.float32)})
+
+
+@pytest.mark.asyncio
+async def test_large_runs_at_once_do_not_share_a_buffer(daemon: RunningDaemon) -> None:
+    arrays = [np.full(n << 20, n, np.float32) for n in (3, 4)]  # of 12 and 16 MiB
+
+    async def run(array: Any) -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal((await graph.run({"x0": array}))["y0"], array)
+
+    async with AsyncClient(daemon.socket) as client, client.graph("copy") as graph:
+        async with anyio.create_task_group() as group:
+            for array in arrays:
+                group.start_soon(run, array)
+        await client.deinit_backend()
 
 
 def test_outputs_of_many_bytes_are_refused_before_they_are_packed(raw: RawClient) -> None:
