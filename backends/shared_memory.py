@@ -12,6 +12,8 @@ import os
 
 from .errors import InvalidArgument, OutOfMemory, TooLarge
 
+ALIGNMENT = 64
+"""A tensor in a buffer begins at a multiple of this."""
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE, which Python 3.11 does not name."""

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import anyio.to_thread
 
-from ..backends.errors import Busy, InvalidArgument, NotFound, OutOfMemory, QuotaExceeded
-from ..backends.shared_memory import allocate, check_shared_memory, new_shared_memory
+from ..backends.errors import InvalidArgument, NotFound, OutOfMemory
+from ..backends.shared_memory import ALIGNMENT, allocate, check_shared_memory, new_shared_memory
 from ..ipc.server.connection import Request, ServerConnection
-
-ALIGNMENT = 64
-"""A tensor in a buffer begins at a multiple of this."""
-RETRY_AFTER_S = 1.0
-
-
-class BufferLimits(NamedTuple):
-    """The bounds of one user's buffers, and of all users' (*bytes_max*)."""
-
-    user_max: int = 64
-    user_bytes_max: int = 1 << 30
-    bytes_max: int = 4 << 30
+from .holdings import Holdings
 
 
 class Buffer:
@@ -79,12 +66,9 @@ class Buffers:
     """
 
     def __init__(self, new_handle: Callable[[], int], unmap: Callable[[int], None]):
-        self.limits = BufferLimits()
+        self.held = Holdings("buffer")
         self._new_handle, self._unmap = new_handle, unmap
         self._buffers: dict[ServerConnection, dict[int, Buffer]] = {}
-        self._counts: Counter[int] = Counter()
-        self._bytes: Counter[int] = Counter()
-        """The number of buffers by user, and their bytes."""
 
     async def register_passed(self, request: Request, fd: int) -> Buffer:
         """Register the memfd that came with a request.
@@ -93,7 +77,7 @@ class Buffers:
         :raises QuotaExceeded: the user has too many, or too large ones; or `Busy`, all users have.
         """
         connection, user = request.connection, request.owner.user
-        bytes_max = self.limits.user_bytes_max
+        bytes_max = self.held.limits.user_bytes_max
         size = await connection.user.run(check_shared_memory, fd, bytes_max)
         buffer = self._add(connection, user, size)  # counted before its pages are allocated
         try:
@@ -131,45 +115,10 @@ class Buffers:
         return buffer
 
     def _add(self, connection: ServerConnection, user: int, size: int) -> Buffer:
-        self._check_growth(user, size)
+        self.held.add(user, 1, size)
         buffer = Buffer(self._new_handle(), connection, user, size)
-        # There is no `await` between the check and these lines.
-        self._counts[user] += 1
-        self._bytes[user] += size
         self._buffers.setdefault(connection, {})[buffer.handle] = buffer
         return buffer
-
-    def _check_growth(self, user: int, size: int) -> None:
-        """Check that a user may have another buffer, of *size* bytes.
-
-        :raises QuotaExceeded: there are too many, or they would be too large.
-        :raises Busy: those of all users would be too large.
-        """
-        limits, count, held = self.limits, self._counts[user], self._bytes[user]
-        if count >= limits.user_max:
-            bound = "buffers-user-max"
-            raise QuotaExceeded(
-                f"{count} buffers of yours are registered; the limit is {limits.user_max}",
-                hint=f"free those that are done, or raise {bound}",
-                data={"bound": bound, "buffers": count, "buffers_max": limits.user_max},
-            )
-        if held + size > limits.user_bytes_max:
-            bound = "buffer-bytes-user-max"
-            raise QuotaExceeded(
-                f"your buffers have {held} bytes; {size} more would exceed the limit of"
-                f" {limits.user_bytes_max}",
-                hint=f"free those that are done, or raise {bound}",
-                data=_sizes(bound, held, size, limits.user_bytes_max),
-            )
-        if (total := self._bytes.total()) + size > limits.bytes_max:
-            bound = "buffer-bytes-max"
-            raise Busy(
-                f"the buffers of all users have {total} bytes; {size} more would exceed the limit"
-                f" of {limits.bytes_max}",
-                hint=f"try again later, or raise {bound}",
-                data=_sizes(bound, total, size, limits.bytes_max)
-                | {"retry_after_s": RETRY_AFTER_S},
-            )
 
     def get_buffer(self, connection: ServerConnection, handle: int) -> Buffer:
         """Return a buffer of a connection.
@@ -200,10 +149,7 @@ class Buffers:
             return
         if not buffers:
             del self._buffers[buffer.connection]
-        self._counts[buffer.user] -= 1
-        self._bytes[buffer.user] -= buffer.size
-        if not self._counts[buffer.user]:
-            del self._counts[buffer.user], self._bytes[buffer.user]
+        self.held.remove(buffer.user, buffer.size)
         buffer.close()
         buffer.fd = -1
         self._unmap(buffer.handle)
@@ -216,7 +162,3 @@ def no_buffer(handle: int) -> NotFound:
         hint="register it: a buffer ends when it is freed, and with its connection",
         data={"buffer": handle},
     )
-
-
-def _sizes(bound: str, held: int, more: int, bytes_max: int) -> dict[str, Any]:
-    return {"bound": bound, "bytes": held, "more": more, "bytes_max": bytes_max}

@@ -58,15 +58,16 @@ from ..sessions import (
 from ..sessions.media_store import MediaLimits, MediaStore
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX
 from .access.connections import Connections
-from .buffers import BufferLimits, Buffers
+from .buffers import Buffers
 from .components import Components
 from .config.settings import Config
 from .copy_streams import CopyStreams
 from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
+from .holdings import HoldingLimits
 from .jobs.jobs import JobLimits, Jobs
 from .jobs.runner import JobRunner
-from .kept_tensors import KeptLimits, KeptTensors
+from .kept_tensors import KeptTensors
 from .logs.setup import logs
 from .metrics.daemon_counters import DaemonCounters, reason_of
 from .models.catalog import NamedModel
@@ -249,12 +250,12 @@ class Daemon:
         bounds.session_bytes_owner_max = config.session_bytes_user_max
         bounds.kept_sessions_owner_max = config.kept_sessions_user_max
         bounds.reasoning_max = config.reasoning_max
-        self.kept_tensors.limits = KeptLimits(
+        self.kept_tensors.held.limits = HoldingLimits(
             user_max=config.kept_tensors_user_max,
             user_bytes_max=config.kept_tensor_bytes_user_max,
             bytes_max=config.kept_tensor_bytes_max,
         )
-        self.buffers.limits = BufferLimits(
+        self.buffers.held.limits = HoldingLimits(
             user_max=config.buffers_user_max,
             user_bytes_max=config.buffer_bytes_user_max,
             bytes_max=config.buffer_bytes_max,

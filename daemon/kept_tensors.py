@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
-from ..backends.errors import Busy, Cancelled, InvalidArgument, NotFound, QuotaExceeded
+from ..backends.errors import Cancelled, InvalidArgument, NotFound
 from ..backends.tensors import Tensor
 from ..ipc.server.connection import ServerConnection
 from ..sessions.memory import memory_bytes
+from .holdings import Holdings
 from .models.registry import Lease
 
 HOLDER_BYTES = 512
 """The memory of a kept tensor without its elements."""
-RETRY_AFTER_S = 1.0
-
-
-class KeptLimits(NamedTuple):
-    """The bounds of one user's kept tensors, and of all users' (*bytes_max*)."""
-
-    user_max: int = 1000
-    user_bytes_max: int = 256 << 20
-    bytes_max: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,44 +62,9 @@ class KeptTensors:
     """The table of all of them. Owned by the daemon's event loop."""
 
     def __init__(self, new_handle: Callable[[], int]):
-        self.limits = KeptLimits()
+        self.held = Holdings("kept-tensor")
         self._new_handle = new_handle
         self._tensors: dict[ServerConnection, dict[int, KeptTensor]] = {}
-        self._counts: Counter[int] = Counter()
-        self._bytes: Counter[int] = Counter()
-        """The number of tensors by user, and their bytes."""
-
-    def check_growth(self, user: int, tensors: int, size: int = 0) -> None:
-        """Check that a user may keep so many more *tensors*, of *size* bytes together.
-
-        :raises QuotaExceeded: they would be too many or too large.
-        :raises Busy: those of all users would be too large.
-        """
-        limits, count, held = self.limits, self._counts[user], self._bytes[user]
-        if count + tensors > limits.user_max:
-            bound = "kept-tensors-user-max"
-            raise QuotaExceeded(
-                f"{count} of your tensors stay in the daemon; the limit is {limits.user_max}",
-                hint=f"free those that are done, or raise {bound}",
-                data={"bound": bound, "tensors": count, "tensors_max": limits.user_max},
-            )
-        if held + size > limits.user_bytes_max:
-            bound = "kept-tensor-bytes-user-max"
-            raise QuotaExceeded(
-                f"your tensors in the daemon have {held} bytes; {size} more would exceed the limit"
-                f" of {limits.user_bytes_max}",
-                hint=f"free those that are done, or raise {bound}",
-                data=_sizes(bound, held, size, limits.user_bytes_max),
-            )
-        if (total := self._bytes.total()) + size > limits.bytes_max:
-            bound = "kept-tensor-bytes-max"
-            raise Busy(
-                f"the tensors of all users in the daemon have {total} bytes; {size} more would"
-                f" exceed the limit of {limits.bytes_max}",
-                hint=f"try again later, or raise {bound}",
-                data=_sizes(bound, total, size, limits.bytes_max)
-                | {"retry_after_s": RETRY_AFTER_S},
-            )
 
     def keep_tensors(
         self,
@@ -130,11 +85,7 @@ class KeptTensors:
             KeptTensor(self._new_handle(), one, connection, user, lease, fingerprint)
             for one in tensors
         ]
-        size = sum(one.size_bytes for one in kept)
-        self.check_growth(user, len(kept), size)
-        # There is no `await` between the check and these lines.
-        self._counts[user] += len(kept)
-        self._bytes[user] += size
+        self.held.add(user, len(kept), sum(one.size_bytes for one in kept))
         for one in kept:
             self._tensors.setdefault(connection, {})[one.handle] = one
         return kept
@@ -177,11 +128,4 @@ class KeptTensors:
         del tensors[kept.handle]
         if not tensors:
             del self._tensors[kept.connection]
-        self._counts[kept.user] -= 1
-        self._bytes[kept.user] -= kept.size_bytes
-        if not self._counts[kept.user]:
-            del self._counts[kept.user], self._bytes[kept.user]
-
-
-def _sizes(bound: str, held: int, more: int, bytes_max: int) -> dict[str, Any]:
-    return {"bound": bound, "bytes": held, "more": more, "bytes_max": bytes_max}
+        self.held.remove(kept.user, kept.size_bytes)

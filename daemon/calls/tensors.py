@@ -333,7 +333,7 @@ async def _check_names(daemon: Daemon, request: Request, session: Session) -> No
             f"the model has no output {unknown[: t.NAME_CHARACTERS_MAX]!r}",
             hint=f"its outputs are {t.names_text(declared)}" if declared else "it has no outputs",
         )
-    daemon.kept_tensors.check_growth(request.owner.user, len(p.keep))
+    daemon.kept_tensors.held.check_growth(request.owner.user, len(p.keep), 0)
 
 
 def _keep_outputs(

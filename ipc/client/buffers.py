@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...backends.errors import InvalidArgument
+from ...backends.shared_memory import ALIGNMENT
 from .. import messages as w
 from .arrays import ARRAY_NAMES, dtype_of, element_bytes, find_numpy
 from .connection.core import ConnectionCore
@@ -17,8 +18,6 @@ from .kept_tensors import TensorReference
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ALIGNMENT = 64
-"""A tensor in a buffer begins at a multiple of this."""
 SPARE_MAX = 2
 """Unused buffers that an open graph keeps."""
 

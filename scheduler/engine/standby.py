@@ -21,7 +21,7 @@ from ..call_thread import CallResult
 CHECK_S = 0.005
 """The standby takes the turn when a computation has taken longer than one to two of these times."""
 CHECKS_MAX = 40
-"""After so many checks without a computation the standby rests until the next one."""
+"""The standby rests after this many checks without a computation, until the next one."""
 
 
 class Standby:
