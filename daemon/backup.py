@@ -402,9 +402,9 @@ def write_backup(state: Path, target: BinaryIO, now: float, *, kv: bool = False)
                 )
             # After the journals: a content that they name is there, unless it was deleted since.
             others = chain(
-                _media_files(state),
-                _job_files(state) if has_jobs else (),
-                _kv_files(state) if kv else (),
+                _files(state, MEDIA_DIR, MEDIA_MEMBER),
+                _files(state, JOBS_DIR, JOB_MEMBER) if has_jobs else (),
+                _files(state, KV_DIR, KV_MEMBER) if kv else (),
             )
             return write_archive(target, members, others, software=__version__, now=now)
     except (NewerJournal, Unreadable, NewerRows, sqlite3.DatabaseError) as exc:
@@ -420,25 +420,14 @@ def write_backup(state: Path, target: BinaryIO, now: float, *, kv: bool = False)
         ) from exc
 
 
-def _media_files(state: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the images and sounds of sessions, by their names in the archive."""
-    for path in sorted((state / MEDIA_DIR).glob("*/*")):
-        name = path.relative_to(state).as_posix()
-        if MEDIA_MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink():
-            yield name, path
+def _files(state: Path, folder: str, member: re.Pattern[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the finished files in *folder* by their names in the archive, which are a *member*'s.
 
-
-def _job_files(state: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of jobs, by their names in the archive."""
-    for path in sorted((state / JOBS_DIR).glob("*.jsonl")):
-        name = path.relative_to(state).as_posix()
-        if JOB_MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink():
-            yield name, path
-
-
-def _kv_files(state: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the finished KV files, by their names in the archive."""
-    for path in sorted((state / KV_DIR).rglob("*")):
-        name = path.relative_to(state).as_posix()
-        if KV_MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink():
-            yield name, path
+    The daemon deletes files and folders meanwhile; these are left out.
+    """
+    for place, folders, names in os.walk(state / folder):
+        folders.sort()
+        for path in (Path(place, name) for name in sorted(names)):
+            name = path.relative_to(state).as_posix()
+            if member.fullmatch(name) and path.is_file() and not path.is_symlink():
+                yield name, path

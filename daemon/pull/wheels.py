@@ -183,17 +183,20 @@ def _run_pip(command: list[str], folder: Path, part: Part, log: Path, wheels: in
                 if progress.total:
                     part.progress(progress.stage(wheels), progress.done, progress.total)
                 else:
-                    part.progress("downloading", _bytes_in(folder), None)
+                    part.progress("downloading", bytes_in(folder), None)
         finally:
             process.kill()
 
 
-def _bytes_in(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
     """Return the size of the wheels in *folder*, each name once, because pip moves them."""
     sizes: dict[str, int] = {}
-    for path in folder.rglob("*.whl"):
-        with contextlib.suppress(OSError):
-            sizes[path.name] = max(sizes.get(path.name, 0), path.stat().st_size)
+    for place, _, names in os.walk(folder):  # skips a folder that pip has deleted meanwhile
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(OSError):
+                    size = os.stat(os.path.join(place, name)).st_size
+                    sizes[name] = max(sizes.get(name, 0), size)
     return sum(sizes.values())
 
 

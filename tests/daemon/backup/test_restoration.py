@@ -27,9 +27,11 @@ from inferd.daemon.backup import (
     write_backup,
 )
 from inferd.daemon.jobs.store import Store, StoredFile, StoredJob
+from inferd.daemon.state_files import KV_DIR
 from inferd.scheduler import Owner
 from inferd.sessions.entries import HistoryEntry, SessionFacts, encode
 from inferd.sessions.journal.journal_file import JournalFile, SavePast
+from tests.changing_folders import changing
 
 pytestmark = pytest.mark.process  # forks processes that kill themselves
 KV_FILE = "kv/echo-1/1000/0a1b"
@@ -294,6 +296,19 @@ def test_no_backup_is_made_of_a_restoration_that_was_interrupted(state: Path) ->
     (state / "restore.ready").mkdir()
     with pytest.raises(BackendError, match="was interrupted"):
         write_backup(state, io.BytesIO(), NOW)
+
+
+def test_a_backup_leaves_out_folders_that_are_deleted_meanwhile(state: Path) -> None:
+    kept = state / "media" / "1000" / sha256(b"content").hexdigest()
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"content")
+    changed = [state / KV_DIR / f"echo-{n}" / "1000" / "0a1b" for n in range(2, 10)]
+    with changing(*changed, *(kept.parents[1] / str(n) / kept.name for n in range(2000, 2010))):
+        for _ in range(30):
+            target = io.BytesIO()
+            write_backup(state, target, SAVED_AT, kv=True)
+            with tarfile.open(fileobj=io.BytesIO(target.getvalue())) as archive:
+                assert {KV_FILE, f"media/1000/{kept.name}"} <= {*archive.getnames()}
 
 
 def test_a_backup_has_the_images_of_sessions_and_checks_their_hashes(

