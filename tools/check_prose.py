@@ -167,13 +167,17 @@ def markdown_findings(path: str, source: str) -> Iterator[Finding]:
 
 
 def files_of(paths: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the Python and Markdown files among *paths* and below its folders."""
+    """Yield the Python and Markdown files among *paths* and below their folders, without those of
+    installed packages.
+    """
     for name in paths:
         path = ROOT / name
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in found:
             relative = str(file.relative_to(ROOT))
-            if file.suffix in (".py", ".md") and not relative.startswith(SKIPPED):
+            if "node_modules" in file.parts or relative.startswith(SKIPPED):
+                continue
+            if file.suffix in (".py", ".md"):
                 yield file
 
 

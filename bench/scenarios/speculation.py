@@ -143,7 +143,9 @@ that the prompt has twice. Case {CODE}: it writes a program of the prompt again,
 Case {FREE}: the beginning of a story. Case {MIXED}: {MIXED_STREAMS} streams of these three kinds at
 once, of {MIXED_TOKENS} tokens. Case {URGENT}: {QUOTED} streams of case {QUOTE}, and beside them
 {len(MOMENTS_S)} short urgent requests. Tokens per second are those from the first piece on, without
-the prompts and the urgent answers.
+the prompts and the urgent answers. In case {MIXED} that favours llama-server, which computes all
+prompts before its first token: inferd streams the first answers while it computes the other
+prompts, and that time counts.
 
 **inferd** drafts by its default, the n-gram drafter of each session; **inferd, off** is the same
 daemon with `speculation: off` in the requests. **llama-server** runs without drafts, and with each
