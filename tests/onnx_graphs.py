@@ -133,6 +133,15 @@ def allocation() -> bytes:
     )
 
 
+def zeros() -> bytes:
+    """Return a graph whose output has as many zeros as `n` says."""
+    return graph(
+        [helper.make_node("ConstantOfShape", ["n"], ["y"])],
+        [("n", "i64", [1])],
+        [("y", "fp32", ["m"])],
+    )
+
+
 def write_graphs(folder: Path, graphs: Mapping[str, bytes]) -> None:
     """Write model files by their names without the suffix."""
     for name, data in graphs.items():

@@ -34,8 +34,8 @@ request in one frame.
 """
 TEXTS_BYTES_MAX = 8 << 20
 MEDIA_BYTES_MAX = 64 << 20
-TENSORS_BYTES_MAX = 32 << 20
-"""The bytes of a request with tensors, of which each may have `TENSOR_BYTES_MAX`."""
+TENSORS_BYTES_MAX = 64 << 20
+"""The bytes of a request with tensors, and those of the tensors that it names in shared memory."""
 TENSOR_PATHS = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/infer")
 BODY_BYTES_MAX_BY_PATH: Mapping[str, int] = {
     **dict.fromkeys(
@@ -137,7 +137,7 @@ class Limits:
     @staticmethod
     def allows_media(path: str) -> bool:
         """Return whether the requests of a path may have images and sounds."""
-        return _path_bytes_max(path) == MEDIA_BYTES_MAX
+        return BODY_BYTES_MAX_BY_PATH.get(path) == MEDIA_BYTES_MAX
 
     def lowers_body_bytes_of(self, path: str) -> bool:
         """Return whether a path would allow longer bodies with a larger `body_bytes_max`."""

@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from warnings import warn
 
 import msgspec
 
 from ...backends import ENGINES
-from ...backends.errors import (
-    InferdError,
-    InvalidArgument,
-    ProtocolError,
-    SessionExpired,
-    TooLarge,
-)
+from ...backends.errors import InferdError, InvalidArgument, ProtocolError, SessionExpired
 from ...backends.tensors import DeclaredTensors, TensorInfo
 from .. import messages as w
 from ..handles import Context, Graph
 from ..model_names import is_test_model
 from .arrays import ArrayLike, array_of, find_numpy, tensor_of, type_name_of
 from .attachment import require_open
-from .buffers import Buffer, BufferView, SpareBuffers, places_in, room_of
+from .buffers import BufferView
 from .caller import CLOSE_S_MAX
 from .connection.core import ConnectionCore
 from .kept_tensors import KeptTensor
+from .large_tensors import Inputs, LargeTensors, Place
 from .operations import AsyncOperations
 from .results import ShownModel
 from .turn_settings import SchedulingKeywords, takes
@@ -57,9 +51,7 @@ class AsyncTensorGraph:
         self._contexts: list[Context] = []
         self._unused: deque[int] = deque()
         """The handles of kept tensors that the next run frees."""
-        self._spare = SpareBuffers(client.buffer)
-        self._reply_bytes = 0
-        """The bytes of outputs that were too many for a reply."""
+        self._large = LargeTensors(client.buffer, client._driver.run_in_thread)
         self._opening = client._driver.lock()
 
     def __repr__(self) -> str:
@@ -130,7 +122,7 @@ class AsyncTensorGraph:
     async def _open(self) -> None:
         client = self._client
         self._contexts, self._graph, self._unused = [], None, deque()
-        self._spare.clear()
+        self._large.clear()
         await self._read_declared()
         graph = await client.load_by_name(self._model)
         self._graph, self._connection = graph, client._open_connection
@@ -147,7 +139,7 @@ class AsyncTensorGraph:
         """Close it; a second call does nothing."""
         contexts, graph = self._contexts, self._graph
         self._contexts, self._graph = [], None
-        self._spare.clear()
+        self._large.clear()
         if graph is None or self._is_lost:
             return  # the daemon has closed them
         for context in contexts:
@@ -252,70 +244,17 @@ class AsyncTensorGraph:
             if not self._client._reconnects:
                 self._connection.raise_if_lost()
             await self.open()
-        named, keep = self._named(inputs), keep or ()
-        places = [one.as_place(name) for name, one in (out or {}).items()]
-        named, used = await self._share_large(named)
-        room = self._reply_bytes
-        while True:
-            try:
-                found = await self._compute_into(room, named, keep, places, keywords)
-                break
-            except TooLarge as exc:
-                is_own = (
-                    exc.data.get("bytes_max") == room if room else "reply_bytes_max" in exc.data
-                )
-                if not is_own or exc.data.get("bytes", 0) <= room:
-                    raise
-                room = exc.data["bytes"]
-                self._reply_bytes = max(self._reply_bytes, room)
-        if used is not None:
-            self._spare.put_back(used)
-        return found
+        kept: Collection[str] = keep or ()
+        own = [one.as_place(name) for name, one in (out or {}).items()]
+        placed = {*kept, *(name for name, *_ in own)}
 
-    async def _share_large(
-        self, inputs: list[tuple[str, w.Tensor]]
-    ) -> tuple[list[tuple[str, w.Tensor]], Buffer | None]:
-        """Return *inputs* with those that no frame takes in a buffer, and this buffer."""
-        large = [one.data for _, one in inputs if len(one.data) > w.TENSOR_BYTES_MAX]
-        if not large:
-            return inputs, None
-        sizes = list(map(len, large))
-        buffer = await self._spare.take(room_of(sizes))
-        shared, views = list(inputs), iter(places_in(buffer, sizes))
-        for number, (name, tensor) in enumerate(inputs):
-            if len(tensor.data) > w.TENSOR_BYTES_MAX:
-                view = next(views)
-                await self._client._driver.run_in_thread(partial(view.write, tensor.data))
-                fields = {"dimensions": tensor.dimensions, "type": tensor.type}
-                shared[number] = name, msgspec.structs.replace(view.as_input(), **fields)
-        return shared, buffer
+        async def compute(inputs: Inputs, places: Sequence[Place]) -> dict[str, w.Tensor]:
+            return await self._compute(inputs, kept, [*own, *places], keywords)
 
-    async def _compute_into(
-        self,
-        room: int,
-        inputs: list[tuple[str, w.Tensor]],
-        keep: Collection[str],
-        places: Sequence[tuple[str, int, int, int]],
-        keywords: SchedulingKeywords,
-    ) -> dict[str, w.Tensor]:
-        """As `_compute`; with *room*, outputs of up to so many bytes each come in a buffer, because
-        no reply takes them.
-        """
-        if not room:
-            return await self._compute(inputs, keep, places, keywords)
-        placed = {*keep, *(name for name, *_ in places)}
-        names = [one.name for one in self.outputs if one.name not in placed]
-        sizes = [room] * len(names)
-        buffer = await self._spare.take(max(1, room_of(sizes)))
-        views = dict(zip(names, places_in(buffer, sizes), strict=True))
-        own = [view.as_place(name) for name, view in views.items()]
-        found = await self._compute(inputs, keep, [*places, *own], keywords)
-        for name, view in views.items():
-            tensor = found[name]
-            data = await self._client._driver.run_in_thread(partial(view.read, tensor.length))
-            found[name] = w.Tensor(data=data, dimensions=tensor.dimensions, type=tensor.type)
-        self._spare.put_back(buffer)
-        return found
+        async def outputs() -> list[str]:
+            return [one.name for one in self.outputs if one.name not in placed]
+
+        return await self._large.compute(self._named(inputs), compute, outputs)
 
     async def free(self, *tensors: KeptTensor | w.Tensor, timeout: float | None = None) -> None:
         """Free tensors that stay in the daemon."""
@@ -348,7 +287,7 @@ class AsyncTensorGraph:
         self,
         inputs: list[tuple[str, w.Tensor]],
         keep: Collection[str],
-        places: Sequence[tuple[str, int, int, int]],
+        places: Sequence[Place],
         keywords: SchedulingKeywords,
     ) -> dict[str, w.Tensor]:
         try:
@@ -361,7 +300,7 @@ class AsyncTensorGraph:
         self,
         inputs: list[tuple[str, w.Tensor]],
         keep: Collection[str],
-        places: Sequence[tuple[str, int, int, int]],
+        places: Sequence[Place],
         keywords: SchedulingKeywords,
     ) -> dict[str, w.Tensor]:
         try:

@@ -221,7 +221,7 @@ class Exchange:
         self._receive, self._send = receive, send
         self.link: ClientLink = scope["extensions"][LINK]
         self._memory = memory
-        self._taken = self._taken_more = 0
+        self._taken, self._taken_more = 0, list[int]()
         """The bytes that were taken of the memory for long bodies: for the body, and for more."""
 
     async def read_body(self) -> None:
@@ -282,16 +282,21 @@ class Exchange:
 
     async def take_memory(self, size: int) -> None:
         """Take memory for *size* bytes besides the body, unless they are few, for the rest of the
-        request. This is possible once. A request with a long body does not wait: two such could
-        wait for each other.
+        request. A request that has memory already does not wait: two such could wait for each
+        other.
 
         :raises Busy: there was no memory in time.
         """
-        assert not self._taken_more, "the memory is given back at the end"
         if size > BODY_BYTES_MAX:
-            wait_s = 0.0 if self._taken else self.limits.queue_s_max
+            wait_s = 0.0 if self._taken or self._taken_more else self.limits.queue_s_max
             await self._memory.take(self.caller.name, size, wait_s)
-            self._taken_more = size
+            self._taken_more.append(size)
+
+    def shrink_memory(self, size: int) -> None:
+        """Give back what `take_memory` has taken beyond *size* bytes, once these are known."""
+        if self._taken_more and size < self._taken_more[-1]:
+            self._memory.shrink(self.caller.name, self._taken_more[-1], size)
+            self._taken_more[-1] = size
 
     async def run_in_thread(self, function: Callable[..., R], *args: Any) -> R:
         """Run a function that takes long because of a long body, after those of other requests."""
@@ -347,10 +352,10 @@ class Exchange:
     def close(self) -> None:
         """Stop watching the connection, and give the memory that was taken back."""
         self.link.unwatch(self._end_work)
-        for size in (self._taken, self._taken_more):
+        for size in (self._taken, *self._taken_more):
             if size:
                 self._memory.give_back(self.caller.name, size)
-        self._taken = self._taken_more = 0
+        self._taken, self._taken_more = 0, list[int]()
 
     async def start(
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None

@@ -59,6 +59,7 @@ async def answer_infer(exchange: Exchange) -> None:
         inputs,
         exchange.caller.class_of(None, _CLASSES.get(parameters.priority, "low")),
         parameters.timeout / 1e6 if parameters.timeout else math.inf,
+        exchange.take_memory,
     )
     await _send(exchange, model, request, outputs)
 

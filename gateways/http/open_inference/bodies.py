@@ -63,7 +63,9 @@ async def read_body(exchange: Exchange) -> Body:
         await exchange.take_memory(size)
     if size < THREAD_BYTES_MIN:
         return _read(body, encoding, length)
-    return await exchange.run_in_thread(_read, body, encoding, length)
+    found = await exchange.run_in_thread(_read, body, encoding, length)
+    exchange.shrink_memory(found.size)
+    return found
 
 
 def _read(body: bytes, encoding: str, length: str | None) -> Body:

@@ -22,8 +22,8 @@ from ....ipc.client.arrays import (
     strings_of,
     type_name_of,
 )
-from ....ipc.messages import TENSOR_BYTES_MAX
 from ..fields import field_error
+from ..limits import TENSORS_BYTES_MAX, TEXTS_BYTES_MAX
 from .bodies import Body
 from .fields import InferInput, InferOutput, InferRequest, OutputParameters, RequestParameters
 
@@ -107,11 +107,11 @@ def _check_size(given: InferInput, kind: str) -> None:
             raise too_many_strings()
         return
     size = math.prod(given.shape) * element_bytes(kind)
-    if size > TENSOR_BYTES_MAX:
+    if size > TENSORS_BYTES_MAX:
         raise TooLarge(
-            f"the input {_shown(given)} has {size} bytes; {TENSOR_BYTES_MAX} are allowed",
+            f"the input {_shown(given)} has {size} bytes; {TENSORS_BYTES_MAX} are allowed",
             hint="send a smaller tensor",
-            data={"bytes": size, "tensor_bytes_max": TENSOR_BYTES_MAX},
+            data={"bytes": size, "tensor_bytes_max": TENSORS_BYTES_MAX},
         )
 
 
@@ -238,9 +238,10 @@ def write_outputs(request: InferRequest, found: Sequence[tuple[str, Tensor]]) ->
     """Return the requested ones of the outputs that were *found*, or all.
 
     :raises InvalidArgument: the model has no such output, or JSON does not have its type.
+    :raises TooLarge: they are too large for JSON or classes.
     """
     parameters = request.parameters or RequestParameters()
-    by_name = dict(found)
+    by_name, texts_bytes = dict(found), 0
     written = Outputs([], [])
     for wanted in request.outputs or [InferOutput(name=name) for name, _ in found]:
         if wanted.name not in by_name:
@@ -249,8 +250,27 @@ def write_outputs(request: InferRequest, found: Sequence[tuple[str, Tensor]]) ->
         is_binary = parameters.binary_data_output
         if options.binary_data is not None:
             is_binary = options.binary_data
-        _write_output(written, wanted.name, by_name[wanted.name], options, is_binary=is_binary)
+        tensor = by_name[wanted.name]
+        if not is_binary or options.classification:
+            texts_bytes += len(tensor.data)
+            _check_texts(wanted.name, texts_bytes)
+        _write_output(written, wanted.name, tensor, options, is_binary=is_binary)
     return written
+
+
+def _check_texts(name: str, size: int) -> None:
+    """Check the bytes of the outputs in JSON and as classes, whose texts take much more memory and
+    time.
+
+    :raises TooLarge: they are too many.
+    """
+    if size > TEXTS_BYTES_MAX:
+        raise TooLarge(
+            f"the outputs in JSON and as classes have {size} bytes with {name[:100]!r};"
+            f" {TEXTS_BYTES_MAX} are allowed",
+            hint="request them with the parameter binary_data",
+            data={"bytes": size, "bytes_max": TEXTS_BYTES_MAX},
+        )
 
 
 def check_outputs(request: InferRequest) -> None:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.to_thread
 
 from ....backends.errors import (
     Busy,
@@ -23,6 +24,7 @@ from ....backends.errors import (
     UnsupportedOperation,
 )
 from ....ipc.client import AsyncClient, Context, Graph, ModelInfo, TaskInfo
+from ....ipc.client.large_tensors import LargeTensors
 from ....ipc.names import Priority
 from ..callers import Caller, DaemonUser
 from ..limits import CLOSE_S_MAX, REQUESTS_PER_CONNECTION_MAX
@@ -43,6 +45,7 @@ class _SharedGraph:
 
     def __init__(self, graph: Graph, client: AsyncClient):
         self.graph, self.users = graph, 0
+        self.large = LargeTensors(client.buffer, anyio.to_thread.run_sync)
         self.contexts: dict[Priority, list[Context]] = {}
         """Unused contexts, in which tensors were computed, by their class. It decides on the order
         of computations.
@@ -63,6 +66,16 @@ class _SharedGraph:
         """Return whether it is kept without a request."""
         is_idle = self.idle_since is not None and now >= self.idle_since + IDLE_S
         return any(self.contexts.values()) and not is_idle and self.may_be_used(client)
+
+
+class LeasedContext(NamedTuple):
+    """A context of a graph for one computation, with the client of its connection, and the buffers
+    for tensors that no frame takes.
+    """
+
+    client: AsyncClient
+    context: Context
+    large: LargeTensors
 
 
 class _Pooled:
@@ -134,7 +147,7 @@ class ConnectionPool:
         priority: Priority,
         queue_timeout: float,
         is_new: bool = False,
-    ) -> AsyncIterator[tuple[AsyncClient, Context]]:
+    ) -> AsyncIterator[LeasedContext]:
         """Yield a context of a graph, in which one computation is made. It is kept for further
         requests for `IDLE_S`, so that most of them take one call. With *is_new*, it was not kept.
 
@@ -155,7 +168,7 @@ class ConnectionPool:
                     shared.graph, priority=priority, queue_timeout=queue_timeout
                 )
             try:
-                yield client, context
+                yield LeasedContext(client, context, shared.large)
             except BaseException:
                 await _finalize(client, context)  # it may still compute
                 raise
@@ -278,6 +291,7 @@ class ConnectionPool:
 
 
 async def _unload(client: AsyncClient, shared: _SharedGraph) -> None:
+    shared.large.clear()
     if shared.is_connected(client):
         with anyio.move_on_after(CLOSE_S_MAX, shield=True), suppress(InferdError):
             for context in chain.from_iterable(shared.contexts.values()):

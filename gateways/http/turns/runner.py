@@ -39,6 +39,7 @@ from ....ipc.client import (
     Reply,
     Tensor,
 )
+from ....ipc.client.large_tensors import Inputs, Place
 from ....ipc.names import Priority
 from ....ipc.superseding import SUPERSEDED, NewestRequests
 from ..callers import Caller, Quotas
@@ -343,17 +344,22 @@ class TurnRunner:
         inputs: Sequence[tuple[str, Tensor]],
         priority: Priority,
         timeout_s: float,
+        take_memory: Callable[[int], Awaitable[None]],
     ) -> list[tuple[str, Tensor]]:
         """Return the outputs of a graph, and count a failure. Within *timeout_s* the model is
-        loaded, too.
+        loaded, too. For outputs that no reply takes, *take_memory* takes memory.
 
         :raises InferdError: the request was refused or failed.
         """
         model, began = caller.check_model(model), time.monotonic()
         timeout_s = min(timeout_s, self._limits.turn_s_max)
+        compute = partial(self._compute_in_context, caller, model, inputs, priority, take_memory)
         try:
             with anyio.move_on_after(timeout_s) as scope:
-                outputs = await self._compute_tensors(caller, model, inputs, priority)
+                try:
+                    outputs = await compute()
+                except SessionExpired:  # the context was kept for too long
+                    outputs = await compute(is_new=True)
             if scope.cancelled_caught:
                 text = f"the request did not end within {timeout_s:g} s"
                 raise Timeout(text, hint="allow more time", data={"timeout": "total"})
@@ -363,20 +369,13 @@ class TurnRunner:
             raise
         return outputs
 
-    async def _compute_tensors(
-        self, caller: Caller, model: str, inputs: Sequence[tuple[str, Tensor]], priority: Priority
-    ) -> list[tuple[str, Tensor]]:
-        try:
-            return await self._compute_in_context(caller, model, inputs, priority)
-        except SessionExpired:  # the context was kept for too long
-            return await self._compute_in_context(caller, model, inputs, priority, is_new=True)
-
     async def _compute_in_context(
         self,
         caller: Caller,
         model: str,
         inputs: Sequence[tuple[str, Tensor]],
         priority: Priority,
+        take_memory: Callable[[int], Awaitable[None]],
         *,
         is_new: bool = False,
     ) -> list[tuple[str, Tensor]]:
@@ -384,9 +383,21 @@ class TurnRunner:
         lease = self.pool.lease_context(
             caller, model, priority=priority, queue_timeout=queue_s, is_new=is_new
         )
-        async with lease as (client, context):
-            result = await client.compute(context, inputs, priority=priority, queue_timeout=queue_s)
-        return result.outputs
+        async with lease as (client, context, large):
+
+            async def compute(inputs: Inputs, places: Sequence[Place]) -> dict[str, Tensor]:
+                result = await client.compute(
+                    context, inputs, places=places, priority=priority, queue_timeout=queue_s
+                )
+                return dict(result.outputs)
+
+            async def outputs() -> list[str]:
+                shown = await client.show(model)
+                declared = (shown["info"] or {}).get("outputs") or shown["outputs"] or ()
+                return [one["name"] for one in declared]
+
+            found = await large.compute([*inputs], compute, outputs, take_memory)
+        return [*found.items()]
 
     async def render_prompt(
         self,

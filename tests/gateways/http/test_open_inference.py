@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 from inferd import Client, InvalidArgument, Tensor
 from inferd.gateways.http.callers import new_key
 from inferd.gateways.http.exchange import Endpoint
-from inferd.gateways.http.limits import TENSORS_BYTES_MAX, Limits
+from inferd.gateways.http.limits import BODIES_BYTES_MAX, TENSORS_BYTES_MAX, Limits
 from inferd.gateways.http.open_inference import OPEN_INFERENCE, tensors
 from inferd.gateways.http.open_inference.bodies import JSON_BYTES_MAX
 from inferd.gateways.http.open_inference.models import statistics_of
@@ -35,7 +35,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 from tests.models import magika
-from tests.onnx_graphs import affine, identity, loop, write_graphs
+from tests.onnx_graphs import affine, identity, loop, write_graphs, zeros
 from tests.waiting import wait_until
 
 LENGTH = "Inference-Header-Content-Length"
@@ -47,6 +47,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     models = tmp_path_factory.mktemp("models")
     graphs = {f"copy-{kind}": identity(kind, shape=["n", 2]) for kind in DATATYPES.values()}
     graphs |= {"affine": affine(), "loop": loop(), "complex": identity("complex64")}
+    graphs["zeros"] = zeros()
     write_graphs(models, graphs)
     (models / "broken.onnx").write_bytes(b"\x08\x0a" + bytes(100))
     config = echo_model("text") + f"[models.magika]\nfile = {json.dumps(str(magika()))}\n"
@@ -556,16 +557,38 @@ def test_a_response_is_compressed_if_its_client_accepts_that(web: httpx.Client) 
     assert "content-encoding" not in short.headers
 
 
-def test_large_tensors_pass_and_larger_ones_are_refused(client: Any) -> None:
-    rows = (6 << 20) // 8  # its reply fits, too
-    array = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
-    zeros = np.zeros((rows, 2), np.float32)
-    given = [tensor("a", array, "FP32"), tensor("b", zeros, "FP32")]
-    assert np.array_equal(client.infer("affine", given).as_numpy("y"), 2 * array)
-    large = np.zeros(((9 << 20) // 8, 2), np.float32)
-    with pytest.raises(InferenceServerException, match="'a' has 9437184 bytes"):
-        client.infer("affine", [tensor("a", large, "FP32"), tensor("b", large, "FP32")])
+def test_large_tensors_pass_and_larger_ones_are_refused(client: Any, web: httpx.Client) -> None:
+    for rows in ((6 << 20) // 8, (20 << 20) // 8):  # the first ones fit into frames
+        array = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+        zeros = np.zeros((rows, 2), np.float32)
+        given = [tensor("a", array, "FP32"), tensor("b", zeros, "FP32")]
+        assert np.array_equal(client.infer("affine", given).as_numpy("y"), 2 * array)
+    # More than the memory for bodies together: that of each request is given back.
+    for _ in range(BODIES_BYTES_MAX // (60 << 20)):
+        assert np.array_equal(client.infer("affine", given).as_numpy("y"), 2 * array)
+    for options in ({"binary_data": False}, {"binary_data": True, "class_count": 1}):
+        outputs = [triton.InferRequestedOutput("y", **options)]
+        with pytest.raises(InferenceServerException, match="in JSON and as classes have 20971520"):
+            client.infer("affine", given, outputs=outputs)
+    huge = web.post("/v2/models/affine/infer", json=first(shape=[9 << 20, 2]))
+    assert huge.status_code == 413 and "'a' has 75497472 bytes" in huge.json()["error"]
     assert Limits().body_bytes_max_of("/v2/models/a/versions/1/infer") == TENSORS_BYTES_MAX
+
+
+def test_outputs_that_grow_pass(client: Any) -> None:
+    """The place for outputs that no reply takes is enlarged."""
+    for rows in (10, (9 << 20) // 8, 10, (21 << 20) // 8, (9 << 20) // 8):
+        array = np.full((rows, 2), rows, np.float32)
+        given = [tensor("a", array, "FP32"), tensor("b", array, "FP32")]
+        assert np.array_equal(client.infer("affine", given).as_numpy("y"), 3 * array)
+
+
+def test_outputs_beyond_the_limit_of_a_computation_are_refused(client: Any) -> None:
+    given = [tensor("n", np.array([(65 << 20) // 4], np.int64), "INT64")]
+    with pytest.raises(InferenceServerException, match="the outputs have 68157440 bytes"):
+        client.infer("zeros", given)
+    given = [tensor("n", np.array([(63 << 20) // 4], np.int64), "INT64")]
+    assert client.infer("zeros", given).as_numpy("y").size == (63 << 20) // 4
 
 
 def test_requests_end_in_time_and_when_their_client_leaves(

@@ -189,9 +189,13 @@ async def keeping(runner: TurnRunner) -> AsyncIterator[None]:
 async def context_of(runner: TurnRunner, priority: Priority = "normal") -> AsyncIterator[int]:
     """Yield the context of a computation."""
     lease = runner.pool.lease_context(Caller(), "echo", priority=priority, queue_timeout=60)
-    async with lease as (client, context):
+    async with lease as (client, context, _):
         await client.compute(context, {"x": TENSOR})
         yield context
+
+
+async def take_no_memory(_: int) -> None:
+    raise AssertionError("the outputs fit into a reply")
 
 
 async def has_no_lease(daemon: RunningDaemon) -> bool:
@@ -261,5 +265,7 @@ async def test_a_context_that_has_expired_is_replaced(monkeypatch: pytest.Monkey
                 pass
             await wait_true(lambda: has_expired(client))
         inputs = [("x", TENSOR)]
-        outputs = await runner.compute_tensors(Caller(), "echo", inputs, "normal", 60)
+        outputs = await runner.compute_tensors(
+            Caller(), "echo", inputs, "normal", 60, take_no_memory
+        )
         assert outputs[0][1].data == TENSOR.data
