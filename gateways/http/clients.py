@@ -405,10 +405,16 @@ def address_of(transport: Any) -> str:
     """Return the address of a connection's client, without its port: for TCP that of its network,
     for a Unix socket its user.
     """
-    sock: socket.socket = transport.get_extra_info("socket")
-    if sock.family == socket.AF_UNIX:
-        return f"uid {peer_of(sock).uid}"
+    uid = uid_of(transport)
+    if uid is not None:
+        return f"uid {uid}"
     return _network_of(transport.get_extra_info("peername")[0])
+
+
+def uid_of(transport: Any) -> int | None:
+    """Return the user of a Unix socket's peer, or None for other connections."""
+    sock: socket.socket = transport.get_extra_info("socket")
+    return peer_of(sock).uid if sock.family == socket.AF_UNIX else None
 
 
 def _network_of(host: str) -> str:

@@ -120,6 +120,13 @@ TestModels = Annotated[
         help="Offer test models (the backend echo) in lists, beside others.",
     ),
 ]
+SharedMemory = Annotated[
+    bool,
+    typer.Option(
+        "--shared-memory",
+        help="Let callers use their own shared memory on this machine for tensors, as Triton does.",
+    ),
+]
 LogLevel = Annotated[
     str,
     typer.Option(
@@ -159,6 +166,7 @@ def gateway(
     hold_headers: HoldHeaders = _DEFAULTS.hold_s,
     unknown_fields: UnknownFieldsChoice = UnknownFields.IGNORE,
     test_models: TestModels = False,
+    shared_memory: SharedMemory = False,
     log_level: LogLevel = "warning",
     socket: SocketPath = None,
 ) -> None:
@@ -186,12 +194,15 @@ def gateway(
     from .heads import Origins
     from .listening import Listener, check_address, parse_address, parse_mode, read_tls
     from .server import APIS
+    from .shared_memory import REGIONS_MAX
     from .turns import ConnectionPool, TurnRunner
 
     raise_open_files_limit()
     limits = Limits(
         requests_max=requests_max,
-        clients_max=clients_max_of(clients_max, requests_max, open_files_limit()),
+        clients_max=clients_max_of(
+            clients_max, requests_max, open_files_limit(), REGIONS_MAX if shared_memory else 0
+        ),
         body_bytes_max=body_bytes_max,
         connections_max=connections_max,
         queue_s_max=queue_timeout,
@@ -206,7 +217,8 @@ def gateway(
     listener = Listener(address, parse_mode(mode))
     try:
         connect = partial(_connection_of, socket, limits)
-        turns = TurnRunner(ConnectionPool(connect, limits.connections_max), limits)
+        pool = ConnectionPool(connect, limits.connections_max)
+        turns = TurnRunner(pool, limits, shared_memory=shared_memory)
         any_host = bool(address.path) or known is not None
         origins = Origins(allow_host or (), allow_origin or (), any_host=any_host)
         run_server(

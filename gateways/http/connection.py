@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .app import Gateway
-from .clients import Clients, address_of
+from .clients import Clients, address_of, uid_of
 from .exchange.exchange import LINK, HttpRefusal
 from .heads import OWS, check_head, expects_continue
 from .limits import DROPPED_BYTES_MAX, HEADER_BYTES_MAX, Limits
@@ -66,6 +66,7 @@ class Protocol(HttpToolsProtocol):
         "_reading",
         "_refusal",
         "lingers",
+        "uid",
         "watchers",
     )
 
@@ -81,6 +82,7 @@ class Protocol(HttpToolsProtocol):
         """Count the connection, for which another one may be closed, and start the timer."""
         self.transport = transport
         self._address = address_of(transport)
+        self.uid = uid_of(transport)  # later, the descriptor may be that of another connection
         self._clients.add(self, self._address)
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpRefusal | None = None
@@ -314,6 +316,11 @@ class _Link:
 
     def __init__(self, cycle: Any, protocol: Protocol):
         self._cycle, self._protocol = cycle, protocol
+
+    @property
+    def uid(self) -> int | None:
+        """The user of a Unix socket's peer; None for other connections."""
+        return self._protocol.uid
 
     def take_place(self, caller: str) -> None:
         """Take a place for the connection of an allowed request."""

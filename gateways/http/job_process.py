@@ -51,6 +51,7 @@ class JobLink:
     """The place of a client's connection, for a request of a job."""
 
     unread = blocked = False
+    uid: int | None = None
 
     def __init__(self, caller: Caller, response_id: str):
         self.caller = caller

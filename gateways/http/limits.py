@@ -78,18 +78,21 @@ daemon.
 """
 
 
-def clients_max_of(wanted: int | None, requests_max: int, files_max: int) -> int:
+def clients_max_of(
+    wanted: int | None, requests_max: int, files_max: int, regions_max: int = 0
+) -> int:
     """Return the most connections of clients: those that are *wanted*, or by default more than
-    requests, as far as the limit of open files allows.
+    requests, as far as the limit of open files allows beside those of regions of shared memory.
 
     :raises InvalidArgument: the limit does not allow those that are wanted.
     """
-    allowed = max(1, files_max - FILES_RESERVED)
+    reserved = FILES_RESERVED + regions_max
+    allowed = max(1, files_max - reserved)
     if wanted is None:
         return min(requests_max + CLIENTS_WITHOUT_REQUEST, allowed)
     if wanted > allowed:
         raise InvalidArgument(
-            f"{wanted} connections of clients need {wanted + FILES_RESERVED} open files; the limit"
+            f"{wanted} connections of clients need {wanted + reserved} open files; the limit"
             f" is {files_max}",
             hint="raise the limit (ulimit -n, or LimitNOFILE of systemd), or choose a lower"
             " --clients-max",

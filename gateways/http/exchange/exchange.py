@@ -132,6 +132,10 @@ class ClientLink(Protocol):
     response_id: str | None
     """The id for the response of a request of a job, or an empty text; None for clients."""
 
+    @property
+    def uid(self) -> int | None:
+        """The user of a Unix socket's peer; None for other connections."""
+
     def take_place(self, caller: str) -> None:
         """Take one of the places for connections for the named *caller*, or without a name for the
         client's address, unless the connection has a place.

@@ -11,7 +11,16 @@ from ....ipc.names import Priority
 from ..callers import RequestKind
 from ..exchange import Endpoint, Exchange
 from .bodies import THREAD_BYTES_MIN, read_body, send_body
-from .fields import INDEX, INFER, INFER_VERSION, LOAD, UNLOAD, InferRequest, RequestParameters
+from .fields import (
+    INDEX,
+    INFER,
+    INFER_VERSION,
+    LOAD,
+    REGISTER,
+    UNLOAD,
+    InferRequest,
+    RequestParameters,
+)
 from .models import (
     MODEL_VERSION,
     answer_configuration,
@@ -19,17 +28,25 @@ from .models import (
     answer_live,
     answer_metadata,
     answer_model_ready,
-    answer_no_regions,
     answer_ready,
     answer_server,
     answer_statistics,
-    forget_regions,
     load_model,
-    refuse_region,
     requested_model,
     unload_model,
 )
-from .tensors import check_outputs, read_inputs, write_outputs
+from .regions import (
+    SharedTensors,
+    answer_no_regions,
+    answer_regions,
+    find_shared,
+    forget_no_regions,
+    read_shared,
+    refuse_region,
+    register_region,
+    unregister_regions,
+)
+from .tensors import read_inputs, write_outputs
 
 _CLASSES: dict[int, Priority] = {0: "normal", 1: "high", 2: "normal"}
 """The priority classes by the protocol's numbers, of which 1 is the highest; others are `low`."""
@@ -47,12 +64,14 @@ async def answer_infer(exchange: Exchange) -> None:
             hint="send the state as an input, and take it from the outputs",
             data={"param": "parameters.sequence_id"},
         )
-    check_outputs(request)
-    if body.size >= THREAD_BYTES_MIN:
-        inputs = await exchange.run_in_thread(read_inputs, request, body)
+    shared = find_shared(exchange, request)
+    contents = await read_shared(exchange, shared) if shared.inputs else {}
+    if max((body.size, *map(len, contents.values()))) >= THREAD_BYTES_MIN:
+        inputs = await exchange.run_in_thread(read_inputs, request, body, contents)
     else:
-        inputs = read_inputs(request, body)
+        inputs = read_inputs(request, body, contents)
     exchange.body, body = b"", None  # type: ignore[assignment]  # else they stay in memory twice
+    contents.clear()
     outputs = await exchange.turns.compute_tensors(
         exchange.caller,
         model,
@@ -61,15 +80,19 @@ async def answer_infer(exchange: Exchange) -> None:
         parameters.timeout / 1e6 if parameters.timeout else math.inf,
         exchange.take_memory,
     )
-    await _send(exchange, model, request, outputs)
+    await _send(exchange, model, request, outputs, shared)
 
 
-async def _send(exchange: Exchange, model: str, request: InferRequest, outputs: Any) -> None:
+async def _send(
+    exchange: Exchange, model: str, request: InferRequest, outputs: Any, shared: SharedTensors
+) -> None:
     size = sum(len(tensor.data) for _, tensor in outputs)
     if size >= THREAD_BYTES_MIN:
-        written = await exchange.run_in_thread(write_outputs, request, outputs)
+        written = await exchange.run_in_thread(write_outputs, request, outputs, shared.outputs)
     else:
-        written = write_outputs(request, outputs)
+        written = write_outputs(request, outputs, shared.outputs)
+    for part, data in written.shared:
+        await part.write(data)
     head: dict[str, Any] = {"model_name": model, "model_version": MODEL_VERSION}
     if request.id:
         head["id"] = request.id
@@ -92,7 +115,10 @@ def error_body(error: InferdError, status: int) -> dict[str, Any]:
 _read = partial(Endpoint, kind=RequestKind.READ)
 _MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 _REPOSITORY = "/v2/repository/models/{model}"
-_MEMORY = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+_MEMORIES = {
+    "system": (answer_regions, register_region, unregister_regions),
+    "cuda": (answer_no_regions, refuse_region, forget_no_regions),
+}
 
 
 class OpenInferenceApi:
@@ -100,7 +126,7 @@ class OpenInferenceApi:
 
     title = "OpenInference"
     prefixes = ("/v2",)
-    tables = (INFER, INFER_VERSION, INDEX, LOAD, UNLOAD)
+    tables = (INFER, INFER_VERSION, INDEX, LOAD, UNLOAD, REGISTER)
     endpoints = (
         _read(method="GET", path="/v2", answer=answer_server),
         Endpoint(method="GET", path="/v2/health/live", answer=answer_live, public=True),
@@ -121,14 +147,14 @@ class OpenInferenceApi:
         Endpoint(method="POST", path=f"{_REPOSITORY}/load", answer=load_model),
         Endpoint(method="POST", path=f"{_REPOSITORY}/unload", answer=unload_model),
         *(
-            _read(method=method, path=f"{memory}{path}", answer=answer)
-            for memory in _MEMORY
+            _read(method=method, path=f"/v2/{memory}sharedmemory{path}", answer=answer)
+            for memory, (status, register, unregister) in _MEMORIES.items()
             for method, path, answer in (
-                ("GET", "/status", answer_no_regions),
-                ("GET", "/region/{region}/status", answer_no_regions),
-                ("POST", "/region/{region}/register", refuse_region),
-                ("POST", "/region/{region}/unregister", forget_regions),
-                ("POST", "/unregister", forget_regions),
+                ("GET", "/status", status),
+                ("GET", "/region/{region}/status", status),
+                ("POST", "/region/{region}/register", register),
+                ("POST", "/region/{region}/unregister", unregister),
+                ("POST", "/unregister", unregister),
             )
         ),
     )

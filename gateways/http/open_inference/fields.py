@@ -15,19 +15,25 @@ _Size = Annotated[int, Meta(ge=0)]
 _ID_CHARACTERS_MAX = 1000
 
 
-class InputParameters(Struct, kw_only=True):
+class TensorParameters(Struct, kw_only=True):
+    """The place of a tensor in shared memory."""
+
+    shared_memory_region: str | None = None
+    shared_memory_byte_size: _Size | None = None
+    shared_memory_offset: _Size = 0
+
+
+class InputParameters(TensorParameters, kw_only=True):
     """The parameters of an input."""
 
     binary_data_size: _Size | None = None
-    shared_memory_region: str | None = None
 
 
-class OutputParameters(Struct, kw_only=True):
+class OutputParameters(TensorParameters, kw_only=True):
     """The parameters of a requested output."""
 
     binary_data: bool | None = None
     classification: Annotated[int, Meta(ge=0, le=CLASSES_MAX)] = 0
-    shared_memory_region: str | None = None
 
 
 class RequestParameters(Struct, kw_only=True):
@@ -77,12 +83,26 @@ class LoadRequest(Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
 
 
+class RegisterRequest(Struct, kw_only=True):
+    """A request to register a region of shared memory."""
+
+    key: str
+    byte_size: _Size
+    offset: _Size = 0
+
+
 _MODEL = "/v2/models/{model}"
 _FIELDS = (
-    honoured("inputs", "`name`, `shape`, `datatype`, `data` or `parameters.binary_data_size`"),
+    honoured(
+        "inputs",
+        "`name`, `shape`, `datatype`, `data` or `parameters.binary_data_size` or a place in shared"
+        " memory: `parameters.shared_memory_region`, `shared_memory_byte_size` and"
+        " `shared_memory_offset`",
+    ),
     honoured(
         "outputs",
-        "`name`; `parameters`: `binary_data`, `classification`; without it, all are returned",
+        "`name`; `parameters`: `binary_data`, `classification`, or a place in shared memory;"
+        " without it, all are returned",
     ),
     honoured("id", "returned in the response"),
     honoured(
@@ -101,3 +121,12 @@ INDEX = FieldTable(
 _PARAMETERS = [honoured("parameters", "refused, except `unload_dependents`")]
 LOAD = FieldTable("/v2/repository/models/{model}/load", _PARAMETERS, kind=LoadRequest)
 UNLOAD = FieldTable("/v2/repository/models/{model}/unload", _PARAMETERS, kind=LoadRequest)
+REGISTER = FieldTable(
+    "/v2/systemsharedmemory/region/{region}/register",
+    [
+        honoured("key", "the name of a file in `/dev/shm` that belongs to the caller"),
+        honoured("offset", "the first byte of the region in it"),
+        honoured("byte_size", "the bytes of the region"),
+    ],
+    kind=RegisterRequest,
+)

@@ -22,7 +22,7 @@ from ..fields import FieldTable
 from ..limits import CLOSE_S_MAX
 from ..turns.inferences import FailureCounts
 from .fields import INDEX, LOAD, UNLOAD, LoadRequest
-from .tensors import DATATYPE_OF, TEXTS, no_shared_memory
+from .tensors import DATATYPE_OF, TEXTS
 
 MODEL_VERSION = "1"
 """The only version that a model has."""
@@ -38,9 +38,10 @@ _UNUSED_PARAMETERS = ("unload_dependents",)
 
 async def answer_server(exchange: Exchange) -> None:
     """Answer with the server's name, version and extensions."""
-    await exchange.send_json(
-        {"name": "inferd", "version": __version__, "extensions": list(_EXTENSIONS)}
-    )
+    extensions = [*_EXTENSIONS]
+    if exchange.turns.regions.enabled:
+        extensions.append("system_shared_memory")
+    await exchange.send_json({"name": "inferd", "version": __version__, "extensions": extensions})
 
 
 async def answer_live(exchange: Exchange) -> None:
@@ -332,28 +333,3 @@ def _check_parameters(exchange: Exchange, table: FieldTable[LoadRequest]) -> Non
                 hint="the daemon's configuration has the files and settings of models",
                 data={"param": "parameters"},
             )
-
-
-# Shared memory, which no request can use.
-
-
-async def answer_no_regions(exchange: Exchange) -> None:
-    """Answer that there are no regions, or for one region that it does not exist."""
-    if "region" in exchange.params:
-        raise HttpRefusal(
-            404, f"there is no region {exchange.params['region'][:100]!r}", hint="none can be used"
-        )
-    await exchange.send_json([])
-
-
-async def forget_regions(exchange: Exchange) -> None:
-    """Answer that regions are not registered."""
-    await exchange.send_json({})
-
-
-async def refuse_region(exchange: Exchange) -> None:
-    """Refuse to register a region.
-
-    :raises UnsupportedOperation: always.
-    """
-    raise no_shared_memory()

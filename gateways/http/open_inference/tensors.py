@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from ....backends.errors import InferdError, InvalidArgument, TooLarge, UnsupportedOperation
+from ....backends.errors import InferdError, InvalidArgument, TooLarge
 from ....backends.tensors import STRING, STRINGS_MAX, pack_strings, too_many_strings, unpack_strings
 from ....ipc.client import Tensor
 from ....ipc.client.arrays import (
@@ -24,6 +24,7 @@ from ....ipc.client.arrays import (
 )
 from ..fields import field_error
 from ..limits import TENSORS_BYTES_MAX, TEXTS_BYTES_MAX
+from ..shared_memory import RegionPart
 from .bodies import Body
 from .fields import InferInput, InferOutput, InferRequest, OutputParameters, RequestParameters
 
@@ -48,25 +49,28 @@ _NUMBERS: Mapping[bool, Any] = {
 }
 
 
-def read_inputs(request: InferRequest, body: Body) -> list[tuple[str, Tensor]]:
-    """Return the inputs of a request.
+def read_inputs(
+    request: InferRequest, body: Body, shared: Mapping[int, bytes]
+) -> list[tuple[str, Tensor]]:
+    """Return the inputs of a request. *shared* are the data of those in shared memory, by their
+    numbers.
 
     :raises InvalidArgument: the data of an input do not have its type or shape.
-    :raises UnsupportedOperation: an input is in shared memory.
     """
     found, start = [], 0
     for number, (given, data) in enumerate(zip(request.inputs, body.data, strict=True)):
         size = given.parameters.binary_data_size if given.parameters is not None else None
-        if given.parameters is not None and given.parameters.shared_memory_region is not None:
-            raise no_shared_memory()
         kind = _type_of(given, number)
         _check_size(given, kind)
-        if size is None:
-            tensor = _from_json(given, kind, data)
-        elif data is not None:
+        if (size is not None) + (data is not None) + (number in shared) > 1:
+            place = "shared memory" if number in shared else "binary_data_size"
             raise field_error(
-                f"inputs.{number}.data", f"the input {_shown(given)} has data and binary_data_size"
+                f"inputs.{number}.data", f"the input {_shown(given)} has data and {place}"
             )
+        if number in shared:
+            tensor = _from_shared(given, kind, shared[number])
+        elif size is None:
+            tensor = _from_json(given, kind, data)
         else:
             tensor = _from_binary(given, kind, body.binary[start : start + size], size)
             start += size
@@ -77,14 +81,6 @@ def read_inputs(request: InferRequest, body: Body) -> list[tuple[str, Tensor]]:
             hint="state the bytes of each input in its parameter binary_data_size",
         )
     return found
-
-
-def no_shared_memory() -> UnsupportedOperation:
-    """Return the error for a request with a region of shared memory."""
-    return UnsupportedOperation(
-        "shared memory is not supported",
-        hint="send tensors in the request; programs on this machine can use the daemon's socket",
-    )
 
 
 def _shown(given: InferInput) -> str:
@@ -126,6 +122,19 @@ def _from_binary(given: InferInput, kind: str, data: memoryview, size: int) -> T
             hint="send the elements of all inputs after the JSON, in their order",
         )
     return Tensor(data=bytes(data), dimensions=given.shape, type=kind)
+
+
+def _from_shared(given: InferInput, kind: str, data: bytes) -> Tensor:
+    if kind == STRING:
+        return _from_packed(given, data)
+    wanted = math.prod(given.shape) * element_bytes(kind)
+    if len(data) != wanted:
+        raise InvalidArgument(
+            f"the input {_shown(given)} has shared_memory_byte_size {len(data)}; its shape and type"
+            f" need {wanted}",
+            hint="state the bytes of its elements",
+        )
+    return Tensor(data=data, dimensions=given.shape, type=kind)
 
 
 def _from_json(given: InferInput, kind: str, data: Raw | None) -> Tensor:
@@ -228,59 +237,91 @@ def _numbers_text(numbers: Sequence[Any]) -> Raw:
 
 
 class Outputs(NamedTuple):
-    """The outputs of a response, and the binary data of those that have any."""
+    """The outputs of a response, the binary data of those that have any, and the data that belong
+    into shared memory.
+    """
 
     outputs: list[dict[str, Any]]
     binary: list[bytes]
+    shared: list[tuple[RegionPart, bytes]]
 
 
-def write_outputs(request: InferRequest, found: Sequence[tuple[str, Tensor]]) -> Outputs:
-    """Return the requested ones of the outputs that were *found*, or all.
+def write_outputs(
+    request: InferRequest,
+    found: Sequence[tuple[str, Tensor]],
+    places: Mapping[int, RegionPart],
+) -> Outputs:
+    """Return the requested ones of the outputs that were *found*, or all. Those with *places* in
+    shared memory, by their numbers, belong there.
 
-    :raises InvalidArgument: the model has no such output, or JSON does not have its type.
+    :raises InvalidArgument: the model has no such output, or JSON does not have its type, or it is
+        larger than its place.
     :raises TooLarge: they are too large for JSON or classes.
     """
     parameters = request.parameters or RequestParameters()
-    by_name, texts_bytes = dict(found), 0
-    written = Outputs([], [])
-    for wanted in request.outputs or [InferOutput(name=name) for name, _ in found]:
+    by_name, texts_bytes, binary_bytes = dict(found), 0, 0
+    written = Outputs([], [], [])
+    outputs = request.outputs or [InferOutput(name=name) for name, _ in found]
+    for number, wanted in enumerate(outputs):
         if wanted.name not in by_name:
             raise no_output(wanted.name, list(by_name))
         options = wanted.parameters or OutputParameters()
         is_binary = parameters.binary_data_output
         if options.binary_data is not None:
             is_binary = options.binary_data
-        tensor = by_name[wanted.name]
+        tensor, place = by_name[wanted.name], places.get(number)
+        if place is not None:
+            _share_output(written, wanted.name, tensor, place)
+            continue
         if not is_binary or options.classification:
             texts_bytes += len(tensor.data)
-            _check_texts(wanted.name, texts_bytes)
+        else:  # an output may be requested many times
+            binary_bytes += len(tensor.data)
+        _check_response(wanted.name, texts_bytes, binary_bytes)
         _write_output(written, wanted.name, tensor, options, is_binary=is_binary)
     return written
 
 
-def _check_texts(name: str, size: int) -> None:
+def _share_output(written: Outputs, name: str, tensor: Tensor, place: RegionPart) -> None:
+    size = len(tensor.data)
+    if size > place.size:
+        raise InvalidArgument(
+            f"the output {name[:100]!r} has {size} bytes; its place in shared memory has"
+            f" {place.size}",
+            hint=f"pass a shared_memory_byte_size of {size}",
+            data={"bytes": size, "bytes_max": place.size},
+        )
+    parameters: dict[str, Any] = {
+        "shared_memory_region": place.region.name,
+        "shared_memory_byte_size": size,
+    }
+    if place.offset:
+        parameters["shared_memory_offset"] = place.offset
+    written.outputs.append(_described(name, tensor) | {"parameters": parameters})
+    written.shared.append((place, tensor.data))
+
+
+def _described(name: str, tensor: Tensor) -> dict[str, Any]:
+    datatype = DATATYPE_OF[type_name_of(tensor)]
+    return {"name": name, "datatype": datatype, "shape": list(tensor.dimensions)}
+
+
+def _check_response(name: str, texts_bytes: int, binary_bytes: int) -> None:
     """Check the bytes of the outputs in JSON and as classes, whose texts take much more memory and
-    time.
+    time, and those of the others.
 
     :raises TooLarge: they are too many.
     """
-    if size > TEXTS_BYTES_MAX:
-        raise TooLarge(
-            f"the outputs in JSON and as classes have {size} bytes with {name[:100]!r};"
-            f" {TEXTS_BYTES_MAX} are allowed",
-            hint="request them with the parameter binary_data",
-            data={"bytes": size, "bytes_max": TEXTS_BYTES_MAX},
-        )
-
-
-def check_outputs(request: InferRequest) -> None:
-    """Check the requested outputs before they are computed.
-
-    :raises UnsupportedOperation: one is to be written to shared memory.
-    """
-    for wanted in request.outputs:
-        if wanted.parameters is not None and wanted.parameters.shared_memory_region is not None:
-            raise no_shared_memory()
+    for kind, size, size_max, hint in (
+        ("in JSON and as classes", texts_bytes, TEXTS_BYTES_MAX, "as binary data (binary_data)"),
+        ("in the response", binary_bytes, TENSORS_BYTES_MAX, "once, or fewer of them"),
+    ):
+        if size > size_max:
+            raise TooLarge(
+                f"the outputs {kind} have {size} bytes with {name[:100]!r}; {size_max} are allowed",
+                hint=f"request them {hint}",
+                data={"bytes": size, "bytes_max": size_max},
+            )
 
 
 def no_output(name: str, names: Sequence[str]) -> InferdError:
@@ -293,7 +334,7 @@ def _write_output(
     written: Outputs, name: str, tensor: Tensor, options: OutputParameters, *, is_binary: bool
 ) -> None:
     kind, shape = type_name_of(tensor), list(tensor.dimensions)
-    output: dict[str, Any] = {"name": name, "datatype": DATATYPE_OF[kind], "shape": shape}
+    output = _described(name, tensor)
     written.outputs.append(output)
     if options.classification and kind == STRING:
         raise InvalidArgument(

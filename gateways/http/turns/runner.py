@@ -45,6 +45,7 @@ from ....ipc.superseding import SUPERSEDED, NewestRequests
 from ..callers import Caller, Quotas
 from ..limits import MEDIA_BYTES_MAX, Limits
 from ..media import in_sealed_memory
+from ..shared_memory import SharedRegions
 from .answers import Answer, TurnProgress, TurnReader, TurnRequest, finish_reason_of
 from .inferences import InferenceCounts
 from .live import LiveTurn, SessionReservations, turn_cancelled
@@ -81,7 +82,7 @@ class TurnRunner:
     dormant before the end of its answer is written, so that the next request can open it.
     """
 
-    def __init__(self, pool: ConnectionPool, limits: Limits):
+    def __init__(self, pool: ConnectionPool, limits: Limits, *, shared_memory: bool = False):
         self.pool, self._limits = pool, limits
         self.quotas = Quotas(limits.requests_max, limits.streams_max)
         self.reservations = SessionReservations()
@@ -97,6 +98,7 @@ class TurnRunner:
         """
         self.precheck = TurnPrecheck(pool)
         self.inferences = InferenceCounts()
+        self.regions = SharedRegions(enabled=shared_memory)
         self.stopping = False
         """Whether the server stops accepting requests; streams without an end of their own then
         end.

@@ -399,22 +399,12 @@ def test_each_path_but_the_probes_needs_a_key(
             assert reply.status_code == 404, "the key may not use the model"
 
 
-def test_shared_memory_is_refused_and_forgotten(client: Any, web: httpx.Client) -> None:
-    client.unregister_system_shared_memory()
+def test_shared_memory_of_cuda_is_refused_and_forgotten(client: Any, web: httpx.Client) -> None:
     client.unregister_cuda_shared_memory()
-    assert client.get_system_shared_memory_status() == []
     assert client.get_cuda_shared_memory_status() == []
-    with pytest.raises(InferenceServerException, match="shared memory is not supported"):
-        client.register_system_shared_memory("r", "/x", 8)
-    one = triton.InferInput("a", [1, 2], "FP32")
-    one.set_shared_memory("r", 8)
-    with pytest.raises(InferenceServerException, match="shared memory is not supported"):
-        client.infer("affine", [one, pair()[1]])
-    output = triton.InferRequestedOutput("y")
-    output.set_shared_memory("r", 8)
-    with pytest.raises(InferenceServerException, match="shared memory is not supported"):
-        client.infer("affine", pair(), outputs=[output])
-    assert web.get("/v2/systemsharedmemory/region/r/status").status_code == 404
+    reply = web.post("/v2/cudasharedmemory/region/r/register", json={})
+    assert reply.status_code == 400 and "of CUDA is not supported" in reply.json()["error"]
+    assert web.get("/v2/cudasharedmemory/region/r/status").status_code == 404
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
