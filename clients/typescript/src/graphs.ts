@@ -2,8 +2,10 @@
 
 import { withGraph } from "./embeddings.js";
 import { InvalidArgument } from "./errors.js";
+import { isStrings, packStrings, unpackStrings } from "./strings.js";
 import type { CallOptions, Client } from "./client.js";
 import type { Tensor } from "./generated/protocol.js";
+import type { StringArray } from "./strings.js";
 import type { Graph, Priority } from "./types.js";
 
 /** The numbers of a tensor. */
@@ -19,12 +21,15 @@ export type NumberArray =
   | BigInt64Array
   | BigUint64Array;
 
-/** An input: an array, which is a vector without a `shape`, or a tensor with its bytes and type. */
-export type GraphInput = NumberArray | { data: NumberArray; shape: number[] } | Tensor;
+/** An input: numbers or strings, which are a vector without a `shape`, or a tensor with its bytes and type. */
+export type GraphInput = NumberArray | StringArray | { data: NumberArray | StringArray; shape: number[] } | Tensor;
 
-/** An output. The numbers of `fp16` and `bf16` are those of a Float32Array, unchanged; `bool` is 0 and 1. */
+/**
+ * An output. The numbers of `fp16` and `bf16` are those of a Float32Array, unchanged; `bool` is 0 and 1. Strings are
+ * texts, or all bytes if one is not UTF-8.
+ */
 export interface GraphOutput {
-  data: NumberArray;
+  data: NumberArray | string[] | Uint8Array[];
   shape: number[];
   type: string;
 }
@@ -51,6 +56,7 @@ const CLASSES: Record<string, ArrayClass> = {
   u32: Uint32Array,
   u64: BigUint64Array,
 };
+const STRING = "string";
 /** The types by their numbers, with which the daemon sends those that have one. */
 const NAMES = ["fp16", "fp32", "fp64", "u8", "i32", "i64", "bf16"];
 
@@ -75,16 +81,21 @@ export async function computeGraph(
 }
 
 function toTensor(name: string, value: GraphInput): Tensor {
-  if ("BYTES_PER_ELEMENT" in value) return fromArray(name, value, [value.length]);
+  if (isArray(value)) return fromArray(name, value, [value.length]);
   if ("shape" in value) return fromArray(name, value.data, value.shape);
   return value;
 }
 
-function fromArray(name: string, array: NumberArray, shape: number[]): Tensor {
+function isArray(value: GraphInput): value is NumberArray | StringArray {
+  return ArrayBuffer.isView(value) || Array.isArray(value);
+}
+
+function fromArray(name: string, array: NumberArray | StringArray, shape: number[]): Tensor {
+  if (isStrings(array)) return { data: packStrings(name, array), dimensions: shape, type: STRING };
   const type = Object.keys(CLASSES).find((each) => array instanceof (CLASSES[each] as ArrayClass));
   if (type === undefined)
     throw new InvalidArgument(`the input ${name} is not an array that a graph takes`, {
-      hint: "pass a Float32Array, an Int32Array or another typed array, or a tensor",
+      hint: "pass a Float32Array, an Int32Array or another typed array, a list of strings, or a tensor",
     });
   const data = new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
   return { data, dimensions: shape, type };
@@ -93,7 +104,9 @@ function fromArray(name: string, array: NumberArray, shape: number[]): Tensor {
 function toOutput({ data = new Uint8Array(), dimensions = [], type = "u8" }: Tensor): GraphOutput {
   const name = typeof type === "number" ? (NAMES[type] ?? `type ${type}`) : type;
   // A copy has a buffer of its own, also of a Buffer.
-  const { buffer } = new Uint8Array(data);
+  const copy = new Uint8Array(data);
+  if (name === STRING) return { data: unpackStrings(copy), shape: dimensions, type: name };
+  const { buffer } = copy;
   if (name === "fp16" || name === "bf16") {
     const toNumber = name === "fp16" ? fromHalf : fromBrain;
     return { data: Float32Array.from(new Uint16Array(buffer), toNumber), shape: dimensions, type: name };

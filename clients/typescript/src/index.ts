@@ -12,6 +12,7 @@ export type { ModelParameters } from "./generated/parameters.js";
 export type { CallArguments, CallOptions, ClientOptions, UsageColumn, UsageOptions } from "./client.js";
 export type { EmbedOptions, Embeddings } from "./embeddings.js";
 export type { ComputeOptions, GraphInput, GraphOutput, NumberArray } from "./graphs.js";
+export type { StringArray } from "./strings.js";
 export type { RankedDocument, Ranking, RerankOptions } from "./reranking.js";
 export type { ImageOptions, Prompt } from "./parts.js";
 export type { Answer, AnswerSoFar, SessionOptions, TurnOptions } from "./session.js";

@@ -1,25 +1,35 @@
-/** Tensors of graphs as typed arrays, on the model `echo`, which returns its inputs. */
+/** Tensors of graphs as typed arrays, on the model `echo`, which returns its inputs, and a graph that copies strings. */
 
 import assert from "node:assert/strict";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 
-import { Client } from "../src/index.js";
+import { Client, InferdError } from "../src/index.js";
 import { runningDaemon } from "../src/testing.js";
 import { echoModel } from "./support.js";
 import type { GraphInput } from "../src/index.js";
 import type { RunningDaemon } from "../src/testing.js";
 
+/** A graph in ONNX that copies its input `x0` of strings to `y0`. */
+const TEXTS = "CAo6QQoSCgJ4MBICeTAiCElkZW50aXR5EgVncmFwaFoRCgJ4MBILCgkICBIFCgMSAW5iEQoCeTASCwoJCAgSBQoDEgFuQgQKABAS";
+
+let models: string;
 let daemon: RunningDaemon;
 let client: Client;
 
 before(async () => {
-  daemon = await runningDaemon({ config: echoModel("echo") });
+  models = mkdtempSync(join(tmpdir(), "inferd-models-"));
+  writeFileSync(join(models, "texts.onnx"), Buffer.from(TEXTS, "base64"));
+  daemon = await runningDaemon({ config: echoModel("echo"), modelsDir: models });
   client = await Client.connect({ path: daemon.socket });
 });
 
 after(async () => {
   await client.close();
   await daemon[Symbol.asyncDispose]();
+  rmSync(models, { recursive: true });
 });
 
 test("each typed array is a tensor of its type, and comes back as one", async () => {
@@ -55,6 +65,29 @@ test("shapes, truth values and small floating-point types pass", async () => {
   assert.deepEqual(outputs.brain?.data, Float32Array.of(1.5));
 });
 
+test("strings of a graph in ONNX are texts", async () => {
+  const outputs = await client.compute("texts", { x0: ["one", "", "zwölf\0\u{1f40d}", "\ufeffBOM"] });
+  assert.deepEqual(outputs.y0, { data: ["one", "", "zwölf\0\u{1f40d}", "\ufeffBOM"], shape: [4], type: "string" });
+  const rows = await client.compute("texts", { x0: [Buffer.from("bytes"), new Uint8Array([0xc3, 0xa4])] });
+  assert.deepEqual(rows.y0, { data: ["bytes", "ä"], shape: [2], type: "string" });
+  const none = await client.compute("texts", { x0: [] });
+  assert.deepEqual(none.y0, { data: [], shape: [0], type: "string" });
+  await assert.rejects(client.compute("texts", { x0: [Uint8Array.of(0xff)] }), /not UTF-8/);
+  await assert.rejects(client.compute("texts", { x0: ["\ud800"] }), /half a surrogate pair/);
+  await assert.rejects(client.compute("texts", { x0: { data: ["a", "b"], shape: [3] } }), InferdError);
+});
+
+test("strings have shapes, and are bytes if one is not UTF-8", async () => {
+  const { x, y } = await client.compute("echo", {
+    x: { data: ["a", "b", "c", "d"], shape: [2, 2] },
+    y: ["a", Uint8Array.of(0xff, 0)],
+  });
+  assert.deepEqual(x, { data: ["a", "b", "c", "d"], shape: [2, 2], type: "string" });
+  assert.deepEqual(y?.data, [Uint8Array.of(0x61), Uint8Array.of(0xff, 0)]);
+  const cut = { data: Uint8Array.of(2, 0, 0, 0, 0x61), dimensions: [1], type: "string" };
+  await assert.rejects(client.compute("echo", { x: cut }), InferdError);
+});
+
 test("a graph that is loaded is used as it is, and nothing stays open", async () => {
   const { graph } = await client.call("load_by_name", { name: "echo" });
   const { x } = await client.compute(graph, { x: Int32Array.of(5) });
@@ -67,6 +100,6 @@ test("a graph that is loaded is used as it is, and nothing stays open", async ()
 });
 
 test("another array is refused by name", async () => {
-  const words = { data: ["a"], shape: [1] } as unknown as GraphInput;
-  await assert.rejects(client.compute("echo", { x: words }), /the input x is not an array/);
+  const numbers = { data: [1, "a"], shape: [2] } as unknown as GraphInput;
+  await assert.rejects(client.compute("echo", { x: numbers }), /the input x is not an array/);
 });
