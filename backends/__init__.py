@@ -105,7 +105,7 @@ ENGINES = {
     ),
     "onnx": Engine(
         "onnx.model:load_onnx",
-        "onnx.memory:OnnxMemoryEstimator",
+        "onnx.header:OnnxMemoryEstimator",
         extra="onnx",
         graphs=True,
         declared="onnx.header:declared_tensors",
@@ -114,7 +114,7 @@ ENGINES = {
     ),
     "litert": Engine(
         "litert.model:load_litert",
-        "litert.memory:LiteRtMemoryEstimator",
+        "litert.header:LiteRtMemoryEstimator",
         extra="litert",
         graphs=True,
         declared="litert.header:declared_tensors",
@@ -123,7 +123,7 @@ ENGINES = {
     ),
     "openvino": Engine(
         "openvino.model:load_openvino",
-        "openvino.memory:OpenVinoMemoryEstimator",
+        "openvino.header:OpenVinoMemoryEstimator",
         extra="openvino",
         graphs=True,
         declared="openvino.header:declared_tensors",

@@ -6,9 +6,11 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from .base import ModelInfo
+from .base import Computation, ModelInfo
 from .errors import (
     BackendError,
     Cancelled,
@@ -20,8 +22,19 @@ from .errors import (
 )
 from .memory import Device, MemoryNeed, resident_bytes
 from .model_spec import ModelSpec, Shape
-from .tensors import OTHER_TYPES, TENSOR_TYPES, NamedTensor, Tensor, TensorInfo
-
+from .tensors import (
+    OTHER_TYPES,
+    STRING,
+    STRINGS_MAX,
+    TENSOR_TYPES,
+    Inputs,
+    NamedTensor,
+    Tensor,
+    TensorInfo,
+    match_inputs,
+    pack_strings,
+    too_many_strings,
+)
 OUTPUT_BYTES_MAX = 64 << 20
 """The most bytes of all outputs of a computation. The daemon's own limit on replies is lower."""
 PORTS_MAX = 4096
@@ -57,6 +70,85 @@ def opened_regular(path: str, flags: int) -> int:
     return fd
 
 
+class FileGraph(ABC):
+    """The part of a `GraphModel` that its engines have in common. An engine creates its threads
+    once: their number does not change later.
+    """
+
+    tuning = None
+    info: ModelInfo
+
+    def set_threads(self, threads: int) -> None:
+        """Do nothing."""
+
+    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
+        """Return the outputs of *inputs*."""
+        return self.new_computation(inputs).run()
+
+    @abstractmethod
+    def new_computation(self, inputs: Sequence[NamedTensor]) -> Computation:
+        """Return the computation of *inputs*; see `GraphModel`."""
+
+
+class LaneRunner(Protocol):
+    """The part of an engine that computes in one lane."""
+
+    def compute(self, inputs: Inputs, outputs: Sequence[TensorInfo]) -> list[NamedTensor]:
+        """Return the *outputs* of *inputs*.
+
+        :raises InferdError: the engine has failed, or the outputs are too large.
+        """
+
+
+R = TypeVar("R", bound=LaneRunner)
+
+
+class LaneGraph(FileGraph, Generic[R]):
+    """A graph with a runner for each lane, because a runner serves one thread at a time.
+
+    *other_names* are further names of inputs, with the names that *info* has. Unless
+    *reuses_runners*, each computation has a new one.
+    """
+
+    def __init__(
+        self, info: ModelInfo, other_names: Mapping[str, str], *, reuses_runners: bool = True
+    ):
+        self.info = info
+        self._other_names, self._reuses_runners = other_names, reuses_runners
+        self._lanes: list[R | None] = []
+        """The runners; None for one that is not to be used again."""
+        self.add_lane()
+
+    @abstractmethod
+    def new_runner(self) -> R:
+        """Return a runner.
+
+        :raises InferdError: the engine has failed.
+        """
+
+    def new_computation(self, inputs: Sequence[NamedTensor]) -> LaneComputation:
+        """Return the computation of *inputs*; see `GraphModel`."""
+        renamed = [(self._other_names.get(name, name), tensor) for name, tensor in inputs]
+        return LaneComputation(self.run_lane, match_inputs(self.info.inputs, renamed))
+
+    def add_lane(self) -> None:
+        """Add a runner; see `GraphModel`."""
+        self._lanes.append(self.new_runner())
+
+    def run_lane(self, lane: int, inputs: Inputs) -> list[NamedTensor]:
+        """Return the outputs of *inputs* that fit. A runner that has failed is not used again."""
+        runner, self._lanes[lane] = self._lanes[lane], None
+        runner = runner or self.new_runner()
+        outputs = runner.compute(inputs, self.info.outputs)
+        if self._reuses_runners:
+            self._lanes[lane] = runner
+        return outputs
+
+    def close(self) -> None:
+        """Free the runners."""
+        self._lanes.clear()
+
+
 class LaneComputation:
     """One computation by an engine that cannot end one that runs: LiteRT has no call for it, and
     OpenVINO's `cancel` returns while a loop goes on. *run_lane* computes the *inputs* in a lane.
@@ -64,8 +156,8 @@ class LaneComputation:
 
     def __init__(
         self,
-        run_lane: Callable[[int, Sequence[tuple[TensorInfo, Tensor]]], list[NamedTensor]],
-        inputs: Sequence[tuple[TensorInfo, Tensor]],
+        run_lane: Callable[[int, Inputs], list[NamedTensor]],
+        inputs: Inputs,
     ):
         self.inputs = inputs
         self._run_lane, self._cancelled = run_lane, False
@@ -195,6 +287,18 @@ def check_output_bytes(size: int) -> None:
             hint="send smaller inputs",
             data={"bytes": size, "bytes_max": OUTPUT_BYTES_MAX},
         )
+
+
+def string_tensor(strings: Iterable[bytes], dimensions: Sequence[int], count: int) -> Tensor:
+    """Return an output of *count* strings.
+
+    :raises TooLarge: there are too many, or they are too long.
+    """
+    if count > STRINGS_MAX:
+        raise too_many_strings()
+    data = pack_strings(strings)
+    check_output_bytes(len(data))
+    return Tensor(data, tuple(dimensions), TYPE_NUMBERS[STRING])
 
 
 def engine_text(exc: Exception) -> str:

@@ -12,10 +12,8 @@ from itertools import accumulate, pairwise
 
 from .base import Computation, GraphModel
 from .errors import BackendError, Cancelled
-from .tensors import STRING, NamedTensor, Tensor, TensorInfo
+from .tensors import STRING, Inputs, NamedTensor, Tensor, TensorInfo
 
-Inputs = Sequence[tuple[TensorInfo, Tensor]]
-"""The tensors of a computation in the order of the inputs that the model declares."""
 JoinKey = tuple[tuple[int, ...], ...]
 """The dimensions of each input after the first one. Only computations with equal ones are joined.
 """

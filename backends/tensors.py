@@ -151,6 +151,10 @@ def names_text(tensors: Sequence[TensorInfo]) -> str:
     return ", ".join(names) + (", …" if len(tensors) > NAMES_SHOWN_MAX else "")
 
 
+Inputs = Sequence[tuple[TensorInfo, Tensor]]
+"""The tensors of a computation in the order of the inputs that the model declares."""
+
+
 def match_inputs(
     declared: Sequence[TensorInfo], given: Sequence[NamedTensor]
 ) -> list[tuple[TensorInfo, Tensor]]:

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a TensorFlow Lite file, and the memory of its activations, without an
+"""The inputs and outputs of a TensorFlow Lite file, and the memory that its graph takes, without an
 engine.
 
 The file is a FlatBuffer (`schema.fbs` of TensorFlow Lite). Only the fields below are read.
@@ -13,9 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import ENGINES
 from ..errors import LoadFailed
-from ..graphs import DIMENSION_MAX, PORTS_MAX, opened_regular
+from ..graphs import (
+    DIMENSION_MAX,
+    PORTS_MAX,
+    GraphMemoryEstimator,
+    file_bytes,
+    model_path,
+    opened_regular,
+)
 from ..model_bytes import TFLITE_MAGIC
+from ..model_spec import ModelSpec
 from ..tensors import DeclaredTensors, TensorInfo
 
 ELEMENT_TYPES = {
@@ -299,3 +308,20 @@ def _tensor_bytes(buffer: _Buffer, tensor: int) -> int:
     kind = ELEMENT_TYPES.get(buffer.scalar(tensor, 1, "<b"), "")
     sizes = [size if 0 <= size <= DIMENSION_MAX else 1 for size in _shape(buffer, tensor)]
     return math.prod(sizes) * _BYTES.get(kind, 0)
+
+
+LIBRARY_BYTES = 40 << 20
+"""LiteRT and NumPy in a process that has not imported them."""
+
+
+class LiteRtMemoryEstimator(GraphMemoryEstimator):
+    """The `MemoryEstimator` of graphs in TensorFlow Lite.
+
+    :raises LoadFailed: the file cannot be read, or is not a TensorFlow Lite file.
+    """
+
+    def __init__(self, spec: ModelSpec):
+        path = model_path(spec)
+        header = read_litert_header(path)
+        weights = round(ENGINES["litert"].weights_factor * file_bytes(path))
+        super().__init__(weights, header.activation_bytes, LIBRARY_BYTES)

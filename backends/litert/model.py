@@ -8,31 +8,20 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
-from ..base import ModelInfo
 from ..errors import InferdError, LoadFailed, load_cancelled
 from ..graphs import (
     TYPE_NUMBERS,
-    LaneComputation,
+    LaneGraph,
     check_output_bytes,
     check_types,
     graph_info,
     load_error,
     model_path,
     run_error,
+    string_tensor,
 )
 from ..model_spec import LoadProgress, ModelSpec
-from ..tensors import (
-    ARRAY_TYPES,
-    STRING,
-    STRINGS_MAX,
-    NamedTensor,
-    Tensor,
-    TensorInfo,
-    match_inputs,
-    pack_strings,
-    too_many_strings,
-    unpack_strings,
-)
+from ..tensors import ARRAY_TYPES, STRING, Inputs, NamedTensor, Tensor, TensorInfo, unpack_strings
 from .header import LiteRtHeader, read_litert_header
 
 _SERVED = (*(kind for kind in ARRAY_TYPES if kind != "bf16"), STRING)
@@ -52,55 +41,20 @@ def load_litert(spec: ModelSpec, progress: LoadProgress, *, renders: bool = Fals
     return model
 
 
-class LiteRtModel:
+class LiteRtModel(LaneGraph["ShapedInterpreter"]):
     """The `GraphModel` of a TensorFlow Lite file.
 
     An interpreter computes in one thread at a time, with weights of its own for the CPU, and the
-    buffers of its last shapes. So each lane has its own.
+    buffers of its last shapes. The next caller would see the variables of one that has any.
     """
-
-    tuning = None
 
     def __init__(self, spec: ModelSpec, path: str, header: LiteRtHeader):
         self._spec, self._path, self._header = spec, path, header
         title = header.title or "TensorFlow Lite graph"
-        self.info: ModelInfo = graph_info("tflite", title, [path], header.inputs, header.outputs)
-        self._lanes: list[ShapedInterpreter | None] = []
-        """The interpreters; None for one that is not to be used again."""
-        self.add_lane()
+        info = graph_info("tflite", title, [path], header.inputs, header.outputs)
+        super().__init__(info, header.tensor_names, reuses_runners=not header.has_variables)
 
-    def set_threads(self, threads: int) -> None:
-        """Do nothing: the threads of an interpreter are fixed."""
-
-    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
-        """Return the outputs of *inputs*."""
-        return self.new_computation(inputs).run()
-
-    def new_computation(self, inputs: Sequence[NamedTensor]) -> LaneComputation:
-        """Return the computation of *inputs*; see `GraphModel`."""
-        names = self._header.tensor_names
-        renamed = [(names.get(name, name), tensor) for name, tensor in inputs]
-        return LaneComputation(self.run_lane, match_inputs(self.info.inputs, renamed))
-
-    def add_lane(self) -> None:
-        """Add an interpreter; see `GraphModel`."""
-        self._lanes.append(self._new_interpreter())
-
-    def close(self) -> None:
-        """Free the interpreters."""
-        self._lanes.clear()
-
-    def run_lane(self, lane: int, inputs: Sequence[tuple[TensorInfo, Tensor]]) -> list[NamedTensor]:
-        """Return the outputs of *inputs* that fit."""
-        interpreter, self._lanes[lane] = self._lanes[lane], None
-        interpreter = interpreter or self._new_interpreter()
-        outputs = interpreter.compute([tensor for _, tensor in inputs], self.info)
-        # One that has failed is not used again, nor one whose variables the next caller would see.
-        if not self._header.has_variables:
-            self._lanes[lane] = interpreter
-        return outputs
-
-    def _new_interpreter(self) -> ShapedInterpreter:
+    def new_runner(self) -> ShapedInterpreter:
         """Return an interpreter with the shapes of the file, which has allocated its buffers.
 
         :raises InferdError: LiteRT does not load the file.
@@ -130,14 +84,11 @@ class ShapedInterpreter:
         self._shapes = [tuple(map(int, one["shape"])) for one in inputs]
         self._interpreter.allocate_tensors()
 
-    def compute(self, inputs: Sequence[Tensor], info: ModelInfo) -> list[NamedTensor]:
-        """Return the outputs of *inputs* that fit those of *info*.
-
-        :raises InferdError: LiteRT has failed, or the outputs are too large.
-        """
+    def compute(self, inputs: Inputs, outputs: Sequence[TensorInfo]) -> list[NamedTensor]:
+        """Return the *outputs* of *inputs*; see `LaneRunner`."""
         try:
-            self._resize(inputs)
-            for index, declared, tensor in zip(self._inputs, info.inputs, inputs, strict=True):
+            self._resize([tensor for _, tensor in inputs])
+            for index, (declared, tensor) in zip(self._inputs, inputs, strict=True):
                 self._interpreter.set_tensor(index, _array(declared, tensor))
             self._interpreter.invoke()
             sizes = [one["shape"] for one in self._interpreter.get_output_details()]
@@ -146,13 +97,13 @@ class ShapedInterpreter:
         check_output_bytes(
             sum(
                 int(np.prod(size, dtype=np.int64)) * np.dtype(ARRAY_TYPES[declared.type]).itemsize
-                for size, declared in zip(sizes, info.outputs, strict=True)
+                for size, declared in zip(sizes, outputs, strict=True)
                 if declared.type != STRING
             )
         )
         return [
             (declared.name, self._output(index, declared))
-            for index, declared in zip(self._outputs, info.outputs, strict=True)
+            for index, declared in zip(self._outputs, outputs, strict=True)
         ]
 
     def _resize(self, inputs: Sequence[Tensor]) -> None:
@@ -170,13 +121,9 @@ class ShapedInterpreter:
             array = self._interpreter.get_tensor(index)
         except Exception as exc:  # LiteRT's errors have no common class
             raise run_error(exc) from None
-        if declared.type != STRING:
-            return Tensor(array.tobytes(), tuple(array.shape), TYPE_NUMBERS[declared.type])
-        if array.size > STRINGS_MAX:
-            raise too_many_strings()
-        data = pack_strings(array.flat)
-        check_output_bytes(len(data))
-        return Tensor(data, tuple(array.shape), TYPE_NUMBERS[STRING])
+        if declared.type == STRING:
+            return string_tensor(array.flat, array.shape, array.size)
+        return Tensor(array.tobytes(), tuple(array.shape), TYPE_NUMBERS[declared.type])
 
 
 def _array(declared: TensorInfo, tensor: Tensor) -> Any:

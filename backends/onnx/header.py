@@ -1,4 +1,5 @@
-"""The inputs and outputs of an ONNX file, and the files with its other weights, without an engine.
+"""The inputs and outputs of an ONNX file, the files with its other weights, and the memory that its
+graph takes, without an engine.
 
 The file is a protobuf message (`onnx.proto`). Only the fields below are read; weights are skipped.
 """
@@ -12,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from .. import ENGINES
 from ..errors import LoadFailed
+from ..graphs import GraphMemoryEstimator, file_bytes, model_path
+from ..model_spec import ModelSpec
 from ..tensors import DeclaredTensors, TensorInfo
 
 ELEMENT_TYPES = {
@@ -250,3 +254,27 @@ def _read(source: _Source, end: int) -> bytes:
 
 def _text(source: _Source, end: int) -> str:
     return _read(source, end).decode("utf-8", "replace")
+
+
+LIBRARY_BYTES = 40 << 20
+"""ONNX Runtime and NumPy in a process that has not imported them."""
+
+
+class OnnxMemoryEstimator(GraphMemoryEstimator):
+    """The `MemoryEstimator` of graphs in ONNX.
+
+    :raises LoadFailed: the file cannot be read, or is not an ONNX file.
+    """
+
+    def __init__(self, spec: ModelSpec):
+        path = model_path(spec)
+        header, folder = read_onnx_header(path), Path(path).parent
+        size = file_bytes(path) + sum(_size(folder / one) for one in header.external)
+        super().__init__(round(ENGINES["onnx"].weights_factor * size), 0, LIBRARY_BYTES)
+
+
+def _size(file: Path) -> int:
+    try:
+        return os.stat(file).st_size
+    except OSError:  # the engine reports it
+        return 0

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import onnxruntime
 
-from ..base import ModelInfo
 from ..errors import (
     BackendError,
     Cancelled,
@@ -21,6 +20,7 @@ from ..errors import (
 )
 from ..graphs import (
     TYPE_NUMBERS,
+    FileGraph,
     check_output_bytes,
     check_types,
     engine_text,
@@ -29,18 +29,17 @@ from ..graphs import (
     model_path,
     ran_out_of_memory,
     run_error,
+    string_tensor,
 )
 from ..model_spec import LoadProgress, ModelSpec
 from ..tensors import (
     ARRAY_TYPES,
     STRING,
-    STRINGS_MAX,
+    Inputs,
     NamedTensor,
     Tensor,
     TensorInfo,
     match_inputs,
-    pack_strings,
-    too_many_strings,
     unpack_strings,
 )
 from .header import ELEMENT_TYPES, OnnxHeader, read_onnx_header
@@ -106,28 +105,18 @@ def _register_allocator() -> None:
     )
 
 
-class OnnxModel:
+class OnnxModel(FileGraph):
     """The `GraphModel` of an ONNX file, with a session of ONNX Runtime that all lanes share.
 
-    A session with one thread computes in the callers' threads. Otherwise it creates its threads
-    once: their number does not change later.
+    A session with one thread computes in the callers' threads.
     """
-
-    tuning = None
 
     def __init__(
         self, spec: ModelSpec, session: onnxruntime.InferenceSession, header: OnnxHeader, path: str
     ):
         self._session: onnxruntime.InferenceSession | None = session
         title = header.title or "ONNX graph"
-        self.info: ModelInfo = graph_info("onnx", title, [path], header.inputs, header.outputs)
-
-    def set_threads(self, threads: int) -> None:
-        """Do nothing: the threads of a session are fixed."""
-
-    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
-        """Return the outputs of *inputs*."""
-        return self.new_computation(inputs).run()
+        self.info = graph_info("onnx", title, [path], header.inputs, header.outputs)
 
     def new_computation(self, inputs: Sequence[NamedTensor]) -> OnnxComputation:
         """Return the computation of *inputs*; see `GraphModel`."""
@@ -151,7 +140,7 @@ class OnnxComputation:
     def __init__(
         self,
         session: onnxruntime.InferenceSession,
-        inputs: Sequence[tuple[TensorInfo, Tensor]],
+        inputs: Inputs,
         outputs: Sequence[TensorInfo],
     ):
         self.inputs = inputs
@@ -242,13 +231,9 @@ def _view(value: onnxruntime.OrtValue, size: int) -> memoryview:
 
 
 def _tensor_of_array(array: Any) -> Tensor:
-    if array.dtype.kind not in "OUS":
-        return Tensor(array.tobytes(), array.shape, _NUMBERS_OF_ARRAYS[array.dtype.str])
-    if array.size > STRINGS_MAX:
-        raise too_many_strings()
-    data = pack_strings(str(one).encode() for one in array.flat)
-    check_output_bytes(len(data))
-    return Tensor(data, array.shape, TYPE_NUMBERS[STRING])
+    if array.dtype.kind in "OUS":
+        return string_tensor((str(one).encode() for one in array.flat), array.shape, array.size)
+    return Tensor(array.tobytes(), array.shape, _NUMBERS_OF_ARRAYS[array.dtype.str])
 
 
 def _run_error(exc: Exception) -> InferdError:

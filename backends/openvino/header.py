@@ -1,5 +1,5 @@
-"""The inputs and outputs that a graph's file states for OpenVINO, without the engine: the XML file
-of OpenVINO's format, or an ONNX file.
+"""The inputs and outputs that a graph's file states for OpenVINO, and the memory that the graph
+takes, without the engine. The file is the XML of OpenVINO's format, or an ONNX file.
 
 The XML has a `layers` element with the operators, those of type Parameter and Result among them,
 and an `edges` element. Only the outermost graph is read, not those in the bodies of its loops.
@@ -14,10 +14,20 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
+from .. import ENGINES
 from ..errors import LoadFailed
-from ..graph_files import IR_SUFFIX
-from ..graphs import DIMENSION_MAX, PORTS_MAX, opened_regular
+from ..graph_files import IR_SUFFIX, files_of_graph
+from ..graphs import (
+    DIMENSION_MAX,
+    PORTS_MAX,
+    GraphMemoryEstimator,
+    file_bytes,
+    model_path,
+    opened_regular,
+)
+from ..model_spec import ModelSpec
 from ..onnx.header import declared_tensors as declared_in_onnx
+from ..onnx.header import read_onnx_header
 from ..tensors import DeclaredTensors, TensorInfo
 
 FILE_BYTES_MAX = 64 << 20
@@ -263,3 +273,37 @@ def _size(text: str) -> int | str:
         size = int(text)
         return size if size <= DIMENSION_MAX else ""
     return text[:50] if ".." in text else ""
+
+
+LIBRARY_BYTES = 80 << 20
+"""OpenVINO with its plugin for the CPU, and NumPy, in a process that has not imported them."""
+
+
+class OpenVinoMemoryEstimator(GraphMemoryEstimator):
+    """The `MemoryEstimator` of graphs in OpenVINO.
+
+    :raises LoadFailed: a file cannot be read.
+    """
+
+    def __init__(self, spec: ModelSpec):
+        size = sum(map(file_bytes, graph_paths(spec)))
+        factor = ENGINES["openvino"].weights_factor
+        if spec.fd >= 0:
+            factor += 1  # the bytes of the files, which are read before
+        super().__init__(round(factor * size), 0, LIBRARY_BYTES)
+
+
+def graph_paths(spec: ModelSpec) -> list[str]:
+    """Return the paths of the files of *spec*, which may be descriptors of this process.
+
+    :raises LoadFailed: a file in ONNX cannot be read, or is damaged.
+    """
+    path = model_path(spec)
+    if spec.fd >= 0:
+        return [path, *([f"/proc/self/fd/{spec.weights_fd}"] if spec.weights_fd >= 0 else [])]
+    files = files_of_graph(Path(path))
+    if path.lower().endswith(".onnx"):
+        folder = Path(path).parent
+        others = [folder / one for one in sorted(read_onnx_header(path).external)]
+        files += [one for one in others if one.is_file()]  # the engine reports a missing one
+    return [str(one) for one in files]

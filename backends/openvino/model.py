@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import openvino
 
-from ..base import ModelInfo
 from ..errors import InferdError, InvalidArgument, LoadFailed, load_cancelled
 from ..graph_files import SAVED_MODEL
 from ..graphs import (
     DIMENSION_MAX,
     PORTS_MAX,
     TYPE_NUMBERS,
-    LaneComputation,
+    LaneGraph,
     check_output_bytes,
     check_types,
     engine_text,
@@ -34,9 +33,8 @@ from ..graphs import (
 )
 from ..model_spec import LoadProgress, ModelSpec
 from ..onnx.header import read_onnx_header
-from ..tensors import ARRAY_TYPES, NamedTensor, Tensor, TensorInfo, match_inputs
-from .header import ELEMENT_TYPES, port_names, shortest_name
-from .memory import graph_paths
+from ..tensors import ARRAY_TYPES, Inputs, NamedTensor, Tensor, TensorInfo
+from .header import ELEMENT_TYPES, graph_paths, port_names, shortest_name
 
 DEVICE = "CPU"
 PRECISION = "precision"
@@ -184,55 +182,26 @@ def _title(name: str) -> str:
     return "OpenVINO graph" if not name or name.endswith(_ANY_TITLE) else name
 
 
-class OpenVinoModel:
-    """The `GraphModel` of a compiled graph, with a request for each lane; these share the weights.
-
-    The threads are created once: their number does not change later.
-    """
-
-    tuning = None
+class OpenVinoModel(LaneGraph["_Request"]):
+    """The `GraphModel` of a compiled graph. Its lanes share the weights."""
 
     def __init__(
         self, spec: ModelSpec, compiled: Any, ports: _Ports, files: Sequence[str], title: str
     ):
-        self._compiled, self._other_names = compiled, ports.other_names
-        self.info: ModelInfo = graph_info(
-            "openvino", _title(title), files, ports.inputs, ports.outputs
-        )
-        self._lanes: list[_Request | None] = []
-        """The requests; None for one that has failed, and is not used again."""
-        self.add_lane()
-
-    def set_threads(self, threads: int) -> None:
-        """Do nothing: the threads of a compiled graph are fixed."""
-
-    def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:
-        """Return the outputs of *inputs*."""
-        return self.new_computation(inputs).run()
-
-    def new_computation(self, inputs: Sequence[NamedTensor]) -> LaneComputation:
-        """Return the computation of *inputs*; see `GraphModel`."""
-        renamed = [(self._other_names.get(name, name), tensor) for name, tensor in inputs]
-        return LaneComputation(self.run_lane, match_inputs(self.info.inputs, renamed))
-
-    def add_lane(self) -> None:
-        """Add a request; see `GraphModel`."""
-        self._lanes.append(self._new_request())
-
-    def run_lane(self, lane: int, inputs: Sequence[tuple[TensorInfo, Tensor]]) -> list[NamedTensor]:
-        """Return the outputs of *inputs* that fit."""
-        request, self._lanes[lane] = self._lanes[lane], None
-        request = request or self._new_request()
-        outputs = request.compute(inputs, self.info.outputs)
-        self._lanes[lane] = request
-        return outputs
+        self._compiled = compiled
+        info = graph_info("openvino", _title(title), files, ports.inputs, ports.outputs)
+        super().__init__(info, ports.other_names)
 
     def close(self) -> None:
         """Free the requests and the graph."""
-        self._lanes.clear()
+        super().close()
         self._compiled = None
 
-    def _new_request(self) -> _Request:
+    def new_runner(self) -> _Request:
+        """Return a request.
+
+        :raises InferdError: OpenVINO has failed.
+        """
         try:
             return _Request(self._compiled)
         except Exception as exc:  # OpenVINO's errors have no common class
@@ -250,13 +219,8 @@ class _Request:
         does not keep them.
         """
 
-    def compute(
-        self, inputs: Sequence[tuple[TensorInfo, Tensor]], outputs: Sequence[TensorInfo]
-    ) -> list[NamedTensor]:
-        """Return the *outputs* of *inputs*.
-
-        :raises InferdError: OpenVINO has failed, or the outputs are too large.
-        """
+    def compute(self, inputs: Inputs, outputs: Sequence[TensorInfo]) -> list[NamedTensor]:
+        """Return the *outputs* of *inputs*; see `LaneRunner`."""
         self._set_inputs(inputs)
         try:
             if self._has_state:  # of the previous caller
@@ -269,7 +233,7 @@ class _Request:
         check_output_bytes(sum(int(one.get_byte_size()) for one in found))
         return [(info.name, _tensor(one, info)) for one, info in zip(found, outputs, strict=True)]
 
-    def _set_inputs(self, inputs: Sequence[tuple[TensorInfo, Tensor]]) -> None:
+    def _set_inputs(self, inputs: Inputs) -> None:
         try:
             passed = [_own_tensor(info, tensor) for info, tensor in inputs]
             for index, (_, tensor) in enumerate(passed):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferd.backends import GraphModel, ModelSpec, estimate_memory
+from inferd.backends import GraphModel, ModelSpec, estimate_memory, graphs
 from inferd.backends.errors import (
     BackendError,
     InvalidArgument,
@@ -79,7 +79,7 @@ def test_strings_are_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = loaded(tmp_path, identity("string", shape=[2, "n"]))
     given = strings(b"a", b"b", dimensions=(2, 1))
     assert found.compute([("x0", given)]) == [("x0", given)]
-    monkeypatch.setattr(litert_model, "STRINGS_MAX", 1)
+    monkeypatch.setattr(graphs, "STRINGS_MAX", 1)
     with pytest.raises(TooLarge, match="strings"):
         found.compute([("x0", given)])
 

@@ -107,7 +107,7 @@ def test_strings_are_utf8_and_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     model.compute([("x0", strings(b"12345678"))])
     with pytest.raises(TooLarge, match="13 bytes, more than 12"):
         model.compute([("x0", strings(b"123456789"))])
-    monkeypatch.setattr(onnx_model, "STRINGS_MAX", 1)
+    monkeypatch.setattr(graphs, "STRINGS_MAX", 1)
     with pytest.raises(TooLarge, match="strings"):
         model.compute([("x0", strings(b"", b""))])
 
