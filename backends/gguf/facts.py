@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from .. import ENGINES, format_of_file
-from ..model_bytes import IR_ELEMENT, XML_BEGINNING
+from ..model_encodings import IR_ELEMENT, XML_BEGINNING
 from . import MAGIC, FileFacts
 from .header import (
     CutOffHeader,

@@ -23,7 +23,7 @@ from ..graphs import (
     model_path,
     opened_regular,
 )
-from ..model_bytes import TFLITE_MAGIC
+from ..model_encodings import TFLITE_MAGIC
 from ..model_spec import ModelSpec
 from ..tensors import DeclaredTensors, TensorInfo
 

@@ -16,7 +16,7 @@ from xml.parsers import expat
 
 from .. import ENGINES
 from ..errors import LoadFailed
-from ..graph_files import IR_SUFFIX, files_of_graph
+from ..model_encodings import IR_SUFFIX, files_of_graph
 from ..graphs import (
     DIMENSION_MAX,
     PORTS_MAX,

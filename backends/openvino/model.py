@@ -16,7 +16,7 @@ import numpy as np
 import openvino
 
 from ..errors import InferdError, InvalidArgument, LoadFailed, load_cancelled
-from ..graph_files import SAVED_MODEL
+from ..model_encodings import SAVED_MODEL
 from ..graphs import (
     DIMENSION_MAX,
     PORTS_MAX,

@@ -22,7 +22,7 @@ from ...backends.errors import (
     TooLarge,
     UnsupportedOperation,
 )
-from ...backends.model_bytes import BEGINNING_BYTES, PYTORCH_HINT, encoding_of_bytes
+from ...backends.model_encodings import BEGINNING_BYTES, PYTORCH_HINT, encoding_of_bytes
 from ...backends.params import (
     BY_NAME,
     MMPROJ_AUTO,

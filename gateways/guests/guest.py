@@ -23,7 +23,7 @@ from ...backends.errors import (
     SessionBusy,
     TooLarge,
 )
-from ...backends.model_bytes import encoding_of_bytes
+from ...backends.model_encodings import encoding_of_bytes
 from ...backends.tensors import NamedTensor, Tensor
 from ...ipc.messages import METADATA_INDEX
 from ...ipc.messages import TARGETS as TARGET_NUMBERS

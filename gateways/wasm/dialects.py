@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ...backends.errors import InferdError, InvalidEncoding, PermissionDenied, Timeout
-from ...backends.model_bytes import PYTORCH_HINT
+from ...backends.model_encodings import PYTORCH_HINT
 
 Dialect: TypeAlias = Literal["wasmedge", "witx", "wamr"]
 

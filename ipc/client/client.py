@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack, overload
 from ...backends import ENGINES, format_of_file
 from ...backends.errors import LoadFailed
 from ...backends.gguf import PART
-from ...backends.graph_files import weights_of
+from ...backends.model_encodings import weights_of
 from .. import messages as w
 from ..handles import Graph
 from ..names import Priority

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias, Unpack
 
-from ...backends.model_bytes import encoding_of_bytes
+from ...backends.model_encodings import encoding_of_bytes
 from .. import messages as w
 from ..handles import Context, Graph
 from ..names import Priority

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.model_bytes import PYTORCH_FILE
+from inferd.backends.model_encodings import PYTORCH_FILE
 from inferd.backends.model_spec import ADAPTERS_MAX
 from inferd.daemon.config import sources
 from inferd.daemon.config.model_settings import AdapterConfig, check_model_name

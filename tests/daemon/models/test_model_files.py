@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.gguf.facts import OtherContent, other_content
-from inferd.backends.model_bytes import PYTORCH_FILE
+from inferd.backends.model_encodings import PYTORCH_FILE
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.models import model_files
 from inferd.daemon.models.model_files import PROJECTOR, files_in_use, files_not_offered, find_models
