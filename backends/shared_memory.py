@@ -1,4 +1,5 @@
-"""Shared memory of fixed size (memfd), which several processes map and write.
+"""Memory that several processes map (memfd): of fixed size, which all of them write; and sealed,
+which nobody can change.
 
 A reader of a mapping whose file was cut off would be ended by SIGBUS, and so would one of huge
 pages that the system lacks. So the seals against another size are checked, and the file system.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+from collections.abc import Sequence
 
 from .errors import InvalidArgument, OutOfMemory, TooLarge
 
@@ -18,6 +20,7 @@ SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE, which Python 3.11 does not name."""
 _NO_WRITES = fcntl.F_SEAL_WRITE | _FUTURE_WRITE
+_SEALED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _TMPFS = 0x01021994
 _STATFS_BYTES = 256
 """More than the C library's struct, which begins with the kind of the file system as a long."""
@@ -91,3 +94,31 @@ def _file_system_of(descriptor: int) -> int:
     if ctypes.CDLL(None, use_errno=True).fstatfs(descriptor, found) != 0:
         return -1
     return ctypes.c_long.from_buffer(found).value & 0xFFFF_FFFF
+
+
+def sealed_memory(parts: Sequence[bytes | memoryview]) -> int:
+    """Return a descriptor of sealed memory with *parts* one after the other; the caller closes it.
+
+    :raises OSError: too many files are open, or memory ran out.
+    """
+    descriptor = os.memfd_create("inferd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        for part in parts:
+            view = memoryview(part)
+            while view.nbytes:
+                view = view[os.write(descriptor, view) :]
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALED | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def sealed_bytes(descriptor: int) -> int:
+    """Return the size of the sealed memory behind *descriptor*; -1 if it is anything else."""
+    try:
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALED != _SEALED:
+            return -1
+        return os.fstat(descriptor).st_size
+    except (OSError, ValueError):  # ValueError: a negative number
+        return -1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from ..backends.errors import InferdError, InvalidArgument, InvalidEncoding, TooLarge
-from ..backends.sealed_memory import sealed_memory
+from ..backends.shared_memory import sealed_memory
 from ..wire.frames import FRAME_BYTES_MAX, pack_frame
 from .chat_messages import MEDIA_PARTS_MAX
 from .media_parts import Audio, Content, Image, Media, as_media, in_descriptors

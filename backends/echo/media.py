@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..errors import InvalidArgument
 from ..media import MediaKind
 from ..media_process import ItemPiece, ProjectorFacts, TextPiece
-from ..sealed_memory import sealed_memory
+from ..shared_memory import sealed_memory
 from .options import EchoOptions, EchoVocabulary
 
 ECHO_MEDIA_WIDTH = 4

@@ -11,7 +11,7 @@ from ...backends.batch import MediaFormat
 from ...backends.fd_frames import DESCRIPTORS_MAX
 from ...backends.media import MediaContent, MediaItem
 from ...backends.media_process import ItemPiece, ProjectorFacts, TextPiece
-from ...backends.sealed_memory import sealed_bytes
+from ...backends.shared_memory import sealed_bytes
 from ...scheduler.messages import pack_tokens
 from .caches import EncodedItem, ReadMedia
 

@@ -23,7 +23,7 @@ from anyio.lowlevel import checkpoint
 
 from ...backends.errors import InferdError, InvalidArgument, TooLarge, UnsupportedOperation
 from ...backends.media import media_parts
-from ...backends.sealed_memory import sealed_memory
+from ...backends.shared_memory import sealed_memory
 from ...ipc.chat_messages import ALT_CHARACTERS_MAX, MEDIA_PARTS_MAX
 from ...ipc.client import AsyncClient, Audio, Image, Infill, SessionMediaResult
 from ...ipc.media_parts import INLINE_BYTES_MAX

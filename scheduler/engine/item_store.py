@@ -15,7 +15,7 @@ from ...backends import ModelInfo
 from ...backends.batch import FLOAT_BYTES, MediaInput
 from ...backends.errors import BackendError, InferdError, TooLarge
 from ...backends.media import MediaItem
-from ...backends.sealed_memory import sealed_bytes
+from ...backends.shared_memory import sealed_bytes
 from .. import messages as m
 from ..kv.slots import StateSearch
 from ..kv.store import SCOPE_ALL

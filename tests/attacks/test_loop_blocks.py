@@ -15,7 +15,7 @@ from inferd.backends.errors import InferdError
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.backends.params.chat_options import DEPTH_MAX
 from inferd.backends.params.parameter_table import EFFORTS
-from inferd.backends.sealed_memory import sealed_memory
+from inferd.backends.shared_memory import sealed_memory
 from inferd.ipc import messages as w
 from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX
 from tests.attacks.loop_meter import MeteredDaemon

@@ -15,7 +15,7 @@ from inferd.backends.echo.media import (
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.media_process import ItemPiece, TextPiece
-from inferd.backends.sealed_memory import sealed_memory
+from inferd.backends.shared_memory import sealed_memory
 
 
 @pytest.mark.parametrize(

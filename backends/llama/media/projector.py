@@ -43,7 +43,7 @@ from ...gguf.projector import (
 from ...media import MediaKind
 from ...media_process import CONTENT_ITEMS_MAX, ItemPiece, ProjectorFacts, TextPiece
 from ...model_spec import ModelSpec
-from ...sealed_memory import sealed_memory
+from ...shared_memory import sealed_memory
 from ..llama_log import LogRing, capture
 from ..loading.devices import layers_of
 from ..loading.opening import (

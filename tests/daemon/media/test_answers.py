@@ -10,7 +10,7 @@ import pytest
 from inferd.backends.echo.media import ECHO_PROJECTOR
 from inferd.backends.media import MediaContent, MediaItem
 from inferd.backends.media_process import ItemPiece, TextPiece
-from inferd.backends.sealed_memory import sealed_memory
+from inferd.backends.shared_memory import sealed_memory
 from inferd.daemon.media.answers import BadAnswer, encoded_items, read_media
 
 CONTENT = MediaContent(b"x" * 32)

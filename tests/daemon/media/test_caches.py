@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.media import MediaContent
-from inferd.backends.sealed_memory import sealed_memory
+from inferd.backends.shared_memory import sealed_memory
 from inferd.daemon.media.caches import ENCODED_MAX, EncodedItem, LruCache, MediaCaches, ReadMedia
 
 
