@@ -24,7 +24,7 @@ from inferd.backends import AdapterSpec, Chunk, InferdError
 from inferd.backends.errors import UnsupportedOperation
 from inferd.backends.llama.loading.gguf_check import GgufFile, read_gguf
 from inferd.backends.llama.loading.loader import load_llama
-from inferd.backends.llama.lora_targets import is_adapted
+from inferd.backends.llama.lora import is_adapted
 from inferd.backends.model_spec import adapter_key
 from tests.backends.driving import generate, prefill
 from tests.backends.moves import make_moves
