@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from inferd.backends import Chunk
 from inferd.backends.errors import BackendError
-from inferd.backends.llama.kv.nextn_context import STATES_MAX, NextnDraftModel
+from inferd.backends.llama.kv.draft_models import STATES_MAX, NextnDraftModel
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import messages as m

@@ -1,9 +1,9 @@
-"""The NextN layers of a model, which draft for it (multi-token prediction), in a context of their
-own.
+"""The models that draft for another one: the NextN layers of a model (multi-token prediction), in a
+context of their own, and a draft model with its context.
 
-At a position, they compute the token there with the model's hidden state of the token before, and
-predict the token that follows. Behind the last token of the model, their own hidden state stands in
-for the model's. `src/models/*.cpp` and `common/speculative.cpp` in llama.cpp do the same.
+At a position, the layers compute the token there with the model's hidden state of the token before,
+and predict the token that follows. Behind the last token of the model, their own hidden state
+stands in for the model's. `src/models/*.cpp` and `common/speculative.cpp` in llama.cpp do the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...batch import Chunk, check_chunks
 from ...errors import BackendError
 from ..loading.nextn import nextn_calls
-from .context import Batch, OwnedContext
+from .context import Batch, LlamaContext, OwnedContext
 
 STATES_MAX = 256
 """The hidden states of a slot that are kept, those of its last tokens. For tokens further back the
@@ -219,3 +219,45 @@ class NextnDraftModel(OwnedContext):
             if not drafted:
                 self._lengths[slot] = end
         return found
+
+
+class LlamaDraftModel:
+    """A GGUF model that drafts for another one; see `DraftModel`. It owns *pointer*, the model.
+    *predicted_max* is the number of tokens that the other model has.
+    """
+
+    name = "draft"
+
+    def __init__(self, pointer: Any, context: LlamaContext, vocab_size: int, predicted_max: int):
+        self._pointer, self._context = pointer, context
+        self.vocab_size = vocab_size
+        self._predicted_max = min(vocab_size, predicted_max)
+        self.ctx_size, self.batch_size = context.ctx_size, context.batch_size
+        self.length, self.trim = context.length, context.trim
+        self.set_threads = context.set_threads
+        self.computes_again = context.keeps_states
+
+    def skip(self, slot: int, size: int) -> int:
+        """Skip nothing."""
+        return self.length(slot)
+
+    def keep_states(self, slots: Sequence[int]) -> None:
+        """Keep the states of *slots* if they cannot be cut."""
+        for slot in slots:
+            self._context.keep_state(slot)
+
+    def compute(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Compute a batch; return the most probable next tokens."""
+        self._context.check(chunks)
+        found = self._context.decode(chunks)
+        return [self._most_probable(found[c.slot][-1]) for c in chunks if c.logits]
+
+    def _most_probable(self, index: int) -> int:
+        return int(self._context.logits_at(index)[: self._predicted_max].argmax())
+
+    def close(self) -> None:
+        """Free the context and the model; a second call does nothing."""
+        self._context.close()
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            lib.llama_model_free(pointer)
