@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.scheduler.policy import prefix_sharing
+from inferd.scheduler.policy import slot_plan
 from tests.scheduler.doubles import Bench
 
 PREFIX = "a prefix that is long enough to be worth waiting for, twice over and more: " * 2
@@ -14,7 +14,7 @@ PREFIX = "a prefix that is long enough to be worth waiting for, twice over and m
 def test_tasks_that_wait_for_a_prefix_are_remembered_until_they_end(
     monkeypatch: pytest.MonkeyPatch, others_max: int
 ) -> None:
-    monkeypatch.setattr(prefix_sharing, "OTHERS_MAX", others_max)
+    monkeypatch.setattr(slot_plan, "OTHERS_MAX", others_max)
     bench = Bench(slots=4, batch_size=16, ctx_size=512)
     leaders = bench.engine.tasks.leaders
     texts = {number: f"{PREFIX}{number}" for number in range(1, 8)}
