@@ -21,7 +21,7 @@ from ..policy.batch_plan import (
 from ..policy.cost import StepCost
 from ..policy.order import Order
 from ..policy.slot_plan import awaits_reader
-from ..policy.step_tasks import AdapterQuantum, held_back, plan_adapters
+from ..policy.batch_plan import AdapterQuantum, held_back, plan_adapters
 from ..policy.tuning import StepMix
 from ..record import ActivityKind, StepKind
 from ..task import Task

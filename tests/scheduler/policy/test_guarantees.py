@@ -30,7 +30,7 @@ from inferd.scheduler.policy.guarantees import (
 )
 from inferd.scheduler.policy.order import Order
 from inferd.scheduler.policy.slot_plan import plan_slots
-from inferd.scheduler.policy.step_tasks import ADAPTERS_LAG_S, held_back
+from inferd.scheduler.policy.batch_plan import ADAPTERS_LAG_S, held_back
 from inferd.scheduler.task import Task
 from tests.scheduler.policy.test_plan import SETTINGS, decoding, running, slots_of, task
 
