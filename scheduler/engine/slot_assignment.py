@@ -10,7 +10,7 @@ from functools import cache
 from ...backends import LanguageModel
 from ...backends.errors import KvFull
 from ...backends.media import cut_point
-from ..kv.checkpoints import message_borders, spaced, thinned
+from ..kv.store import message_borders, spaced, thinned
 from ..kv.task_states import SAVE_TOKENS_MIN
 from ..policy.batch_plan import ScheduledTokens
 from ..policy.slot_plan import plan_slots, reader_lags

@@ -22,7 +22,7 @@ from .. import messages as m
 from ..call_thread import CallThread
 from ..prefix import common_prefix
 from ..task import Task
-from .checkpoints import thinned
+from .store import thinned
 from .file_format import (
     FINGERPRINT,
     KvDamaged,
