@@ -10,7 +10,7 @@ import pytest
 from inferd import AsyncClient, Client
 from inferd.backends.errors import Busy, Cancelled, InvalidArgument, SessionBusy
 from inferd.daemon.calls.turns import ANSWERS_MAX
-from inferd.scheduler.engine.slot_assignment import END_TOKENS
+from inferd.scheduler.engine.steps import END_TOKENS
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.models import ONE_THREAD, short_smollm2

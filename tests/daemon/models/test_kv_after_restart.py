@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferd import Client
-from inferd.scheduler.engine.slot_assignment import END_TOKENS
+from inferd.scheduler.engine.steps import END_TOKENS
 from inferd.testing import RunningDaemon, running_daemon
 
 STORY = "Once upon a time there was a king who had three sons and a golden bird. " * 8

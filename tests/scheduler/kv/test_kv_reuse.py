@@ -14,7 +14,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import IDLE_SAVE_S
-from inferd.scheduler.engine.slot_assignment import END_TOKENS
+from inferd.scheduler.engine.steps import END_TOKENS
 from inferd.scheduler.kv.disk import KvFiles
 from inferd.scheduler.owner import Priority
 from tests.scheduler.doubles import Bench
