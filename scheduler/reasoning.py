@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from ..backends.answer_form import Block
 from ..backends.errors import InvalidArgument
-from .answer_text import incomplete_utf8
+from .stopping import incomplete_utf8
 from .messages import ReasoningSpec
 
 CHARACTER_TOKENS_MAX = 8

@@ -12,7 +12,7 @@ import msgspec
 from ..backends import CompiledGrammar, Sampler
 from ..backends.batch import MediaInput
 from ..backends.media import MediaItem, items_of
-from .answer_text import TextAssembler
+from .stopping import TextAssembler
 from .kv.store import Origin, scoped
 from .messages import Adjust, ResumePoint, TaskSpec, TokenLogprob, TurnStats, unpack_tokens
 from .owner import PRIORITY_MAX

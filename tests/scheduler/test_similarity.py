@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
-from inferd.scheduler.answer_text import TextAssembler
+from inferd.scheduler.stopping import TextAssembler
 from inferd.scheduler.settings import EngineSettings
 from inferd.scheduler.stopping import SENTENCE_CHARACTERS_MAX, Ending, Sentences, TurnConditions
 from inferd.sessions.turn.turn import Comparer, Turn

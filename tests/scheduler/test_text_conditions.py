@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.backends.params import StoppingParams
 from inferd.backends.params import sampler_options as params
-from inferd.scheduler.answer_text import TextAssembler
+from inferd.scheduler.stopping import TextAssembler
 from inferd.scheduler.stopping import COMPLETE_CONDITIONS, WITHHELD_BYTES_MAX, TurnConditions
 
 SIZES = st.lists(st.integers(0, 4), max_size=30)
