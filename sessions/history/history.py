@@ -34,7 +34,7 @@ from ..entries import (
     decode_history,
     encode,
 )
-from ..known_items import ITEM_BYTES, NO_ITEMS, KnownItems
+from .media import ITEM_BYTES, NO_ITEMS, KnownItems
 from ..memory import TOKEN_BYTES, memory_bytes
 from ..worker_client import ChatTokens, TextClient
 from .continuing import answer_beginning, check_place, split_final, tokens_within

@@ -26,7 +26,7 @@ from ...scheduler.messages import SentenceCompared, SentenceEnded, TaskSpec
 from ...scheduler.stopping import CONTEXT_FULL, cuts_text
 from ...wire.frames import CREDIT_MAX
 from ..entries import Replay
-from ..known_items import KnownItems
+from ..history.media import KnownItems
 from ..memory import TOKEN_BYTES
 from ..table import SessionCall
 from ..worker_client import Comparison, ModelSource, Similarity, TaskClient

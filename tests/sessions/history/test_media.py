@@ -20,7 +20,7 @@ from inferd.sessions.history.overflow import ContextLimit, TokenCut
 from inferd.sessions.history.recent import RecentChats
 from inferd.sessions.history.state import HistoryVocabulary
 from inferd.sessions.identity import opening_of
-from inferd.sessions.known_items import KnownItems
+from inferd.sessions.history.media import KnownItems
 from inferd.sessions.turn.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import IMAGE_SIZE, InProcessClient, Source, media_tokens
