@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from pathlib import Path
 from socket import create_connection
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,11 +15,7 @@ from ...backends.texts import choice_of
 from ...cli.commands import optional_import
 from ...cli.options import SocketPath
 from ...cli.output import note
-from .limits import RESTART_S_MAX, Limits, UnknownFields, clients_max_of
-
-if TYPE_CHECKING:
-    from ...ipc.client import AsyncClient
-    from .callers import DaemonUser
+from .limits import Limits, UnknownFields, clients_max_of
 
 _DEFAULTS = Limits()
 PROBE_S_MAX = 5.0
@@ -195,7 +191,7 @@ def gateway(
     from .listening import Listener, check_address, parse_address, parse_mode, read_tls
     from .server import APIS
     from .shared_memory import REGIONS_MAX
-    from .turns import ConnectionPool, TurnRunner
+    from .turns import ConnectionPool, TurnRunner, new_client
 
     raise_open_files_limit()
     limits = Limits(
@@ -216,7 +212,9 @@ def gateway(
     tls = read_tls(tls_certificate, tls_key)
     listener = Listener(address, parse_mode(mode))
     try:
-        connect = partial(_connection_of, socket, limits)
+        connect = partial(
+            new_client, socket=socket, timeout_s=limits.turn_s_max, software="inferd gateway"
+        )
         pool = ConnectionPool(connect, limits.connections_max)
         turns = TurnRunner(pool, limits, shared_memory=shared_memory)
         any_host = bool(address.path) or known is not None
@@ -236,23 +234,6 @@ def _log_from(level: str) -> None:
     """Log to standard error from *level* on."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("inferd").setLevel(level.upper())
-
-
-def _connection_of(socket: Path | None, limits: Limits, user: DaemonUser) -> AsyncClient:
-    """Return a connection to the daemon that acts for *user*."""
-    from ...ipc.client import AsyncClient
-
-    return AsyncClient(
-        socket,
-        timeout=limits.turn_s_max,
-        reconnect=True,
-        resume_timeout=RESTART_S_MAX,
-        software="inferd gateway",
-        label=user.label,
-        on_behalf_of=user.on_behalf_of,
-        key=user.key,
-        key_limits=user.key_limits.given(),
-    )
 
 
 def show_settings(

@@ -13,13 +13,13 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import anyio.abc
 import msgspec
 
 from ...ipc import job_messages as j
-from ...ipc.client import AsyncClient
 from ...ipc.names import Priority
 from ...wire.frames import ANY_LENGTH, FrameReader, pack_frame
 from .app import Gateway
@@ -27,9 +27,9 @@ from .callers import Caller, DaemonUser, UsageLimits
 from .exchange import Exchange
 from .exchange.exchange import LINK, Message
 from .heads import Origins
-from .limits import RESTART_S_MAX, Limits
+from .limits import Limits
 from .openai import OPENAI
-from .turns import ConnectionPool, TurnRunner
+from .turns import ConnectionPool, TurnRunner, new_client
 
 DAY_S = 86_400.0
 LIMITS = Limits(queue_s_max=DAY_S, turn_s_max=DAY_S, receive_s_max=DAY_S, hold_s=0.0)
@@ -107,25 +107,13 @@ class JobProcess:
     """Answers the daemon's requests, each in a task. Lives on the event loop."""
 
     def __init__(self, stream: anyio.abc.SocketStream, socket_path: str):
-        self._stream, self._path = stream, socket_path
+        self._stream = stream
         self._writing = anyio.Lock()
         self._scopes: dict[int, anyio.CancelScope] = {}
-        pool = ConnectionPool(self._connect, LIMITS.connections_max)
+        connect = partial(new_client, socket=socket_path, timeout_s=DAY_S, software="inferd jobs")
+        pool = ConnectionPool(connect, LIMITS.connections_max)
         self._app = JobGateway(
             [OPENAI], TurnRunner(pool, LIMITS), LIMITS, Origins((), (), any_host=True)
-        )
-
-    def _connect(self, user: DaemonUser) -> AsyncClient:
-        return AsyncClient(
-            self._path,
-            timeout=DAY_S,
-            reconnect=True,
-            resume_timeout=RESTART_S_MAX,
-            software="inferd jobs",
-            label=user.label,
-            on_behalf_of=user.on_behalf_of,
-            key=user.key,
-            key_limits=user.key_limits.given(),
         )
 
     async def run(self) -> None:

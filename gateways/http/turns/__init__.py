@@ -13,7 +13,7 @@ from .answers import (
     schema_options,
 )
 from .live import EventId, LiveTurn, Reservation, Rest, turn_cancelled
-from .pool import ConnectionPool
+from .pool import ConnectionPool, new_client
 from .runner import Embedded, TurnRunner, no_previous
 
 __all__ = (
@@ -31,6 +31,7 @@ __all__ = (
     "TurnRunner",
     "WholeCalls",
     "finish_reason_of",
+    "new_client",
     "no_previous",
     "schema_options",
     "turn_cancelled",

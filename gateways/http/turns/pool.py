@@ -7,6 +7,7 @@ A connection carries the requests of one user and label, which are sent when it 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -27,7 +28,7 @@ from ....ipc.client import AsyncClient, Context, Graph, ModelInfo, TaskInfo
 from ....ipc.client.large_tensors import LargeTensors
 from ....ipc.names import Priority
 from ..callers import Caller, DaemonUser
-from ..limits import CLOSE_S_MAX, REQUESTS_PER_CONNECTION_MAX
+from ..limits import CLOSE_S_MAX, REQUESTS_PER_CONNECTION_MAX, RESTART_S_MAX
 
 Connect = Callable[[DaemonUser], AsyncClient]
 SHARED_S = 1.0
@@ -38,6 +39,25 @@ IDLE_S = 0.25
 """The time for which a lease whose contexts have computed tensors is kept without a request."""
 CONTEXTS_MAX = 16
 """The unused contexts of a lease, of each class."""
+
+
+def new_client(
+    user: DaemonUser, socket: str | os.PathLike[str] | None, *, timeout_s: float, software: str
+) -> AsyncClient:
+    """Return a client of the daemon at *socket* that acts for *user*, and waits for a daemon that
+    restarts.
+    """
+    return AsyncClient(
+        socket,
+        timeout=timeout_s,
+        reconnect=True,
+        resume_timeout=RESTART_S_MAX,
+        software=software,
+        label=user.label,
+        on_behalf_of=user.on_behalf_of,
+        key=user.key,
+        key_limits=user.key_limits.given(),
+    )
 
 
 class _SharedGraph:
