@@ -14,12 +14,13 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from inferd.backends import ModelSpec
+from inferd.backends import Chunk, ModelSpec
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
 from tests.tiny_gguf import VOCAB_SIZE, write_tiny
+from tools.architectures.models import MISSING, find_models
 
 __all__ = (
     "BATCH_SIZE",
@@ -30,8 +31,11 @@ __all__ = (
     "Bare",
     "assert_as_from_scratch",
     "difference",
+    "emptied",
     "from_scratch",
+    "load_kind",
     "load_tiny",
+    "step_slots",
     "tiny_spec",
     "tokens_of",
 )
@@ -63,6 +67,27 @@ def load_tiny(kind: str, directory: Path) -> LlamaModel:
     name, _, full = kind.partition("-")
     spec = tiny_spec(write_tiny(name, directory), **{"swa-full": bool(full)})
     return load_llama(spec, lambda _: True)
+
+
+def load_kind(kind: str, directory: Path) -> LlamaModel:
+    """Load the tiny model of *kind*, or the model of this name of llama.cpp's generator."""
+    if not kind.endswith("-dense"):
+        return load_tiny(kind, directory)
+    files = find_models([kind])
+    assert files is not None, MISSING
+    return load_llama(tiny_spec(files[0], ctx_size=256), lambda _: True)
+
+
+def step_slots(model: LlamaModel, **chunks: tuple[int, list[int]]) -> None:
+    """Compute chunks, each by its slot: the position, and tokens that all have logits."""
+    model.step([Chunk(int(s[1:]), t, at, logits=len(t)) for s, (at, t) in sorted(chunks.items())])
+
+
+def emptied(model: LlamaModel) -> LlamaModel:
+    """Return *model* with empty slots."""
+    for slot in range(model.info.slots):
+        model.trim(slot, 0)
+    return model
 
 
 def tokens_of(seed: int, count: int) -> list[int]:

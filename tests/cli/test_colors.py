@@ -50,12 +50,6 @@ COMMANDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as daemon:
-        yield daemon
-
-
 def colors_in(text: str) -> set[str]:
     """Return the codes of SGR sequences in *text* that choose a color; 39 and 49 choose none."""
     found = set()

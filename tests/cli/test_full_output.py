@@ -32,12 +32,6 @@ WITH_DAEMON = [
 ]
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
 def run_to(output: Path, *arguments: str, socket: str = "") -> tuple[int, str]:
     """Return the exit status of a command and its text on standard error."""
     with (

@@ -17,12 +17,6 @@ from tests.echo import echo_model
 CONFIG = echo_model("code", fim=True) + echo_model("chat")
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
 @pytest.mark.parametrize(
     ("at", "prefix"),
     [

@@ -148,12 +148,6 @@ def test_an_exported_message_shows_the_place_of_an_image() -> None:
 # Commands.
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
 def test_run_sends_images_and_sounds(daemon: RunningDaemon, pictures: Path) -> None:
     files = ("--image", "a picture.png", "--image", "album/one.png", "--audio", "a tone.wav")
     result = inferd("run", "eyes", "What?", *files, "--json", socket=daemon.socket)

@@ -49,12 +49,6 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source.gguf"
     path.write_bytes(content_of())

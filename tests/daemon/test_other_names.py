@@ -40,12 +40,6 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
 def processes(client: Client) -> dict[str, int]:
     return {model["name"]: model["pid"] for model in client.models()}
 

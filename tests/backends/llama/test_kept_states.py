@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.backends import Chunk, estimate_memory
+from inferd.backends import estimate_memory
 from inferd.backends.llama.loading import opening
 from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
@@ -20,13 +20,14 @@ from tests.backends.tiny import (
     SCRATCH,
     assert_as_from_scratch,
     difference,
+    emptied,
     from_scratch,
-    load_tiny,
+    load_kind,
+    step_slots,
     tiny_spec,
     tokens_of,
 )
 from tests.tiny_gguf import write_tiny
-from tools.architectures.models import MISSING, find_models
 
 VOCAB_USED = 128
 TEXT = [token % VOCAB_USED for token in tokens_of(5, 70)]
@@ -35,20 +36,12 @@ ARCHITECTURES = {"mamba2-dense": "recurrent"}
 """Models of llama.cpp's generator."""
 
 
-def load(kind: str, directory: Path) -> LlamaModel:
-    if kind in KINDS:
-        return load_tiny(kind, directory)
-    files = find_models([kind])
-    assert files is not None, MISSING
-    return load_llama(tiny_spec(files[0], ctx_size=256), lambda _: True)
-
-
 @pytest.fixture(scope="module", params=[*KINDS, *ARCHITECTURES])
 def loaded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaModel]:
     kind = request.param
-    with contextlib.closing(load(kind, tmp_path_factory.mktemp("tiny"))) as found:
+    with contextlib.closing(load_kind(kind, tmp_path_factory.mktemp("tiny"))) as found:
         info = found.info
         assert info.keeps_states and not info.rollback and info.drafts_max is None
         assert not info.no_drafts and info.kv_kind == (KINDS | ARCHITECTURES)[kind]
@@ -57,14 +50,7 @@ def loaded(
 
 @pytest.fixture
 def model(loaded: LlamaModel) -> LlamaModel:
-    for slot in range(loaded.info.slots):
-        loaded.trim(slot, 0)
-    return loaded
-
-
-def step(model: LlamaModel, **chunks: tuple[int, list[int]]) -> None:
-    """Compute chunks, each by its slot: the position, and tokens that all have logits."""
-    model.step([Chunk(int(s[1:]), t, at, logits=len(t)) for s, (at, t) in sorted(chunks.items())])
+    return emptied(loaded)
 
 
 @pytest.mark.parametrize("dropped", [1, 4, 9])
@@ -74,7 +60,7 @@ def test_a_slot_that_went_back_has_no_trace_of_the_step(
 ) -> None:
     at = prefill(model, 0, TEXT)
     model.keep_states([0])
-    step(model, s0=(at, TEXT[:9]))
+    step_slots(model, s0=(at, TEXT[:9]))
     assert model.trim(0, at + 9 - dropped) == at == model.length(0)
     slot = 0
     if other == "a step":
@@ -83,7 +69,7 @@ def test_a_slot_that_went_back_has_no_trace_of_the_step(
         slot = 2
         assert model.restore(slot, model.save(0))
     again = [*TEXT[: 9 - dropped], 5, 6]
-    step(model, **{f"s{slot}": (at, again)})
+    step_slots(model, **{f"s{slot}": (at, again)})
     assert_as_from_scratch(model, slot, [*TEXT, *again])
     wrong = [*TEXT, *TEXT[:9], *again]
     assert difference(model.logits(slot), from_scratch(model, wrong)) > 1e-2
@@ -94,13 +80,13 @@ def test_a_state_is_kept_for_one_step(model: LlamaModel) -> None:
     assert model.trim(0, at - 1) == 0, "none was kept"
     at = prefill(model, 0, TEXT)
     model.keep_states([0])
-    step(model, s0=(at, [5, 6]))
+    step_slots(model, s0=(at, [5, 6]))
     assert model.trim(0, at + 2) == at + 2, "nothing is dropped"
-    step(model, s0=(at + 2, [7]))
+    step_slots(model, s0=(at + 2, [7]))
     assert model.trim(0, at + 1) == 0 == model.length(0)
     at = prefill(model, 0, TEXT)
     model.keep_states([0])
-    step(model, s0=(at, [5, 6]))
+    step_slots(model, s0=(at, [5, 6]))
     assert model.trim(0, at - 1) == 0, "the kept state has more tokens"
     at = prefill(model, 0, TEXT)
     model.keep_states([0])
@@ -135,7 +121,7 @@ def test_slots_go_back_in_any_order(model: LlamaModel) -> None:
         for slot in slots:
             more = numbers.choices(range(3, VOCAB_USED), k=numbers.randint(1, 9))
             chunks[slot] = (len(texts[slot]), more)
-        step(model, **{f"s{slot}": chunk for slot, chunk in chunks.items()})
+        step_slots(model, **{f"s{slot}": chunk for slot, chunk in chunks.items()})
         numbers.shuffle(slots)
         for slot in slots:
             at, more = chunks[slot]
@@ -148,23 +134,23 @@ def test_slots_go_back_in_any_order(model: LlamaModel) -> None:
             model.swap(0, 2)
             texts[0], texts[2] = texts[2], texts[0]
     for slot, text in texts.items():
-        step(model, **{f"s{slot}": (len(text), [7])})
+        step_slots(model, **{f"s{slot}": (len(text), [7])})
         assert_as_from_scratch(model, slot, [*text, 7])
 
 
 def test_a_slot_that_went_back_is_cut_to_a_checkpoint(model: LlamaModel) -> None:
     at = prefill(model, 0, TEXT)
     checkpoint = model.save_checkpoint(0)
-    step(model, s0=(at, TEXT[:4]))
+    step_slots(model, s0=(at, TEXT[:4]))
     model.keep_states([0])
-    step(model, s0=(at + 4, TEXT[:6]))
+    step_slots(model, s0=(at + 4, TEXT[:6]))
     assert model.trim(0, at + 7) == at + 4
     if model.info.kv_kind == "hybrid":
         assert model.restore_checkpoint(0, checkpoint)
         assert model.trim(0, at) == at
     else:
         assert model.restore(0, checkpoint)
-    step(model, s0=(at, [8]))
+    step_slots(model, s0=(at, [8]))
     assert_as_from_scratch(model, 0, [*TEXT, 8])
 
 
@@ -181,7 +167,7 @@ def test_states_that_take_too_much_memory_are_not_kept(
         assert "too large" in info.no_drafts == info.unused["speculation"]
         at = prefill(model, 0, TEXT)
         model.keep_states([0])
-        step(model, s0=(at, [5, 6]))
+        step_slots(model, s0=(at, [5, 6]))
         assert model.trim(0, at + 1) == 0
 
 

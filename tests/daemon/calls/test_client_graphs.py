@@ -44,12 +44,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
 def sessions_and_leases(client: Client, model: str) -> tuple[int, int]:
     shown = client.show(model)
     mine = [one for one in client.sessions() if one["model"] == model]

@@ -91,12 +91,6 @@ threads = 2
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
 def looped(times: int) -> dict[str, Tensor]:
     return {
         "x": floats(1, 2, dimensions=[2]),

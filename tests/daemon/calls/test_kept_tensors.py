@@ -67,12 +67,6 @@ threads = 1
 
 
 @pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
-@pytest.fixture
 def raw(daemon: RunningDaemon) -> Iterator[RawClient]:
     with RawClient(daemon.socket) as connected:
         yield connected

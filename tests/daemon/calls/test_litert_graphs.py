@@ -56,12 +56,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
 @pytest.mark.parametrize("encoding", ["tensorflowlite", 4, "autodetect"])
 def test_a_file_of_the_models_directory_is_served(client: Client, encoding: int | str) -> None:
     for name in ("affine", "affine.tflite"):

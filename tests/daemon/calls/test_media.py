@@ -42,24 +42,6 @@ PNG = png(2, 2)
 TEXT = {"type": "text", "text": "What is this?"}
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as opened:
-        yield opened
-
-
-@pytest.fixture
-def raw(daemon: RunningDaemon) -> Iterator[RawClient]:
-    with RawClient(daemon.socket) as opened:
-        yield opened
-
-
 def image(data: Any = PNG, **fields: Any) -> dict[str, Any]:
     return {"type": "image", "data": data, **fields}
 

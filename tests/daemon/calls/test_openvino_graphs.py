@@ -96,12 +96,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
 def test_files_of_the_models_directory_are_served(client: Client) -> None:
     for name, encoding in (
         ("affine", "openvino"),

@@ -21,12 +21,6 @@ step_ms = 10
 LONG, SHORT = "so long a text " * 12, "a short one"
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as daemon:
-        yield daemon
-
-
 def state(client: RawClient, context: int) -> str:
     tasks = client.call("queue")["tasks"]
     return next((str(t["state"]) for t in tasks if t["context"] == context), "none")

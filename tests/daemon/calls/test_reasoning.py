@@ -52,12 +52,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield daemon
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[inferd.Client]:
-    with inferd.Client(daemon.socket) as client:
-        yield client
-
-
 def split_at(size: int, end: str = END) -> tuple[str, str]:
     """Return the reasoning and the text of the answer to `THOUGHT` with a thought of *size*."""
     at = len("<think>") + size

@@ -44,18 +44,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
-@pytest.fixture
-def raw(daemon: RunningDaemon) -> Iterator[RawClient]:
-    with RawClient(daemon.socket) as connected:
-        yield connected
-
-
 def echo_score(query: str, text: str) -> float:
     """Return the score of the echo model; see its `rank_parts`."""
     return echo_vectors([258, *query.encode(), 10, 257, *text.encode()])[-1][0]

@@ -44,12 +44,6 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def raw(daemon: RunningDaemon) -> Iterator[RawClient]:
-    with RawClient(daemon.socket) as client:
-        yield client
-
-
 def test_a_picture_passes_in_linear_time(daemon: RunningDaemon) -> None:
     picture = inferd.Tensor(data=os.urandom(SIZE), dimensions=SHAPE, type="fp32")
     with inferd.Client(daemon.socket) as client:

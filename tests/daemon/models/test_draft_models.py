@@ -44,12 +44,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as found:
-        yield found
-
-
 def loaded(client: Client, name: str, **config: Any) -> dict[str, Any]:
     client.load_by_name_with_config(name, config)
     return dict(client.show(name))

@@ -39,12 +39,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as found:
-        yield found
-
-
 def shown(daemon: RunningDaemon, name: str) -> list[str]:
     text = inferd("show", name, "--socket", daemon.socket).stdout
     return [" ".join(line.split()) for line in text.splitlines()]

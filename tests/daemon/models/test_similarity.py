@@ -42,18 +42,6 @@ TEXT = " ".join(SENTENCES) + " And so on"
 GIVEN = "It rains!"
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
 def cosines(client: Client, model: str, text: str) -> list[float]:
     """Return how similar each of the sentences is to *text*."""
     given, *said = client.embed(model, [text, *SENTENCES])
