@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...backends.errors import Busy
 from ...backends.media import MediaContent
 from ...scheduler.owner import Requester
-from ...scheduler.policy.text_order import TextOrder
+from ...scheduler.policy.order import TextOrder
 
 FIRST_JOB_S = 0.5
 """The assumed duration of a job, before the first one has ended."""

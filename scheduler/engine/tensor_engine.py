@@ -30,7 +30,7 @@ from .. import messages as m
 from ..call_thread import CallResult, CallThread
 from ..owner import Requester
 from ..policy.join_cost import JoinCost
-from ..policy.text_order import TextOrder
+from ..policy.order import TextOrder
 from ..reasoning import EndOutcome
 from ..record import (
     PAGE_COUNTERS,

@@ -34,7 +34,7 @@ from ..call_thread import CallResult, CallThread
 from ..messages import ChatPrompt
 from ..owner import Owner, Priority, Requester
 from ..policy.slow_sampling import ThreadShare
-from ..policy.text_order import TextOrder
+from ..policy.order import TextOrder
 from ..prefix import common_prefix
 from ..rank_text import RankTokens, rank_tokens
 from ..record import ActivityKind, Recorder

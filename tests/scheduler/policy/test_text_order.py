@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.scheduler.owner import Owner, Priority, Requester
-from inferd.scheduler.policy.text_order import AGEING_S, TextOrder
+from inferd.scheduler.policy.order import AGEING_S, TextOrder
 
 ADA, BOB = Requester(Owner(1)), Requester(Owner(2))
 
