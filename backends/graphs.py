@@ -35,6 +35,7 @@ from .tensors import (
     pack_strings,
     too_many_strings,
 )
+
 OUTPUT_BYTES_MAX = 64 << 20
 """The most bytes of all outputs of a computation. The daemon's own limit on replies is lower."""
 PORTS_MAX = 4096
@@ -78,7 +79,7 @@ class FileGraph(ABC):
     tuning = None
     info: ModelInfo
 
-    def set_threads(self, threads: int) -> None:
+    def set_threads(self, threads: int) -> None:  # noqa: B027  # it has no threads to set
         """Do nothing."""
 
     def compute(self, inputs: Sequence[NamedTensor]) -> list[NamedTensor]:

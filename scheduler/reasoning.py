@@ -14,8 +14,8 @@ from enum import StrEnum
 
 from ..backends.answer_form import Block
 from ..backends.errors import InvalidArgument
-from .stopping import incomplete_utf8
 from .messages import ReasoningSpec
+from .stopping import incomplete_utf8
 
 CHARACTER_TOKENS_MAX = 8
 """A due end waits at most for this many tokens until a character is whole."""

@@ -12,13 +12,12 @@ import msgspec
 from ..backends import CompiledGrammar, Sampler
 from ..backends.batch import MediaInput
 from ..backends.media import MediaItem, items_of
-from .stopping import TextAssembler
 from .kv.store import Origin, scoped
 from .messages import Adjust, ResumePoint, TaskSpec, TokenLogprob, TurnStats, unpack_tokens
 from .owner import PRIORITY_MAX
 from .policy.draft_plan import Acceptance
 from .reasoning import Reasoning
-from .stopping import Ending, StopReason, TurnConditions
+from .stopping import Ending, StopReason, TextAssembler, TurnConditions
 
 RESUMED_AHEAD = 1 << 48
 """Subtracted from a resumed task's queue number, so that it precedes all that have not started."""

@@ -244,8 +244,8 @@ class LlamaAdapters:
 
 
 # The weights that llama.cpp uses without adapters, by architecture. Its graphs multiply them by
-# `ggml_mul_mat` instead of `build_lora_mm` (`src/models/`), so that an adapter of them would have no
-# effect, and no error. `make archs` checks that each other weight of its models has one.
+# `ggml_mul_mat` instead of `build_lora_mm` (`src/models/`), so that an adapter of them would have
+# no effect, and no error. `make archs` checks that each other weight of its models has one.
 _BLOCK = re.compile(r"blk\.\d+\.")
 _ALWAYS = "ssm_conv1d ssm_a ssm_d shortconv.conv ple_conv1d"
 _LATENT = "attn_q attn_q_a attn_q_b attn_kv_a_mqa attn_kv_b attn_k_b attn_v_b"

@@ -26,9 +26,8 @@ from ..grammars.compiler import GrammarCompiler, GrammarState
 from ..params import SamplingParams
 from ..tuning_choice import ModelTuning
 from .kv.context import LlamaContext
-from .kv.draft_models import LlamaDraftModel
+from .kv.draft_models import HiddenStates, LlamaDraftModel, NextnDraftModel
 from .kv.embedding_context import LlamaEmbedder
-from .kv.draft_models import HiddenStates, NextnDraftModel
 from .lora import LlamaAdapters
 from .probe_runner import LlamaProbeRunner
 from .sampling.chain import Candidates, LlamaSampler, Prototypes, probs_before_sampling

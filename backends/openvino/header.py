@@ -16,7 +16,6 @@ from xml.parsers import expat
 
 from .. import ENGINES
 from ..errors import LoadFailed
-from ..model_encodings import IR_SUFFIX, files_of_graph
 from ..graphs import (
     DIMENSION_MAX,
     PORTS_MAX,
@@ -25,6 +24,7 @@ from ..graphs import (
     model_path,
     opened_regular,
 )
+from ..model_encodings import IR_SUFFIX, files_of_graph
 from ..model_spec import ModelSpec
 from ..onnx.header import declared_tensors as declared_in_onnx
 from ..onnx.header import read_onnx_header

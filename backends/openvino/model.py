@@ -16,7 +16,6 @@ import numpy as np
 import openvino
 
 from ..errors import InferdError, InvalidArgument, LoadFailed, load_cancelled
-from ..model_encodings import SAVED_MODEL
 from ..graphs import (
     DIMENSION_MAX,
     PORTS_MAX,
@@ -31,6 +30,7 @@ from ..graphs import (
     ran_out_of_memory,
     run_error,
 )
+from ..model_encodings import SAVED_MODEL
 from ..model_spec import LoadProgress, ModelSpec
 from ..onnx.header import read_onnx_header
 from ..tensors import ARRAY_TYPES, Inputs, NamedTensor, Tensor, TensorInfo

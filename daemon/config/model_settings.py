@@ -14,8 +14,7 @@ from ...backends import ENGINES, format_of_file
 from ...backends.echo.options import EchoOptions
 from ...backends.engine_options import engine_options_of, read_engine_options
 from ...backends.errors import InvalidArgument
-from ...backends.model_encodings import model_in_folder
-from ...backends.model_encodings import PYTORCH_FILE, PYTORCH_SUFFIXES
+from ...backends.model_encodings import PYTORCH_FILE, PYTORCH_SUFFIXES, model_in_folder
 from ...backends.model_spec import ADAPTERS_MAX, SCALE_MAX
 from ...backends.params import (
     BY_SPELLING,

@@ -25,8 +25,7 @@ from ...backends import (
 )
 from ...backends.gguf import PART, parts_of
 from ...backends.gguf.facts import OtherContent, dangling_reason
-from ...backends.model_encodings import files_of_graph
-from ...backends.model_encodings import PYTORCH_FILE, PYTORCH_SUFFIXES
+from ...backends.model_encodings import PYTORCH_FILE, PYTORCH_SUFFIXES, files_of_graph
 from ...backends.params import nearest
 from ...ipc.model_names import FILE_SUFFIX, find_name, is_gguf_file, is_model_file, name_of_file
 from ..config.model_settings import ECHO, ModelConfig

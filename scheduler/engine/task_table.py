@@ -16,8 +16,7 @@ from ..policy.batch_plan import ScheduledTokens, load_of
 from ..policy.cost import StepCost
 from ..policy.guarantees import NO_GUARANTEES, UserLags
 from ..policy.order import Order, ReservedQuanta
-from ..policy.slot_plan import Leaders, prefix_hash_of
-from ..policy.slot_plan import awaits_reader, reader_lags
+from ..policy.slot_plan import Leaders, awaits_reader, prefix_hash_of, reader_lags
 from ..settings import EngineSettings
 from ..stopping import EMBEDDED, TIME, Ending
 from ..task import Task, TaskState

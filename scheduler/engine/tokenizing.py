@@ -33,8 +33,8 @@ from .. import messages as m
 from ..call_thread import CallResult, CallThread
 from ..messages import ChatPrompt
 from ..owner import Owner, Priority, Requester
-from ..policy.slow_sampling import ThreadShare
 from ..policy.order import TextOrder
+from ..policy.slow_sampling import ThreadShare
 from ..prefix import common_prefix
 from ..rank_text import RankTokens, rank_tokens
 from ..record import ActivityKind, Recorder

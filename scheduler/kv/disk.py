@@ -22,7 +22,6 @@ from .. import messages as m
 from ..call_thread import CallThread
 from ..prefix import common_prefix
 from ..task import Task
-from .store import thinned
 from .file_format import (
     FINGERPRINT,
     KvDamaged,
@@ -35,7 +34,7 @@ from .file_format import (
     write_state,
 )
 from .slots import StateSearch
-from .store import KvStore, Origin, SavedState, covered_tokens, is_named_state
+from .store import KvStore, Origin, SavedState, covered_tokens, is_named_state, thinned
 
 KV_FILES_MAX = 10_000
 """Bound on the files of all fingerprints and owners together, and on a scan."""

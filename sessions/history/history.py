@@ -34,11 +34,20 @@ from ..entries import (
     decode_history,
     encode,
 )
-from .media import ITEM_BYTES, NO_ITEMS, KnownItems
 from ..memory import TOKEN_BYTES, memory_bytes
 from ..worker_client import ChatTokens, TextClient
 from .continuing import answer_beginning, check_place, split_final, tokens_within
-from .media import Readings, contents_of, is_text, mark_messages, new_nonce, read_media
+from .media import (
+    ITEM_BYTES,
+    NO_ITEMS,
+    KnownItems,
+    Readings,
+    contents_of,
+    is_text,
+    mark_messages,
+    new_nonce,
+    read_media,
+)
 from .overflow import (
     DROPPED_BYTES_MAX,
     UNLIMITED,

@@ -7,13 +7,12 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from inferd.cli.commands import COMMANDS
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd_process
 from tests.echo import echo_model
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
 from inferd.cli.inference.infill_command import split_at
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.echo import echo_model
 

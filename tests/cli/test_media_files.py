@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from inferd.cli.inference.media_files import (
     readers_hint,
     typed_path,
 )
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd, inferd_process
 from tests.echo import echo_model
 from tests.pictures import png, wav

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inferd.scheduler.stopping import TextAssembler, incomplete_utf8
-from inferd.scheduler.stopping import STOP_TEXT
+from inferd.scheduler.stopping import STOP_TEXT, TextAssembler, incomplete_utf8
 
 TEXTS = st.text(alphabet="abXY ü€😀", max_size=30)
 

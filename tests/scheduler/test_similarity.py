@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
-from inferd.scheduler.stopping import TextAssembler
 from inferd.scheduler.settings import EngineSettings
-from inferd.scheduler.stopping import SENTENCE_CHARACTERS_MAX, Ending, Sentences, TurnConditions
+from inferd.scheduler.stopping import (
+    SENTENCE_CHARACTERS_MAX,
+    Ending,
+    Sentences,
+    TextAssembler,
+    TurnConditions,
+)
 from inferd.sessions.turn.turn import Comparer, Turn
 from inferd.sessions.worker_client import Comparison, Similarity
 from tests.scheduler.doubles import Bench

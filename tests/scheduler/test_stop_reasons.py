@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from inferd.scheduler import stopping
-from inferd.scheduler.stopping import TextAssembler
 from inferd.scheduler.stopping import (
     EMBEDDED,
     REASONS,
     CharacterCondition,
     Stop,
     StopReason,
+    TextAssembler,
     TextCondition,
     TextConditions,
     TurnConditions,

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 from inferd.backends.params import StoppingParams
 from inferd.backends.params import sampler_options as params
-from inferd.scheduler.stopping import TextAssembler
-from inferd.scheduler.stopping import COMPLETE_CONDITIONS, WITHHELD_BYTES_MAX, TurnConditions
+from inferd.scheduler.stopping import (
+    COMPLETE_CONDITIONS,
+    WITHHELD_BYTES_MAX,
+    TextAssembler,
+    TurnConditions,
+)
 
 SIZES = st.lists(st.integers(0, 4), max_size=30)
 TEXTS = st.text('abEND.!?。 "\n\t`~{}[]\\ü😀', max_size=40)

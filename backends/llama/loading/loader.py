@@ -26,7 +26,7 @@ from ...params import read_options
 from ...tool_formats import configured_form
 from ...tuning_choice import ModelTuning
 from ..kv.context import EncoderContext, LlamaContext
-from ..kv.draft_models import LlamaDraftModel
+from ..kv.draft_models import HiddenStates, LlamaDraftModel, NextnDraftModel
 from ..kv.embedding_context import (
     LlamaEmbedder,
     embed_info,
@@ -34,7 +34,6 @@ from ..kv.embedding_context import (
     open_embedding_context,
 )
 from ..kv.encoder_decoder import EncoderDecoderContext, SlotContext
-from ..kv.draft_models import HiddenStates, NextnDraftModel
 from ..llama_log import LogRing, capture
 from ..lora import LlamaAdapters
 from ..model import LlamaModel

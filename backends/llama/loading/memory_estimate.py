@@ -28,8 +28,8 @@ from ...errors import InferdError
 from ...memory import Device, MemoryNeed, resident_bytes
 from ...model_spec import ModelSpec, Shape
 from ...tuning_choice import Setting
-from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
 from ..kv.draft_models import STATE_BYTES, STATES_MAX
+from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
 from ..llama_log import capture
 from ..probe_runner import CONTEXTS_MAX, layout_of, probe_context_params, probes_of
 from ..text.matching import BYTES_PER_TOKEN

@@ -25,7 +25,7 @@ from inferd.backends.errors import (
 )
 from inferd.ipc.chat_messages import MEDIA_PARTS_MAX
 from inferd.ipc.messages import PART_BYTES
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.echo import echo_model
 from tests.pictures import png, wav

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
 from tests.daemon.metrics.scraping import until
 from tests.raw import RawClient
 

@@ -15,8 +15,8 @@ from inferd.backends.base import KvKind
 from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import EngineSettings
 from inferd.scheduler import messages as m
-from inferd.scheduler.kv.store import message_borders, spaced, thinned
 from inferd.scheduler.kv.disk import KvFiles
+from inferd.scheduler.kv.store import message_borders, spaced, thinned
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import ask, computed, settle
 

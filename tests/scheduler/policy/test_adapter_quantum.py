@@ -7,8 +7,12 @@ from itertools import groupby
 from inferd.scheduler import EngineSettings
 from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.owner import Owner, OwnerClock, Priority
-from inferd.scheduler.policy.batch_plan import plan_tokens
-from inferd.scheduler.policy.batch_plan import ADAPTER_SETS_MAX, AdapterQuantum, plan_adapters
+from inferd.scheduler.policy.batch_plan import (
+    ADAPTER_SETS_MAX,
+    AdapterQuantum,
+    plan_adapters,
+    plan_tokens,
+)
 from tests.scheduler.doubles import Bench
 from tests.scheduler.policy.test_plan import (
     SETTINGS,

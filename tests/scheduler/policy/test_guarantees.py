@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inferd.backends import EmbedSpec
 from inferd.scheduler.owner import Owner, OwnerClock, Priority
+from inferd.scheduler.policy.batch_plan import ADAPTERS_LAG_S, held_back
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.guarantees import (
     AHEAD_S_MAX,
@@ -30,7 +31,6 @@ from inferd.scheduler.policy.guarantees import (
 )
 from inferd.scheduler.policy.order import Order
 from inferd.scheduler.policy.slot_plan import plan_slots
-from inferd.scheduler.policy.batch_plan import ADAPTERS_LAG_S, held_back
 from inferd.scheduler.task import Task
 from tests.scheduler.policy.test_plan import SETTINGS, decoding, running, slots_of, task
 

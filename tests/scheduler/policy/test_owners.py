@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inferd.scheduler.owner import Owner, OwnerClock, Requester
-from inferd.scheduler.policy.slot_plan import plan_slots
 from inferd.scheduler.policy.order import TextOrder
+from inferd.scheduler.policy.slot_plan import plan_slots
 from inferd.scheduler.settings import EngineSettings
 from tests.scheduler.doubles import Bench
 from tests.scheduler.policy.test_plan import SETTINGS, order, running, slots_of, task

@@ -15,12 +15,11 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner, Requester
 from inferd.sessions.entries import HistoryEntry, TurnPiece, decode_history, encode
 from inferd.sessions.history.history import History, _cut_of_whole_items
-from inferd.sessions.history.media import content_of, joined, mark_prompt, with_media
+from inferd.sessions.history.media import KnownItems, content_of, joined, mark_prompt, with_media
 from inferd.sessions.history.overflow import ContextLimit, TokenCut
 from inferd.sessions.history.recent import RecentChats
 from inferd.sessions.history.state import HistoryVocabulary
 from inferd.sessions.identity import opening_of
-from inferd.sessions.history.media import KnownItems
 from inferd.sessions.turn.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import IMAGE_SIZE, InProcessClient, Source, media_tokens
