@@ -37,8 +37,16 @@ from ..entries import (
 )
 from ..identity import SessionKey
 from ..turn.turn import TokensSink, Turn
-from ..usage.rows import Group, Sum, UsageQuery, UsageRow, add_rows
-from ..usage.table import StoredUsage, read_stored, read_sums
+from ..usage.rows import (
+    Group,
+    StoredUsage,
+    Sum,
+    UsageQuery,
+    UsageRow,
+    add_rows,
+    read_stored,
+    read_sums,
+)
 from ..usage.usage import Usage
 from .journal_file import (
     Change,

@@ -25,8 +25,7 @@ import msgspec
 
 from ...scheduler.owner import Owner
 from ..entries import SessionFacts, StoredSession, TurnPiece, resumable_of
-from ..usage.rows import UsageRow
-from ..usage.table import TABLE, add_rows, copy_rows, delete_rows
+from ..usage.rows import TABLE, UsageRow, copy_rows, delete_rows, write_rows
 
 SCHEMA = 4
 """Version of the tables, in the file's `user_version`. A newer file is not touched, an older one is
@@ -338,7 +337,7 @@ def _code(error: sqlite3.Error) -> int:
 
 def _apply(db: sqlite3.Connection, change: Change | ChangeUsage) -> None:
     if isinstance(change, ChangeUsage):
-        add_rows(db, change.rows)
+        write_rows(db, change.rows)
         if change.before is not None:
             delete_rows(db, change.before)
         return

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
 from ...backends.errors import QuotaExceeded
+from .rows import DaySum
 
 DAY_S = 86_400
 _EPOCH = date(1970, 1, 1)
@@ -23,16 +24,6 @@ def month_of(now: float) -> range:
     first = datetime.fromtimestamp(now, UTC).date().replace(day=1)
     following = (first + timedelta(days=32)).replace(day=1)
     return range((first - _EPOCH).days, (following - _EPOCH).days)
-
-
-class DaySum(NamedTuple):
-    """The computed tokens and the compute time of one day, or of several."""
-
-    tokens: int = 0
-    compute_us: int = 0
-
-    def plus(self, tokens: int, compute_us: int) -> DaySum:
-        return DaySum(self.tokens + tokens, self.compute_us + compute_us)
 
 
 class UsageLimits(NamedTuple):

@@ -17,7 +17,7 @@ from ...scheduler.messages import count_tokens
 from ...scheduler.owner import Owner
 from ..turn.turn import Turn
 from ..worker_client import ModelSource
-from .limits import DaySum, LimitState, UsageLimits, check_usage, month_of, states_of
+from .limits import LimitState, UsageLimits, check_usage, month_of, states_of
 from .rows import (
     DAY_HOURS,
     HOUR_S,
@@ -25,10 +25,11 @@ from .rows import (
     OTHER,
     OTHER_USER,
     Amounts,
+    DaySum,
+    StoredUsage,
     UsageKey,
     UsageRow,
 )
-from .table import StoredUsage
 
 USAGE_ROWS_USER_MAX = 256
 """Rows of one user in one hour."""

@@ -16,10 +16,11 @@ from inferd.sessions.usage.rows import (
     OTHER,
     OTHER_USER,
     Amounts,
+    DayUsage,
+    StoredUsage,
     UsageKey,
     UsageRow,
 )
-from inferd.sessions.usage.table import DayUsage, StoredUsage
 from inferd.sessions.usage.usage import (
     USAGE_DAYS_MAX,
     USAGE_ROWS_HOUR_MAX,

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from inferd.backends.errors import QuotaExceeded
-from inferd.sessions.usage.limits import DAY_S, DaySum, UsageLimits, check_usage, states_of
+from inferd.sessions.usage.limits import DAY_S, UsageLimits, check_usage, states_of
+from inferd.sessions.usage.rows import DaySum
 from tests.sessions.usage.test_counting import ADA, Counting
 
 NOW = datetime(2026, 12, 31, 23, 0, tzinfo=UTC).timestamp()

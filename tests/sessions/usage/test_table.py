@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inferd.sessions.journal.journal_file import ChangeUsage, JournalFile
 from inferd.sessions.usage.rows import (
     COLUMNS,
+    TABLE,
     Amounts,
     Group,
     Sum,
@@ -20,9 +21,12 @@ from inferd.sessions.usage.rows import (
     UsageQuery,
     UsageRow,
     add_rows,
+    copy_rows,
+    delete_rows,
+    read_stored,
+    read_sums,
+    write_rows,
 )
-from inferd.sessions.usage.table import TABLE, copy_rows, delete_rows, read_stored, read_sums
-from inferd.sessions.usage.table import add_rows as write_rows
 
 SMALL = st.integers(0, 3)
 KEYS = st.builds(
