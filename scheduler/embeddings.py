@@ -1,5 +1,5 @@
-"""Texts to embed: those that wait, those with a slot of the model's embedding context, their order,
-and the choice between steps of generation and of embeddings.
+"""Texts to embed: those that wait, and those with a slot of the model's embedding context, in their
+order.
 
 The plans are pure functions, as in `policy.batch_plan`.
 """
@@ -41,25 +41,6 @@ from .task import Task, TaskState
 
 LEAD_S_MIN = 0.02
 """Texts that have not begun give way to those of an owner who is behind by this much more."""
-
-
-def embeds_next(
-    generating: Sequence[Task], embedding: Sequence[Task], order: Order, *, embedded: bool
-) -> bool:
-    """Return whether the next step is one of embeddings; *embedded* means that the last one was.
-
-    The two alternate step by step, so that neither starves. Decoding tasks get every other step,
-    whatever their class. Embeddings wait for prompts of a higher class until they have aged. While
-    no task decodes, prompts wait for embeddings of a higher class in the same way.
-    """
-    if not embedding or not generating:
-        return bool(embedding)
-    texts = order.highest(embedding)
-    prompts = order.highest(t for t in generating if t.prefilling)
-    if embedded:
-        decodes = any(not t.prefilling for t in generating)
-        return not decodes and all(any(order.is_above(t, p) for t in texts) for p in prompts)
-    return not any(all(order.is_above(p, t) for t in texts) for p in prompts)
 
 
 class Prefix(NamedTuple):

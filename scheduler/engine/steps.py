@@ -14,12 +14,12 @@ from typing import NamedTuple
 from ...backends import InferdError, LanguageModel
 from ...backends.errors import BackendError, KvFull
 from ...backends.media import cut_point
-from ..embeddings import embeds_next
 from ..kv.store import message_borders, spaced, thinned
 from ..kv.task_states import SAVE_TOKENS_MIN
 from ..policy.batch_plan import (
     AdapterQuantum,
     ScheduledTokens,
+    embeds_next,
     held_back,
     item_step_s,
     load_of,

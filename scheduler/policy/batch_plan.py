@@ -4,8 +4,8 @@
 back so that users get their guaranteed part of the time. All tokens of a batch share their
 adapters, so tasks with different ones alternate. `plan_tokens` plans the batch's tokens: those of
 decoding tasks, in chunks if grammars have forced several (`plan_forced`), and the chunks of prompts
-that fit into the time and the tokens of the step (`StepBudget`). `EmbeddingQueue.plan_step` decides
-the time of a step with texts.
+that fit into the time and the tokens of the step (`StepBudget`). `embeds_next` decides
+whether the step is one of embeddings, and `EmbeddingQueue.plan_step` its time.
 """
 
 from __future__ import annotations
@@ -577,3 +577,22 @@ def plan_adapters(
         return following
     over = quantum.tokens >= settings.quantum_tokens
     return following if over and order.rank(task) <= order.rank(own) else present
+
+
+def embeds_next(
+    generating: Sequence[Task], embedding: Sequence[Task], order: Order, *, embedded: bool
+) -> bool:
+    """Return whether the next step is one of embeddings; *embedded* means that the last one was.
+
+    The two alternate step by step, so that neither starves. Decoding tasks get every other step,
+    whatever their class. Embeddings wait for prompts of a higher class until they have aged. While
+    no task decodes, prompts wait for embeddings of a higher class in the same way.
+    """
+    if not embedding or not generating:
+        return bool(embedding)
+    texts = order.highest(embedding)
+    prompts = order.highest(t for t in generating if t.prefilling)
+    if embedded:
+        decodes = any(not t.prefilling for t in generating)
+        return not decodes and all(any(order.is_above(t, p) for t in texts) for p in prompts)
+    return not any(all(order.is_above(p, t) for t in texts) for p in prompts)

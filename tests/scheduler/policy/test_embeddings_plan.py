@@ -7,13 +7,13 @@ import pytest
 from inferd.backends import EmbedInfo, SamplingParams
 from inferd.backends.embedder import EmbedSpec
 from inferd.scheduler.embeddings import (
-    embeds_next,
     plan_text_tokens,
     plan_texts,
     truncated_tokens,
 )
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.owner import Owner, OwnerClock, Priority
+from inferd.scheduler.policy.batch_plan import embeds_next
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.order import Order
 from inferd.scheduler.settings import EngineSettings
