@@ -372,7 +372,8 @@ class Daemon:
             try:
                 yield
             finally:
-                self.copies.send_changes(request.connection, request.number)
+                if request.connection.wants_copies:
+                    self.copies.send_changes(request.connection, request.number)
         except InferdError as exc:
             self.note_refusal(request, exc)
             raise
