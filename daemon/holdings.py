@@ -30,6 +30,16 @@ class Holdings:
         self._counts: Counter[int] = Counter()
         self._bytes: Counter[int] = Counter()
 
+    @property
+    def count(self) -> int:
+        """The things of all users."""
+        return self._counts.total()
+
+    @property
+    def total_bytes(self) -> int:
+        """Their bytes."""
+        return self._bytes.total()
+
     def check_growth(self, user: int, number: int, size: int) -> None:
         """Check that a user may have so many more of them, of *size* bytes together.
 
@@ -53,7 +63,7 @@ class Holdings:
                 hint=f"free those that are done, or raise {bound}",
                 data=_sizes(bound, held, size, limits.user_bytes_max),
             )
-        if (total := self._bytes.total()) + size > limits.bytes_max:
+        if (total := self.total_bytes) + size > limits.bytes_max:
             bound = f"{self._name}-bytes-max"
             sizes = _sizes(bound, total, size, limits.bytes_max)
             raise Busy(

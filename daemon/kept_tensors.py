@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ..backends.errors import Cancelled, InvalidArgument, NotFound
 from ..backends.tensors import Tensor
@@ -89,6 +90,10 @@ class KeptTensors:
         for one in kept:
             self._tensors.setdefault(connection, {})[one.handle] = one
         return kept
+
+    def all_tensors(self) -> Iterator[KeptTensor]:
+        """Yield the tensors of all connections."""
+        return chain.from_iterable(held.values() for held in self._tensors.values())
 
     def get_tensor(self, connection: ServerConnection, handle: int) -> KeptTensor:
         """Return a tensor of a connection.

@@ -82,6 +82,7 @@ def sections(sums: MetricSums) -> Iterator[Section]:
     """Yield the heads and rows of each table."""
     yield _models(sums)
     yield _graphs(sums)
+    yield _held_tensors(sums)
     yield _tasks(sums)
     yield _hits(sums)
     yield _drafts(sums)
@@ -119,6 +120,20 @@ def _graphs(sums: MetricSums) -> Section:
         if count
     ]
     return ("GRAPH", "INPUTS", "FAILED", "AT A TIME", "COMPUTED", "MS EACH TIME"), rows
+
+
+def _held_tensors(sums: MetricSums) -> Section:
+    """Return the tensors that stay in the daemon by their graphs, and the buffers of clients."""
+    counts, sizes = (
+        sums.by("kept_tensors", "model_name"),
+        sums.by("kept_tensor_bytes", "model_name"),
+    )
+    found = [(f"kept of {name}", count, sizes.get(name, 0)) for name, count in counts.items()]
+    found.append(("buffers", sums.total("buffers"), sums.total("buffer_bytes")))
+    rows: list[tuple[object, ...]] = [
+        (name, _count(count), size_text(int(size))) for name, count, size in found if count
+    ]
+    return ("TENSORS", "COUNT", "BYTES"), rows
 
 
 def inputs_per_run(sums: MetricSums, **labels: str) -> float:

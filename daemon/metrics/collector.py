@@ -302,6 +302,25 @@ def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
         yield from need.devices.items()
 
 
+def _held_tensors(daemon: Daemon) -> Read:
+    counts: Counter[Labels] = Counter()
+    sizes: Counter[Labels] = Counter()
+    for model in daemon.registry.catalog.known():
+        if (worker := model.loaded) is not None and ENGINES[worker.spec.backend].graphs:
+            counts[(daemon.counters.name_of(model),)] += 0
+            sizes[(daemon.counters.name_of(model),)] += 0
+    for kept in daemon.kept_tensors.all_tensors():
+        counts[(daemon.counters.name_of_source(kept.lease),)] += 1
+        sizes[(daemon.counters.name_of_source(kept.lease),)] += kept.size_bytes
+    yield "kept_tensors", counts
+    yield "kept_tensor_bytes", sizes
+    yield "kept_tensor_bytes_max", _one(daemon.kept_tensors.held.limits.bytes_max)
+    held = daemon.buffers.held
+    yield "buffers", _one(held.count)
+    yield "buffer_bytes", _one(held.total_bytes)
+    yield "buffer_bytes_max", _one(held.limits.bytes_max)
+
+
 def _models(daemon: Daemon) -> Read:
     states: Counter[Labels] = Counter({(state.value,): 0 for state in ModelState})
     catalog = daemon.registry.catalog
@@ -370,5 +389,6 @@ def _daemon(daemon: Daemon) -> Read:
 
 
 _READERS: tuple[Callable[[Daemon], Read], ...] = (
-    *(_turns, _counters, _engines, _loaded, _models, _sessions, _jobs, _daemon),
+    *(_turns, _counters, _engines, _loaded, _held_tensors),
+    *(_models, _sessions, _jobs, _daemon),
 )

@@ -203,6 +203,12 @@ _TENSORS = (
     ),
     gauge("computations_running", "Inputs of a graph that are being computed.", MODEL),
     gauge("computations_waiting", "Inputs of a graph that wait for a lane.", MODEL),
+    gauge("kept_tensors", "Outputs of a graph that stay in the daemon for clients.", MODEL),
+    gauge("kept_tensor_bytes", "Memory of these tensors.", MODEL),
+    gauge("kept_tensor_bytes_max", "Maximum memory of all of them."),
+    gauge("buffers", "Buffers that clients share with the processes of graphs."),
+    gauge("buffer_bytes", "Size of these buffers."),
+    gauge("buffer_bytes_max", "Maximum size of all of them."),
 )
 _MEDIA = (
     gauge(

@@ -27,8 +27,10 @@ from inferd import (
     WorkerCrashed,
 )
 from inferd.backends.errors import InferdError
+from inferd.cli.monitoring.stats import MetricSums
 from inferd.ipc.messages import FREED_MAX
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import inferd as command
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.onnx_graphs import affine, division, identity, loop, write_graphs
 from tests.raw import RawClient
@@ -436,3 +438,33 @@ def test_a_tensor_that_does_not_fit_an_input_is_refused(client: Client) -> None:
         kept = graph.run({"x": [1.0], "times": 1}, keep=["y"])["y"]
         with pytest.raises(InvalidArgument, match="got a tensor of fp32"):
             graph.run({"x": kept, "times": kept})
+
+
+def test_metrics_have_the_tensors_and_buffers_that_clients_hold(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"copy": identity("fp32"), "other": affine()})
+    with (
+        running_daemon("[daemon]\nbuffer-bytes-max = 1048576\n", models_dir=tmp_path) as daemon,
+        Client(daemon.socket) as client,
+        client.graph("copy") as graph,
+        client.graph("other"),
+    ):
+
+        def held(family: str) -> dict[str, float]:
+            return MetricSums(client.stats()).by(family, "model_name")
+
+        assert held("kept_tensors") == {"copy": 0, "other": 0}
+        kept = [graph.run({"x0": [1.0, 2.0]}, keep=["y0"])["y0"] for _ in range(2)]
+        assert held("kept_tensors") == {"copy": 2, "other": 0}
+        assert held("kept_tensor_bytes")["copy"] >= 2 * 8
+        buffer = client.buffer(4096)
+        sums = MetricSums(client.stats())
+        assert (sums.total("buffers"), sums.total("buffer_bytes")) == (1, 4096)
+        assert sums.total("buffer_bytes_max") == 1 << 20
+        assert sums.total("kept_tensor_bytes_max") > 0
+        text = command("stats", socket=daemon.socket).stdout.split()
+        assert " ".join(text).find("kept of copy 2 ") > 0 and "buffers" in text
+        graph.free(*kept)
+        client.free_buffers([buffer])
+        assert held("kept_tensors") == {"copy": 0, "other": 0} == held("kept_tensor_bytes")
+        assert MetricSums(client.stats()).total("buffer_bytes") == 0
+        assert "kept of" not in command("stats", socket=daemon.socket).stdout
