@@ -382,11 +382,11 @@ def adjust_value(parameter: Parameter, value: Any) -> tuple[Any, str]:
 
 
 def reduce_seed(parameter: Parameter, value: Any) -> tuple[Any, str]:
-    """Return the value to use for *value* and the reason if they differ: a whole number out of the
-    range of `seed` is taken modulo 2^32, as programs draw seeds of 64 bits. Other parameters, and
-    values of the wrong type, are returned as they are.
+    """Return the value to use for a seed and the reason if they differ: a whole number out of the
+    range of `seed` is taken modulo 2^32, as programs draw seeds of 64 bits. Values of the wrong
+    type are returned as they are.
     """
-    if parameter.name != "seed" or isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return value, ""
     if parameter.low <= value <= parameter.high or value % 1 != 0:
         return value, ""

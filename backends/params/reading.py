@@ -257,7 +257,7 @@ def _read_value(
     *,
     lenient: bool,
 ) -> None:
-    used, reason = reduce_seed(parameter, value)
+    used, reason = reduce_seed(parameter, value) if parameter.name == "seed" else (value, "")
     if lenient and not reason:
         used, reason = adjust_value(parameter, value)
     if used is CONFIGURED:

@@ -286,7 +286,8 @@ def _parts_with_descriptors(params: Any) -> list[Any]:
     """Return the parts of a call's params that refer to a descriptor, in the frame's order."""
     tensors = [tensor for _, tensor in getattr(params, "inputs", None) or ()]
     parts = [params, *(getattr(params, name, None) for name in ("weights", "tensor")), *tensors]
-    parts += passed_data(getattr(params, "messages", None) or ())
+    if messages := getattr(params, "messages", None):
+        parts += passed_data(messages)
     return [part for part in parts if getattr(part, "fd", -1) >= 0]
 
 
