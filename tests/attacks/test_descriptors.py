@@ -23,7 +23,7 @@ from tests.echo import echo_model
 from tests.raw import Closed, RawClient
 from tests.waiting import wait_until
 
-LINGER_S = 6
+LINGER_S = 30
 CALLS = 20
 CALLS_S_MAX = LINGER_S / 3
 SURPLUS = 252
@@ -111,10 +111,18 @@ def test_lingering_sockets_are_closed_long_before_their_time() -> None:
 
 MANY = 400
 """Connections whose closes would take `INTERRUPT_S` each."""
-MANY_S_MAX = 1.5
+MANY_S_MAX, ATTEMPTS = 1.5, 4
+"""One short time is enough: other programs of the machine may delay some."""
 
 
 def test_new_connections_do_not_wait_for_the_lingering_sockets_of_another_user() -> None:
+    seconds = [_seconds_of_a_connection_beside_closes()]
+    while seconds[-1] >= MANY_S_MAX and len(seconds) < ATTEMPTS:
+        seconds.append(_seconds_of_a_connection_beside_closes())
+    assert seconds[-1] < MANY_S_MAX, seconds
+
+
+def _seconds_of_a_connection_beside_closes() -> float:
     with ExitStack() as stack:
         daemon = stack.enter_context(daemon_for_all())
         sockets = stack.enter_context(LingeringSockets(1000))
@@ -130,7 +138,7 @@ def test_new_connections_do_not_wait_for_the_lingering_sockets_of_another_user()
         began_s = time.monotonic()
         with client_of(daemon, BOB) as bob:
             bob.call("models")
-        assert time.monotonic() - began_s < MANY_S_MAX
+        return time.monotonic() - began_s
 
 
 def test_a_tensor_that_cannot_be_read_delays_only_its_user() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import pytest
 
 from inferd import Client, TooLarge
 from inferd.gateways.nnrpc.service import fitting
+from tests.durations import check_duration
 from tests.echo import echo_model
 from tests.gateways.nnrpc.driver import METHODS, RpcError, WasmEdge
 from tests.waiting import wait_until
@@ -31,12 +30,14 @@ def test_a_client_loads_sets_input_computes_and_reads(guest: WasmEdge) -> None:
 
 def test_a_client_computes_tensors_of_numbers(guest: WasmEdge) -> None:
     context, picture = guest.context(), bytes(range(256)) * 2352
-    began = time.monotonic()
-    assert guest.set_input(context, picture, 0, 1, (1, 3, 224, 224)) == 0
-    assert guest.set_input(context, bytes(8), 1, 4, (2,)) == 0 == guest.compute(context)
-    found = guest.call("GetOutput", resource_handle=context, index=0, output_max_size=1 << 20)
-    assert found.data == picture and guest.output(context, 1) == bytes(8)
-    assert time.monotonic() - began < 1
+
+    def compute() -> None:
+        assert guest.set_input(context, picture, 0, 1, (1, 3, 224, 224)) == 0
+        assert guest.set_input(context, bytes(8), 1, 4, (2,)) == 0 == guest.compute(context)
+        found = guest.call("GetOutput", resource_handle=context, index=0, output_max_size=1 << 20)
+        assert found.data == picture and guest.output(context, 1) == bytes(8)
+
+    check_duration(1, compute)
 
 
 def test_an_image_in_a_prompt_is_refused(guest: WasmEdge) -> None:
@@ -147,7 +148,7 @@ def test_a_deadline_ends_the_turn(guest: WasmEdge, client: Client) -> None:
     context = guest.context("slow")
     guest.set_input(context, SLOW_TEXT)
     with pytest.raises(RpcError) as caught:
-        guest.call("Compute", resource_handle=context, timeout=0.2)
+        guest.call("Compute", resource_handle=context, timeout=2.0)
     assert caught.value.status == "DEADLINE_EXCEEDED"
     wait_until(lambda: not client.queue())
     assert 0 < len(guest.output(context)) < len(SLOW_TEXT), "the output so far can be read"

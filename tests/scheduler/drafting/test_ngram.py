@@ -235,9 +235,9 @@ def test_a_step_of_free_text_takes_microseconds() -> None:
             task_of([numbers.randrange(50_000) for _ in range(1000)], ctx_size=4096),
         )
         drafter.propose(task, 16)
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(1000):
             task.tokens.append(numbers.randrange(50_000))
             drafter.propose(task, 16)
-        fastest = min(fastest, (time.perf_counter() - began) / 1000)
+        fastest = min(fastest, (time.thread_time() - began) / 1000)
     assert fastest < 50e-6
