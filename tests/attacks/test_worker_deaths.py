@@ -7,7 +7,6 @@ import signal
 from contextlib import suppress
 
 import anyio
-import psutil
 import pytest
 
 from inferd import AsyncClient
@@ -15,6 +14,7 @@ from inferd.backends.errors import InferdError, LoadFailed, QuotaExceeded, Worke
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.echo import echo_model
+from tests.processes import running_children
 from tests.raw import RawClient
 
 STORY = "Once upon a time there was a king who had three sons, and each went his way. "
@@ -23,15 +23,13 @@ GRAMMAR = 'root ::= "die now"'
 
 def workers_of(daemon: RunningDaemon) -> list[int]:
     """Return the workers' process ids."""
-    children = psutil.Process(daemon.pid).children()
-    return [p.pid for p in children if p.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in running_children(daemon.pid)]
 
 
 def kill_workers(daemon: RunningDaemon) -> None:
-    with suppress(psutil.NoSuchProcess):
-        for pid in workers_of(daemon):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    for pid in workers_of(daemon):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.asyncio

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.daemon.command_line import inferd_process
+from tests.processes import command_of
 
 __all__ = ("COMMAND_S_MAX", "Done", "Home", "home_of", "wait_ended")
 
@@ -58,7 +59,7 @@ class Home:
 
     def daemons(self) -> list[psutil.Process]:
         """Return the daemons, without their workers."""
-        return [p for p in self._processes() if "serve" in p.cmdline()]
+        return [p for p in self._processes() if "serve" in command_of(p)]
 
     def _processes(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():

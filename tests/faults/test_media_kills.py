@@ -20,6 +20,7 @@ from inferd import Client, InferdError, Session
 from inferd.testing import RunningDaemon, running_daemon
 from tests.attacks.media_files import png
 from tests.echo import echo_model
+from tests.processes import running_children
 from tests.waiting import wait_until
 
 PICTURE = png(32, 32)
@@ -74,9 +75,7 @@ def processes(daemon: RunningDaemon) -> tuple[int, set[int]]:
     """Return the worker of a daemon's model, and the encoders."""
     with Client(daemon.socket) as client:
         worker = client.show("m")["pid"]
-    children = psutil.Process(daemon.pid).children()
-    running = {p.pid for p in children if p.status() != psutil.STATUS_ZOMBIE}
-    return worker, running - {worker}
+    return worker, {child.pid for child in running_children(daemon.pid)} - {worker}
 
 
 def kill_encoder(daemon: RunningDaemon) -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
-import psutil
 import pytest
 
 from inferd import AsyncClient, AsyncSession
@@ -18,6 +17,7 @@ from inferd.backends.errors import InferdError, WorkerCrashed
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.models import ONE_THREAD, short_smollm2
+from tests.processes import running_children
 
 pytestmark = pytest.mark.asyncio
 
@@ -39,12 +39,7 @@ async def talking() -> AsyncIterator[tuple[RunningDaemon, AsyncSession]]:
 
 
 def workers_of(daemon: RunningDaemon) -> set[int]:
-    alive = set()
-    for process in psutil.Process(daemon.pid).children():
-        with suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                alive.add(process.pid)
-    return alive
+    return {child.pid for child in running_children(daemon.pid)}
 
 
 def new_workers(daemon: RunningDaemon, before: set[int]) -> set[int]:
@@ -59,7 +54,8 @@ def new_workers(daemon: RunningDaemon, before: set[int]) -> set[int]:
 def end_worker(daemon: RunningDaemon, number: int = signal.SIGKILL) -> None:
     """Send a signal to the worker, if there is one; it may still be loading."""
     for pid in workers_of(daemon):
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
 
 
 async def stream_turn(
@@ -216,7 +212,8 @@ async def test_a_replacement_worker_that_dies_while_it_loads_is_replaced() -> No
 
         async def end_the_next(before: set[int]) -> None:
             for pid in await anyio.to_thread.run_sync(new_workers, daemon, before):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
         def end_two() -> None:
             group.start_soon(end_the_next, workers_of(daemon))

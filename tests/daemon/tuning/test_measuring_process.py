@@ -18,6 +18,7 @@ from inferd.backends.llama.measuring.requests import Variant
 from inferd.backends.tuning_choice import PROBES
 from inferd.daemon.tuning.measured_stages import MeasuringProcess
 from tests.models import short_smollm2
+from tests.processes import command_of, running_children
 from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.process
@@ -116,9 +117,7 @@ def test_a_damaged_file_is_an_error(process: MeasuringProcess, tmp_path: Path) -
 def test_a_process_that_dies_is_an_error(process: MeasuringProcess, tmp_path: Path) -> None:
     process.open_model(spec_of(write_tiny("llama", tmp_path)), FREE)
     (child,) = (
-        c
-        for c in psutil.Process().children()
-        if "inferd.backends.llama.measuring" in str(c.cmdline())
+        c for c in running_children() if "inferd.backends.llama.measuring" in str(command_of(c))
     )
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(BackendError, match="has ended with status -9"):

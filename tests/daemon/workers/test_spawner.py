@@ -15,7 +15,9 @@ import pytest
 from inferd.backends.errors import LoadFailed
 from inferd.daemon.workers.process import Spawner, start_spawner
 from inferd.testing import running_daemon
+from tests.processes import command_of, running_children
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 
 def write_and_fail(descriptors: Sequence[int]) -> list[str]:
@@ -82,7 +84,7 @@ async def test_without_a_descriptor_for_its_exit_a_process_is_not_started(
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     with anyio.fail_after(40), pytest.raises(OSError, match="too many"):
         await start_spawner().spawn(lambda _: sleep, os.environ, (), 2)
-    assert not [p for p in psutil.Process().children() if sleep[-1] in p.cmdline()]
+    assert not [child for child in running_children() if sleep[-1] in command_of(child)]
 
 
 @pytest.mark.asyncio
@@ -100,9 +102,14 @@ async def test_the_exit_of_a_process_that_was_not_ended_is_noticed_without_more_
     assert not psutil.pid_exists(process.pid)
 
 
-def blocked_signals(status: Path) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith("SigBlk:"))
-    return int(line.split()[1], 16)
+def blocks_signals(thread: Path) -> bool:
+    """Return whether a thread blocks a signal."""
+    try:
+        lines = (thread / "status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return False
+    line = next(line for line in lines if line.startswith("SigBlk:"))
+    return int(line.split()[1], 16) > 0
 
 
 def test_the_spawner_gets_no_signal_and_workers_get_all() -> None:
@@ -110,6 +117,7 @@ def test_the_spawner_gets_no_signal_and_workers_get_all() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         client.context()
         worker = client.call("models")["models"][0]["pid"]
-        threads = Path(f"/proc/{daemon.pid}/task").glob("*/status")
-        assert sum(blocked_signals(status) > 0 for status in threads) == 1
-        assert blocked_signals(Path(f"/proc/{worker}/status")) == 0
+        threads = Path(f"/proc/{daemon.pid}/task")
+        # A thread blocks all signals while it starts another one.
+        wait_until(lambda: sum(map(blocks_signals, threads.iterdir())) == 1)
+        assert not blocks_signals(Path(f"/proc/{worker}"))

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import command_of
 from tools import chat
 
 NOISE_BYTES = 200_000
@@ -67,7 +68,7 @@ def test_a_signal_while_the_gateway_starts_leaves_no_process(end: signal.Signals
         while not gateways:
             assert process.poll() is None
             children = chat.children()
-            gateways = [child for child in children if "gateway" in " ".join(child.cmdline())]
+            gateways = [child for child in children if "gateway" in " ".join(command_of(child))]
         process.send_signal(end)
         assert process.wait(30) == 0
         _, alive = psutil.wait_procs(children, timeout=10)
