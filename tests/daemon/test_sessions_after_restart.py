@@ -191,7 +191,9 @@ def test_a_resumption_that_is_refused_can_be_repeated() -> None:
     config = ECHO.replace("[models.slow.echo]", "slots = 1\n[models.slow.echo]")
     with running_daemon(config) as daemon:
         with attached(daemon, model="slow") as (client, opened):
-            client.begin_stream(opened["context"], "abcdefghij")
+            client.set_input(opened["context"], b"abcdefghij")
+            client.start_request("stream", context=opened["context"], credit=1)
+            read_tokens(client, 1)  # it does not end before its reader leaves
         with attached(daemon, model="slow") as (client, opened), RawClient(daemon.socket) as other:
             context = occupy_slot(other)
             params = {"context": opened["context"]}

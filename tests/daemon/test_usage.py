@@ -23,6 +23,7 @@ from inferd.backends.errors import (
     QuotaExceeded,
 )
 from inferd.testing import RunningDaemon, running_daemon
+from inferd.wire.frames import pack_frame
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.daemon.test_named_states import full_disk
@@ -91,10 +92,14 @@ def test_the_compute_time_of_a_step_is_divided_among_its_turns() -> None:
     config = echo_model("slow", slots=4, step_ms=20, **{"ctx-size": 1024})
     with running_daemon(config) as own, RawClient(own.socket) as client:
         contexts = [client.context("slow") for _ in range(4)]
-        numbers = [
-            client.start_request("chat", context=c, prompt="x" * 20, raw=True) for c in contexts
+        frames = [
+            pack_frame([1, number, "chat", {"context": context, "prompt": "x" * 20, "raw": True}])
+            for number, context in enumerate(contexts, 100)
         ]
-        times = [client.wait_result(number)["metadata"]["predicted_ms"] for number in numbers]
+        client.send_bytes(b"".join(frames))  # so that none begins much later
+        times = [
+            client.wait_result(number)["metadata"]["predicted_ms"] for number in range(100, 104)
+        ]
         [row] = usage(client)
         assert row["requests"] == 4
         assert 0.2 < row["compute_s"] < sum(times) / 1000 / 2, "turns shared their steps"
@@ -148,7 +153,8 @@ def test_refused_requests_count_as_refused_only() -> None:
     config = "[daemon]\ntasks-waiting-max = 1\n" + echo_model("one", slots=1, step_ms=5)
     with running_daemon(config) as own, RawClient(own.socket) as client:
         contexts = [client.context("one") for _ in range(3)]
-        number = client.start_request("stream", context=contexts[0], prompt="x" * 200, raw=True)
+        long = {"prompt": "x" * 2000, "priority": "high", "credit": 1000}
+        number = client.start_request("stream", context=contexts[0], raw=True, **long)
         client.events.append(client.read_message())
         client.start_request("stream", context=contexts[1], prompt="x", raw=True)
         for _ in range(3):

@@ -109,7 +109,7 @@ def test_the_commands_of_the_page_run_in_its_order(place: Place) -> None:
             Client(place.daemon.socket) as client,
             client.session("qwen3", session_id=SESSION) as session,
         ):
-            stream = session.stream("A long report.", n_predict=4000)
+            stream = session.stream("A long report.", n_predict=4000, ignore_eos=True)
             next(iter(stream))
             outputs.append(run_block(place, block).stdout)
             with pytest.raises(Cancelled):

@@ -301,7 +301,7 @@ async def test_turns_that_outlast_the_grace_end_if_the_vocabulary_differs() -> N
         runs, waits = (client.session("live", raw=True) for _ in range(2))
         async with runs, waits:
             await client.set_input(waits.context, 0, b"waits")
-            stream = runs.stream(STORY)
+            stream = runs.stream(STORY * 3)  # more than it has credit for
             await anext(stream)
             [old] = workers_of(daemon)
             os.kill(old, signal.SIGSTOP)

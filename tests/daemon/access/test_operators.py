@@ -33,8 +33,8 @@ slots = 1
 [models.slow.echo]
 step_ms = 5
 """
-SECRET = "the treasure lies under the third oak behind the old mill " * 14
-"""Four seconds of talk by the slow model."""
+SECRET = "the treasure lies under the third oak behind the old mill " * 26
+"""More tokens than a stream has credit for: a turn with it does not end before it is read."""
 SHORT = "a short one"
 DIARY = "diary"
 BOTH = ["use", "manage", "see-all"]

@@ -85,7 +85,7 @@ def test_a_turn_that_is_cancelled_in_its_answer_has_the_time_to_its_first_token(
 ) -> None:
     context = raw.context("slow")
     raw.call("chat", context=context, prompt="y" * 40, raw=True, options={"n-predict": 1})
-    turn = begun_stream(raw, context, prompt="z" * 40)
+    turn = begun_stream(raw, context, prompt="z" * 200)
     cached = next_event(raw, "prompt_progress")["prompt_progress"]["cache"]
     tokens = len(next_event(raw, "tokens")["tokens"]) + len(next_event(raw, "tokens")["tokens"])
     found = cancelled(raw, context, turn)
@@ -102,8 +102,8 @@ def test_a_turn_of_the_same_length_has_the_same_figures_whether_it_is_cut_or_not
     whole, cut = raw.context("slow"), raw.context("slow")
     for context, text in ((whole, "a"), (cut, "b")):
         raw.call("chat", context=context, prompt=text * 40, raw=True, options={"n-predict": 1})
-    raw.call("chat", context=whole, prompt="c" * 40, raw=True, options={"n-predict": 2})
-    turn = begun_stream(raw, cut, prompt="c" * 40)
+    raw.call("chat", context=whole, prompt="c" * 200, raw=True, options={"n-predict": 2})
+    turn = begun_stream(raw, cut, prompt="c" * 200)
     next_event(raw, "tokens")
     found, expected = cancelled(raw, cut, turn), raw.metadata(whole)
     for key in ("input_tokens", "cached_tokens", "parks", "shifts", "shifted"):
@@ -116,7 +116,7 @@ def test_a_stream_that_is_left_has_the_metadata_of_the_cancelled_turn(
 ) -> None:
     with client.session("slow") as session:
         first = session.chat("y" * 40, raw=True, options={"n-predict": 1})
-        with session.stream("z" * 40, raw=True) as stream:
+        with session.stream("z" * 200, raw=True) as stream:
             next(stream)
         assert stream.metadata == session.metadata
         assert stream.metadata["stop_reason"] == "Cancelled"
@@ -127,7 +127,7 @@ def test_a_stream_that_is_left_has_the_metadata_of_the_cancelled_turn(
 def test_a_turn_that_ends_by_a_timeout_has_its_progress(raw: RawClient) -> None:
     context = raw.context("slow")
     with pytest.raises(Timeout) as caught:
-        raw.call("chat", context=context, prompt=LONG, raw=True, timeout_s=0.5)
+        raw.call("chat", context=context, prompt=LONG, raw=True, timeout_s=2.0)
     assert caught.value.data == {"timeout": "total"}
     found = raw.metadata(context)
     assert found["stop_reason"] == "Timeout" and found["ttft_ms"] == 0
@@ -140,7 +140,7 @@ def test_a_turn_whose_client_disconnects_keeps_its_figures(daemon: RunningDaemon
         attach = {"graph": graph, "session_id": "left"}
         context = raw.call("init_execution_context_with_session_id", **attach)["context"]
         raw.call("chat", context=context, prompt="y" * 40, raw=True, options={"n-predict": 1})
-        begun_stream(raw, context, prompt="z" * 40)
+        begun_stream(raw, context, prompt="z" * 200)
         cached = next_event(raw, "prompt_progress")["prompt_progress"]["cache"]
         next_event(raw, "tokens")
 

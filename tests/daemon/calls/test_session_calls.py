@@ -209,11 +209,10 @@ def test_a_close_deletes_and_the_end_of_the_connection_does_not(
 def test_the_queue_shows_waiting_turns_and_their_expected_starts(
     client: RawClient,
 ) -> None:
-    contexts = [client.context("slow") for _ in range(3)]
-    turns = [client.start_request("stream", context=c, prompt="a long story") for c in contexts[:2]]
-    turns.append(
-        client.start_request("stream", context=contexts[2], prompt="urgent", priority="high")
-    )
+    contexts = [client.context("slower") for _ in range(3)]
+    long = {"prompt": "a long story " * 9, "credit": CREDIT_MAX}
+    turns = [client.start_request("stream", context=c, **long) for c in contexts[:2]]
+    turns.append(client.start_request("stream", context=contexts[2], priority="high", **long))
 
     tasks = queued(client, 3, first=contexts[2])  # a higher class takes the slot
 
@@ -261,8 +260,10 @@ def test_a_watching_client_gets_each_position_once_and_before_the_first_token(
 
 
 def test_positions_use_no_credit_and_only_watching_clients_get_them(client: RawClient) -> None:
-    first, second, third = (client.context("slow") for _ in range(3))
-    busy = client.start_request("stream", context=first, prompt="a long story")
+    first, second, third = (client.context("slower") for _ in range(3))
+    busy = client.start_request(
+        "stream", context=first, prompt="a long story " * 9, credit=CREDIT_MAX
+    )
     queued(client, 1)
     watching = client.start_request(
         "stream", context=second, prompt="x", credit=1, queue_events=True
@@ -306,7 +307,7 @@ def test_a_turn_that_is_refused_reports_neither_place_nor_start(
     client: RawClient, params: dict[str, Any]
 ) -> None:
     first, second = client.context("slow"), client.context("slow")
-    busy = client.start_request("stream", context=first, prompt="a long story", credit=CREDIT_MAX)
+    busy = client.start_request("stream", context=first, prompt="x" * 28, credit=CREDIT_MAX)
     queued(client, 1)
     refused = client.start_request(
         "stream", context=second, queue_events=True, start_event=True, **params

@@ -235,7 +235,7 @@ def test_levels_change_while_it_runs_in_the_workers_too() -> None:
 
 
 def test_a_level_set_during_a_load_reaches_the_worker() -> None:
-    slow = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nload_ms = 300\n'
+    slow = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nload_ms = 3000\n'
     with running_daemon(JSON + slow) as daemon, RawClient(daemon.socket) as client:
         load = client.start_request("load_by_name", name="slow")
         wait_until(lambda: client.call("show", name="slow")["models"][0]["progress"])

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -41,6 +42,8 @@ worker-hang-timeout-s = 600
 """
 CONFIG += echo_model("m", slots=2) + echo_model("slow", slots=1, step_ms=5)
 CONFIG += '[models.broken]\nfile = "broken.gguf"\n'
+LONG: dict[str, Any] = {"prompt": "w" * 1000, "credit": 1000}
+"""A turn that takes the slow model five seconds, and is not read."""
 SCRAPE_S_MAX = 60.0
 """A scrape that waits for the stopped worker never ends."""
 PRIVATE = "id-of-nobody-else"
@@ -187,7 +190,7 @@ def test_running_and_waiting_turns_are_counted_by_class() -> None:
         for number, (context, priority) in enumerate(
             zip(contexts, ("normal", "low", "low"), strict=True), start=1
         ):
-            client.start_request("stream", context=context, prompt="x" * 200, priority=priority)
+            client.start_request("stream", context=context, priority=priority, **LONG)
             scraped = until(daemon, lambda f, n=number: under_way(f) == n)  # type: ignore[misc]
         assert scraped("num_requests_running", model_name="slow", priority="normal") == 1
         assert scraped("num_requests_waiting", model_name="slow", priority="low") == 2
@@ -195,7 +198,8 @@ def test_running_and_waiting_turns_are_counted_by_class() -> None:
         assert scraped("num_requests_waiting_by_reason", **reason) == 2
         until(daemon, lambda f: 0 < f("kv_cache_usage_perc", model_name="slow") < 1)
         urgent = client.context("slow")
-        client.start_request("stream", context=urgent, prompt="y" * 100, priority="urgent")
+        other = LONG | {"prompt": "y" * 1000}
+        client.start_request("stream", context=urgent, priority="urgent", **other)
         until(daemon, lambda f: f("num_requests_parked", model_name="slow", priority="normal") == 1)
         scraped = until(daemon, lambda f: f("num_preemptions_total", model_name="slow") == 1)
         assert scraped("sessions", state="parked") == 1
@@ -307,9 +311,10 @@ def test_a_queue_that_is_full_is_a_rejection_and_when_there_was_room_is_measured
     config = CONFIG.replace("sessions-max = 6", "tasks-waiting-user-max = 1")
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
         running, waiting, third = (client.context("slow") for _ in range(3))
-        for context in (running, waiting):
-            client.start_request("stream", context=context, prompt="z" * 50)
-            until(daemon, lambda f: f("num_requests_running", **NORMAL) == 1)
+        long = {"prompt": "z" * 400, "priority": "high", "credit": 1000}
+        client.start_request("stream", context=running, **long)
+        until(daemon, lambda f: f("num_requests_running", model_name="slow", priority="high") == 1)
+        client.start_request("stream", context=waiting, prompt="z")
         until(daemon, lambda f: f("num_requests_waiting", **NORMAL) == 1)
         with pytest.raises(Busy):
             client.call("stream", context=third, prompt="too many")
@@ -407,7 +412,7 @@ def stopped(pid: int) -> Iterator[None]:
 def test_a_scrape_waits_for_no_worker() -> None:
     with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         context = client.context("slow")
-        client.start_request("stream", context=context, prompt="w" * 1000)
+        client.start_request("stream", context=context, **LONG)
         until(daemon, lambda f: f("generation_tokens_total", model_name="slow") > 0)
         with stopped(worker_of(daemon, "slow")):
             began = time.monotonic()
@@ -489,7 +494,8 @@ def test_streams_go_on_under_a_storm_of_scrapes() -> None:
 def test_a_turn_that_is_cancelled_before_it_had_a_slot_has_no_queue_time() -> None:
     with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         first, second = client.context("slow"), client.context("slow")
-        client.start_request("stream", context=first, prompt="v" * 300, priority="high")
+        long = LONG | {"prompt": "v" * 1000}
+        client.start_request("stream", context=first, priority="high", **long)
         until(daemon, lambda f: f("num_requests_running", model_name="slow", priority="high") == 1)
         client.start_request("stream", context=second, prompt="v", priority="low")
         until(daemon, lambda f: f("num_requests_waiting", model_name="slow", priority="low") == 1)

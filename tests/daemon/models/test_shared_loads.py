@@ -15,7 +15,7 @@ from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.waiting import wait_until
 
-MODELS = echo_model("heavy", load_ms=1500) + echo_model("other")
+MODELS = echo_model("heavy", load_ms=3000) + echo_model("other")
 PROGRESS = 4
 """An event's kind in a frame."""
 

@@ -23,10 +23,7 @@ from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.waiting import wait_until
 
 CONFIG = echo_model("slow", step_ms=20, slots=2)
-TEXT = "a text that takes the slow model a second or two to echo"
-LONG_TEXT = (
-    f"{TEXT}, and as it has more tokens than the credit of a stream, its turn ends once it is read"
-)
+TEXT = "a text with more tokens than the credit of a stream, so that its turn ends once it is read"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +36,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 class Streams:
     """A stream on each node, of sessions with an id."""
 
-    def __init__(self, fleet: RunningFleet, client: Client, text: str = TEXT):
+    def __init__(self, fleet: RunningFleet, client: Client):
         fleet.load("slow")
         self.sessions: dict[str, Session] = {}
         self.streams: dict[str, Stream] = {}
@@ -52,7 +49,7 @@ class Streams:
                 session.__exit__(None, None, None)
                 continue
             self.sessions[node] = session
-            stream = self.streams[node] = session.stream(text)
+            stream = self.streams[node] = session.stream(TEXT)
             next(iter(stream))
 
 
@@ -147,11 +144,11 @@ def test_an_entry_that_is_stopped_lets_its_turns_end_and_leaves_the_nodes(
     fleet: RunningFleet,
 ) -> None:
     with Client(fleet.socket) as client:
-        streams = Streams(fleet, client, LONG_TEXT)
+        streams = Streams(fleet, client)
         with inferd_process("stop", socket=fleet.socket) as stopping:
             wait_until(lambda: is_refused(client))
             for stream in streams.streams.values():
-                assert LONG_TEXT.endswith("".join(stream))
+                assert TEXT.endswith("".join(stream))
             _, errors = stopping.communicate()
             assert stopping.returncode == 0, errors
     assert fleet.entry.wait() == 0

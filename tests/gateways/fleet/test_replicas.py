@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 IDLE = "[daemon]\nkeep-alive-s = 0.5\n"
 CONFIG = IDLE + echo_model("m", slots=2, step_ms=10, load_ms=100)
-SLOW = IDLE + echo_model("m", slots=1, step_ms=100, load_ms=3000)
+SLOW = IDLE + echo_model("m", slots=1, step_ms=300, load_ms=3000)
 NODES = ("a", "b", "c")
 TEXT = "a text of some tokens " * 3
 
@@ -68,7 +68,7 @@ async def test_a_burst_spreads_and_idle_replicas_are_unloaded(tmp_path: Path) ->
 
 @pytest.mark.asyncio
 async def test_a_node_is_warmed_up_before_a_request_needs_it(tmp_path: Path) -> None:
-    config = echo_model("m", slots=4, step_ms=100, load_ms=3000)
+    config = echo_model("m", slots=4, step_ms=300, load_ms=3000)
     with running_fleet(tmp_path, config, *NODES) as fleet:
         async with AsyncClient(fleet.socket) as client, anyio.create_task_group() as group:
             graph = await client.load_by_name("m")
