@@ -46,7 +46,7 @@ def test_a_token_that_takes_too_long_ends_only_its_own_turn() -> None:
         client_of(daemon, BOB) as bob,
     ):
         stream = ada.begin_stream(ada.context(), "x" * 200)
-        with pytest.raises(Timeout, match="sampling one token took 1") as caught:
+        with pytest.raises(Timeout, match=r"sampling one token took \d") as caught:
             bob.wait_result(begin_slow_stream(bob))
         assert caught.value.data["timeout"] == "sampling"
         ada.wait_result(stream)

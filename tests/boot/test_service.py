@@ -139,7 +139,7 @@ def test_a_daemon_that_hangs_beside_a_load_is_replaced_no_later(service: BootedS
         service.systemctl("kill", "--signal=STOP", "--kill-who=main", "inferd")
         began = time.monotonic()
         service.until("NRestarts", lambda n: n == "1")
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < 15.0, "not after the 30 s for which a load asks"
         said = [e["MESSAGE"] for e in service.entries() if e["SYSLOG_IDENTIFIER"] == "systemd"]
         assert any("Watchdog timeout" in message for message in said), said
         with pytest.raises(ConnectionLost):

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -417,10 +418,19 @@ def test_a_kill_during_an_upload_leaves_no_file() -> None:
         assert files_in(daemon) == set()
 
 
-def process_of_jobs(daemon: RunningDaemon) -> psutil.Process | None:
-    children = psutil.Process(daemon.pid).children()
-    found = [each for each in children if each.nice() == NICENESS]
-    return found[0] if found else None
+def process_of_jobs(daemon: RunningDaemon, killed: Container[int] = ()) -> psutil.Process | None:
+    """Return the process of jobs, if there is one that was not *killed*."""
+    for process in psutil.Process(daemon.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if process.nice() == NICENESS and process.pid not in killed:
+                return process
+    return None
+
+
+def turn_not_among(client: Client, contexts: Container[int]) -> int | None:
+    """Return the context of a turn that is not among those of earlier ones."""
+    found = (entry["context"] for entry in client.queue())
+    return next((context for context in found if context not in contexts), None)
 
 
 def test_requests_are_sent_again_when_their_process_is_killed(
@@ -439,12 +449,13 @@ def test_requests_are_sent_again_when_their_process_is_killed(
 def test_a_request_that_ends_three_processes_fails_and_the_others_do_not() -> None:
     with running_daemon(HEAD + CONFIG) as daemon, Client(daemon.socket) as client:
         job = client.jobs.submit([chat("stuck", "stuck")])
+        killed, contexts = set[int](), set[int]()
         for _ in range(LOSSES_MAX):
-            wait_until(lambda: client.queue())
-            process = process_of_jobs(daemon)
-            assert process is not None
+            turn = wait_until(lambda: turn_not_among(client, contexts))
+            process = wait_until(lambda: process_of_jobs(daemon, killed))
             process.kill()
-            wait_until(lambda: not client.queue())
+            contexts.add(turn)
+            killed.add(process.pid)
         ended = client.jobs.wait(job["id"])
         assert (ended["state"], ended["completed"], ended["failed"]) == ("completed", 0, 1)
         [result] = client.jobs.results(job["id"])

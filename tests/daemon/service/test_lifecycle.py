@@ -37,7 +37,7 @@ def state_of(client: RawClient) -> str:
     return str(client.call("show", name="echo")["models"][0]["state"])
 
 
-def wait_exited(processes: list[psutil.Process], seconds: float) -> None:
+def wait_exited(processes: list[psutil.Process], seconds: float = 60.0) -> None:
     """Wait until the processes have ended; an unreaped process counts as ended."""
     wait_until(lambda: all(map(ended, processes)), seconds)
 
@@ -72,7 +72,7 @@ def test_sigterm_finishes_running_turns_fails_waiting_ones_and_removes_the_socke
         assert daemon.process is not None
         assert daemon.process.wait(60) == 0
         assert not Path(daemon.socket).exists()
-        wait_exited([worker], 5.0)
+        wait_exited([worker])
 
 
 def test_a_draining_daemon_admits_nothing_new() -> None:
@@ -102,10 +102,10 @@ def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
         os.kill(daemon.pid, second)
 
         assert daemon.process is not None
-        assert daemon.process.wait(5.0) != 0
-        assert time.monotonic() - started < 5.0
+        assert daemon.process.wait(60) != 0
+        assert time.monotonic() - started < 15.0, "of the 20 s that turns have to end"
         assert not Path(daemon.socket).exists()
-        wait_exited([worker], 1.0)
+        wait_exited([worker])
 
 
 def test_a_load_in_progress_does_not_delay_the_shutdown() -> None:
@@ -115,7 +115,7 @@ def test_a_load_in_progress_does_not_delay_the_shutdown() -> None:
         started = time.monotonic()
 
         assert daemon.stop() == 0
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < 15.0, "of the 20 s of the load"
         with pytest.raises((InferdError, Closed)):
             client.wait_result(number)
 
@@ -219,7 +219,7 @@ def test_an_idle_model_is_unloaded_after_its_keep_alive() -> None:
         with RawClient(daemon.socket) as client:
             client.context()
             worker = worker_of(client, "echo")
-        wait_exited([worker], 5.0)
+        wait_exited([worker])
 
         with RawClient(daemon.socket) as client:
             # Its process has ended, but perhaps the daemon has not noticed yet.
@@ -231,11 +231,17 @@ def test_an_idle_daemon_with_an_idle_worker_uses_no_cpu() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         client.context()
         processes = [psutil.Process(daemon.pid), worker_of(client, "echo")]
-        before = [sum(p.cpu_times()[:2]) for p in processes]
-        time.sleep(2.0)  # the passing of time is what is measured
-        after = [sum(p.cpu_times()[:2]) for p in processes]
 
-    assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([0, 0], abs=0.021)
+        def used_s() -> list[float]:
+            before = [sum(p.cpu_times()[:2]) for p in processes]
+            time.sleep(2.0)  # the passing of time is what is measured
+            after = [sum(p.cpu_times()[:2]) for p in processes]
+            return [b - a for a, b in zip(before, after, strict=True)]
+
+        used = [used_s()]
+        while max(used[-1]) > 0.021 and len(used) < 4:  # on a busy machine they become idle late
+            used.append(used_s())
+    assert used[-1] == pytest.approx([0, 0], abs=0.021), used
 
 
 def test_the_daemon_without_workers_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ CONFIG = echo_model("echo") + echo_model("slow", step_ms=50)
 OPTIONS = ()
 TEXT = " ".join(f"word{number}" for number in range(12))
 LONG = " ".join(f"word{number}" for number in range(400))
-MARKED_S_MAX = 3.0
+MARKED_S_MAX = 10.0
 """Earlier pages showed a finished answer for 29 s. The daemon's end is noticed within about 1 s."""
 
 
