@@ -170,7 +170,7 @@ class _Computation:
             count_computation(daemon, session, answer.seconds)
             charge_outputs(request, answer.outputs)
             outputs = spelled_outputs(request.params, self._inputs, answer.outputs, {})
-            result = w.ComputeResult(outputs=outputs, metadata=session.metadata())
+            result = w.ComputeResult(outputs=outputs)
         except InferdError as exc:
             daemon.counters.count_error(self._model, exc)
             keep_error(daemon, request, exc)

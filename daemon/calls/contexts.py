@@ -240,7 +240,8 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     use = buffer_use(daemon, request, session)
     if p.inputs is not None and await are_tensors(session, inputs):
         outputs = await compute_named(daemon, request, session, inputs, kept.values(), use)
-        return w.ComputeResult(outputs=outputs, metadata=session.metadata())
+        metadata = {} if is_graph(session) else session.metadata()
+        return w.ComputeResult(outputs=outputs, metadata=metadata)
     number = prompt_number(inputs)
     prompt = None if number is None else prompt_text(inputs[number][1])
     for name, tensor in inputs:

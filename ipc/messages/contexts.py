@@ -121,7 +121,7 @@ class ComputeResult(Map):
     has the prompt's type and shape if it has the prompt's length, else type u8.
     """
     metadata: Annotated[Any, Metadata] = {}
-    """With `inputs`: the [metadata](#metadata)."""
+    """With `inputs`: the [metadata](#metadata); empty for a graph, which has no turns."""
 
 
 class FreeTensorsParams(Map):

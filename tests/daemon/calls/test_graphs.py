@@ -146,6 +146,13 @@ def test_a_graph_is_loaded_from_a_descriptor(
         assert result["outputs"][0][1]["data"] == floats(3, 6).data
 
 
+def test_the_result_of_a_graph_has_no_metadata_of_a_turn(client: Client) -> None:
+    context = context_on(client, "affine")
+    inputs = {"a": floats(1, 2), "b": floats(0, 0)}
+    assert client.compute(context, inputs).metadata == {}
+    assert json.loads(client.get_output(context, 1))["output_tokens"] == 0
+
+
 def test_inputs_are_checked_when_they_are_set(client: Client) -> None:
     context = context_on(client, "affine")
     for index, tensor, message in (

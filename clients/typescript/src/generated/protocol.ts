@@ -707,7 +707,7 @@ export interface ComputeParams {
 export interface ComputeResult {
   /** With `inputs`: those of the tensor model; or, with a prompt, one tensor named `output`. It has the prompt's type and shape if it has the prompt's length, else type u8. */
   outputs: [string, Tensor][];
-  /** With `inputs`: the metadata. */
+  /** With `inputs`: the metadata; empty for a graph, which has no turns. */
   metadata: Metadata;
 }
 
