@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from ...backends import tensors as t
 from ...backends.errors import Cancelled, InferdError, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.connection import Request
@@ -31,9 +30,18 @@ from ..models.registry import Lease
 from ..residency.residency import ResidencyRequest
 from ..workers.deaths import GUILTY
 from ..workers.process_client import ProcessClient
-from .arguments import priority_of, seconds_of, tensor_type
+from .arguments import priority_of, seconds_of
 from .running import keep_error, shorten_timeouts
-from .tensors import ENDED, charge_outputs, count_computation, spelled_outputs, total_timeout
+from .tensors import (
+    ENDED,
+    Inputs,
+    LostAttempt,
+    check_names,
+    collect_inputs,
+    count_computation,
+    named_outputs,
+    total_timeout,
+)
 
 log = structlog.get_logger(logger_name="ipc")
 
@@ -45,22 +53,26 @@ def begin_compute(daemon: Daemon, request: Request, end: Callable[[Finish], None
     p: w.ComputeParams = request.params
     if p.inputs is None or request.descriptors or daemon.draining:
         return False
-    if p.keep or p.free or p.outputs or any(one.kept or one.buffer for _, one in p.inputs):
-        return False
+    charged, begun = request.charge.size, False
     try:
         session = daemon.session(request)
         client = _client_of(daemon, session)
         if client is None:
             return False
-        inputs = [
-            (name, t.Tensor(tensor.data, tuple(tensor.dimensions), tensor_type(tensor)))
-            for name, tensor in p.inputs
-        ]
         daemon.connections.access.check_request(request)
         daemon.check_usage(request)
-        return _Computation(daemon, request, session, inputs, end).begin(client)
+        daemon.kept_tensors.free_tensors(request.connection, p.free)
+        inputs = collect_inputs(daemon, request, session, p.inputs)
+        inputs.check_file(client.info.fingerprint)
+        if p.keep or p.outputs:
+            check_names(daemon, request, client.info.outputs)
+        begun = _Computation(daemon, request, session, inputs, end).begin(client)
+        return begun
     except InferdError:
         return False  # the task raises it again, and counts it
+    finally:
+        if not begun:  # the task counts the inputs again
+            request.charge.shrink(request.charge.size - charged)
 
 
 def _client_of(daemon: Daemon, session: Session) -> ProcessClient | None:
@@ -84,7 +96,7 @@ class _Computation:
         daemon: Daemon,
         request: Request,
         session: Session,
-        inputs: Sequence[t.NamedTensor],
+        inputs: Inputs,
         end: Callable[[Finish], None],
     ):
         self._daemon, self._request, self._session = daemon, request, session
@@ -114,12 +126,13 @@ class _Computation:
             return False
         try:
             self._cancel_computation = client.begin_computation(
-                session.requester, self._inputs, wait_s, self._receive
+                session.requester, self._inputs.tensors, wait_s, self._inputs.use, self._receive
             )
         except BaseException:
             daemon.registry.loader.end_request(self._model, self._admission)
             raise
         # From here on nothing fails until the end.
+        self._fingerprint = client.info.fingerprint
         session.calls_under_way += 1
         session.tensors.computation = anyio.Event()
         if self._timeout_s:
@@ -162,14 +175,15 @@ class _Computation:
         daemon, request, session = self._daemon, self._request, self._session
         try:
             if isinstance(answer, WorkerCrashed) and answer.data.get("cause") != GUILTY:
-                request.crash = answer
+                request.lost_attempt = LostAttempt(answer, self._inputs)
                 shorten_timeouts(request, time.monotonic() - self._began_at)
                 raise NeedsTask
             if isinstance(answer, InferdError):
                 raise answer
             count_computation(daemon, session, answer.seconds)
-            charge_outputs(request, answer.outputs)
-            outputs = spelled_outputs(request.params, self._inputs, answer.outputs, {})
+            outputs = named_outputs(
+                daemon, request, session, self._inputs, answer.outputs, self._fingerprint
+            )
             result = w.ComputeResult(outputs=outputs)
         except InferdError as exc:
             daemon.counters.count_error(self._model, exc)

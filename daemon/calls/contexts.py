@@ -31,9 +31,10 @@ from .prompt_images import Prompt, stored_images
 from .session_operations import find_state
 from .tensors import (
     ENDED,
+    LostAttempt,
     are_tensors,
-    buffer_use,
     check_keep,
+    collect_inputs,
     compute_kept,
     compute_named,
     find_kept,
@@ -43,11 +44,10 @@ from .tensors import (
     is_tensor,
     prompt_number,
     prompt_text,
-    read_input,
+    read_passed,
     read_tensor,
     set_tensor,
     text_output,
-    with_bytes,
 )
 from .turns import finish_turn, metadata_if_cancelled, turn_result
 
@@ -235,13 +235,15 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     if p.inputs is None and (session.tensors.inputs or is_graph(session)):
         await compute_kept(daemon, request, session)
         return w.ComputeResult()
-    kept = find_kept(daemon, request, session, [tensor for _, tensor in p.inputs or ()])
-    inputs = [(name, await read_input(request, one, kept)) for name, one in p.inputs or ()]
-    use = buffer_use(daemon, request, session)
+    named = await read_passed(request, p.inputs or ())
+    lost: LostAttempt | None = request.lost_attempt
+    collected = collect_inputs(daemon, request, session, named) if lost is None else lost.inputs
+    inputs = collected.tensors
     if p.inputs is not None and await are_tensors(session, inputs):
-        outputs = await compute_named(daemon, request, session, inputs, kept.values(), use)
-        metadata = {} if is_graph(session) else session.metadata()
-        return w.ComputeResult(outputs=outputs, metadata=metadata)
+        outputs = await compute_named(daemon, request, session, collected)
+        if is_graph(session):
+            return w.ComputeResult(outputs=outputs)
+        return w.ComputeResult(outputs=outputs, metadata=session.metadata())
     number = prompt_number(inputs)
     prompt = None if number is None else prompt_text(inputs[number][1])
     for name, tensor in inputs:
@@ -258,7 +260,6 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
     if p.inputs is None or number is None or prompt is None:
         return w.ComputeResult()
     output = session.read_output(0)
-    named = with_bytes(p.inputs, inputs)
     name, text = named[number][0], text_output(output, named[number][1])
     if turn.client.info.computes_tensors and turn.embedding is None:  # as of a tensor model
         outputs = [*named[:number], (name, text), *named[number + 1 :]]

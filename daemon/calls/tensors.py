@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -44,21 +45,68 @@ ENDED = ("dormant", "closed", "unloaded")
 """States of sessions that compute nothing."""
 
 
+class Inputs(NamedTuple):
+    """The named inputs of a computation; those that had stayed in the daemon; and the parts of
+    buffers that it reads and writes.
+    """
+
+    tensors: Sequence[t.NamedTensor]
+    kept: Sequence[KeptTensor] = ()
+    use: m.BufferUse = m.NO_BUFFERS
+
+    def check_file(self, fingerprint: str) -> None:
+        """Check that the graph still has the file that has computed the kept ones.
+
+        :raises NotFound: it was swapped.
+        """
+        for one in self.kept:
+            one.check_file(fingerprint)
+
+
+class LostAttempt(NamedTuple):
+    """An attempt of a computation that the death of a worker process has ended by an *error*."""
+
+    error: InferdError
+    inputs: Inputs
+
+
 async def read_tensor(request: Request, tensor: w.Tensor) -> t.Tensor:
     """Return a tensor with its bytes, which may be in a descriptor."""
     data = await tensor_bytes(request, tensor)
     return t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
 
 
-async def read_input(
-    request: Request, tensor: w.Tensor, kept: Mapping[int, KeptTensor]
-) -> t.Tensor:
+async def read_passed(
+    request: Request, given: Iterable[tuple[str, w.Tensor]]
+) -> list[tuple[str, w.Tensor]]:
+    """Return named tensors, with the bytes of those that are in descriptors."""
+    read = []
+    for name, tensor in given:
+        if tensor.fd >= 0 and not (tensor.kept or tensor.buffer):
+            data = await tensor_bytes(request, tensor)
+            tensor = msgspec.structs.replace(tensor, data=data, fd=-1)
+        read.append((name, tensor))
+    return read
+
+
+def collect_inputs(
+    daemon: Daemon, request: Request, session: Session, given: Sequence[tuple[str, w.Tensor]]
+) -> Inputs:
+    """Return the inputs of a call, of which the *given* tensors are in no descriptors.
+
+    :raises InferdError: one is not there, as in `find_kept` and `buffer_use`.
+    """
+    kept = find_kept(daemon, request, session, [tensor for _, tensor in given])
+    tensors = [(name, _input_of(tensor, kept)) for name, tensor in given]
+    return Inputs(tensors, (*kept.values(),), buffer_use(daemon, request, session))
+
+
+def _input_of(tensor: w.Tensor, kept: Mapping[int, KeptTensor]) -> t.Tensor:
     """Return a named input, which may be one of those *kept*. One in a buffer is left there."""
     if tensor.kept:
         return kept[tensor.kept].tensor
-    if tensor.buffer:
-        return t.Tensor(b"", tuple(tensor.dimensions), tensor_type(tensor))
-    return await read_tensor(request, tensor)
+    data = b"" if tensor.buffer else tensor.data
+    return t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
 
 
 def find_kept(
@@ -196,16 +244,6 @@ def prompt_text(tensor: t.Tensor) -> bytes:
     return tensor.data
 
 
-def with_bytes(
-    given: Sequence[tuple[str, w.Tensor]], inputs: Sequence[t.NamedTensor]
-) -> list[tuple[str, w.Tensor]]:
-    """Return the tensors of a call as they were *given*, with the bytes of those in descriptors."""
-    return [
-        (name, msgspec.structs.replace(tensor, data=read.data, fd=-1))
-        for (name, tensor), (_, read) in zip(given, inputs, strict=True)
-    ]
-
-
 def text_output(data: bytes, prompt: w.Tensor) -> w.Tensor:
     """Return the output *data*, with the prompt's type and shape if it is as long."""
     if len(data) == len(prompt.data):
@@ -245,7 +283,7 @@ async def compute_kept(daemon: Daemon, request: Request, session: Session) -> No
     if is_graph(session):  # the name of an input may be the index of another one
         declared = (await info_of(session)).inputs
         inputs = [(declared[int(index)].name, tensor) for index, tensor in inputs]
-    outputs, _ = await _compute(daemon, request, session, inputs)
+    outputs, _ = await _compute(daemon, request, session, Inputs(inputs))
     if session.tensors.outputs is not before:  # each drop makes a new list
         raise Cancelled("another call has dropped the outputs that were computed")
     size = sum(len(tensor.data) for _, tensor in outputs)
@@ -256,30 +294,40 @@ async def compute_kept(daemon: Daemon, request: Request, session: Session) -> No
 
 
 async def compute_named(
+    daemon: Daemon, request: Request, session: Session, inputs: Inputs
+) -> list[tuple[str, w.Tensor]]:
+    """Return the outputs of *inputs*, as `named_outputs` does."""
+    p: w.ComputeParams = request.params
+    if p.keep or p.outputs:
+        check_names(daemon, request, (await info_of(session)).outputs)
+    outputs, fingerprint = await _compute(daemon, request, session, inputs)
+    return named_outputs(daemon, request, session, inputs, outputs, fingerprint)
+
+
+def named_outputs(
     daemon: Daemon,
     request: Request,
     session: Session,
-    inputs: Sequence[t.NamedTensor],
-    kept: Collection[KeptTensor] = (),
-    use: m.BufferUse = m.NO_BUFFERS,
+    inputs: Inputs,
+    outputs: Sequence[t.NamedTensor],
+    fingerprint: str,
 ) -> list[tuple[str, w.Tensor]]:
-    """Return the outputs of *inputs*, some of which were *kept*, as `spelled_outputs` does. Outputs
-    that the call names stay in the daemon, or are in buffers (*use*).
+    """Return the *outputs* of a model with this *fingerprint* for the client. Those that the call
+    names stay in the daemon.
+
+    :raises InferdError: they are too large, or too many stay; then none stays.
     """
     p: w.ComputeParams = request.params
-    if p.keep or use.places:
-        await _check_names(daemon, request, session)
-    outputs, fingerprint = await _compute(daemon, request, session, inputs, kept, use)
     staying = _keep_outputs(daemon, request, session, outputs, fingerprint) if p.keep else {}
     try:
-        charge_outputs(request, [one for one in outputs if one[0] not in staying])
+        _charge_outputs(request, [one for one in outputs if one[0] not in staying])
     except (Busy, TooLarge):
         daemon.kept_tensors.free_tensors(request.connection, [*staying.values()])
         raise
-    return spelled_outputs(p, inputs, outputs, staying)
+    return _spelled_outputs(p, inputs.tensors, outputs, staying)
 
 
-def spelled_outputs(
+def _spelled_outputs(
     p: w.ComputeParams,
     inputs: Sequence[t.NamedTensor],
     outputs: Sequence[t.NamedTensor],
@@ -314,13 +362,13 @@ def spelled_outputs(
     return results
 
 
-async def _check_names(daemon: Daemon, request: Request, session: Session) -> None:
-    """Check, before the computation, that the graph has the outputs that the call names.
+def check_names(daemon: Daemon, request: Request, declared: Sequence[t.TensorInfo]) -> None:
+    """Check, before the computation, that the graph has *declared* the outputs that the call names.
 
     :raises InvalidArgument: it lacks one.
     :raises QuotaExceeded: they are too many.
     """
-    p, declared = request.params, (await info_of(session)).outputs
+    p = request.params
     places = [name for name, *_ in p.outputs]
     names = {*p.keep, *places}
     if len(names) < len(p.keep) + len(places):
@@ -359,16 +407,10 @@ def _spelled_type(tensor: t.Tensor) -> int | str:
 
 
 async def _compute(
-    daemon: Daemon,
-    request: Request,
-    session: Session,
-    inputs: Sequence[t.NamedTensor],
-    kept: Collection[KeptTensor] = (),
-    use: m.BufferUse = m.NO_BUFFERS,
+    daemon: Daemon, request: Request, session: Session, inputs: Inputs
 ) -> tuple[list[t.NamedTensor], str]:
     """Return the outputs of *inputs* in the call's time limits, and the fingerprint of the model.
-    *kept* are the inputs that had stayed in the daemon, *use* the parts of buffers. After
-    the death of a worker the call is not repeated, because its inputs may be the cause; see
+    After the death of a worker the call is not repeated, because its inputs may be the cause; see
     `_compute_on_graph` for graphs.
 
     :raises SessionBusy: a turn or another computation is under way.
@@ -383,11 +425,11 @@ async def _compute(
             wait_s = seconds_of(p.queue_timeout_s)
             if is_graph(session):
                 computed, client = await _compute_on_graph(
-                    session, inputs, wait_s, kept, use, request.crash
+                    session, inputs, wait_s, request.lost_attempt
                 )
             else:
                 client = await session.model.ready()
-                computed = await client.compute_tensors(session.requester, inputs, wait_s)
+                computed = await client.compute_tensors(session.requester, inputs.tensors, wait_s)
         count_computation(daemon, session, computed.seconds)
     except TimeoutError:
         raise total_timeout(timeout_s) from None
@@ -404,7 +446,7 @@ def count_computation(daemon: Daemon, session: Session, seconds: float) -> None:
     daemon.journal.note_usage(urgent=False)
 
 
-def charge_outputs(request: Request, outputs: Sequence[t.NamedTensor]) -> None:
+def _charge_outputs(request: Request, outputs: Sequence[t.NamedTensor]) -> None:
     """Count the memory of outputs until the reply.
 
     :raises TooLarge: no reply takes them.
@@ -426,26 +468,20 @@ def total_timeout(seconds: float) -> Timeout:
 
 
 async def _compute_on_graph(
-    session: Session,
-    inputs: Sequence[t.NamedTensor],
-    wait_s: float,
-    kept: Collection[KeptTensor],
-    use: m.BufferUse,
-    crash: InferdError | None,
+    session: Session, inputs: Inputs, wait_s: float, lost: LostAttempt | None
 ) -> tuple[ComputedTensors, WorkerClient]:
     """Compute with a graph, again if its worker dies, unless these inputs are known as the cause.
-    If they may be, because others were under way, they are computed alone the next time. *crash* is
-    the error by which a first attempt has ended.
+    If they may be, because others were under way, they are computed alone the next time. *lost* is
+    the first attempt, if there was one.
     """
-    alone = crash is not None and crash.data.get("cause") == SUSPECT
-    deaths = int(crash is not None)
+    alone = lost is not None and lost.error.data.get("cause") == SUSPECT
+    deaths = int(lost is not None)
     while True:
         client = await session.model.ready()
-        for one in kept:
-            one.check_file(client.info.fingerprint)
+        inputs.check_file(client.info.fingerprint)
         try:
             computed = await client.compute_tensors(
-                session.requester, inputs, wait_s, alone=alone, use=use
+                session.requester, inputs.tensors, wait_s, alone=alone, use=inputs.use
             )
             return computed, client
         except WorkerCrashed as exc:

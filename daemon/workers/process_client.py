@@ -321,18 +321,15 @@ class ProcessClient:
         use: m.BufferUse = m.NO_BUFFERS,
     ) -> m.ComputedTensors:
         """Return the outputs that a tensor model computes of *inputs*; see `WorkerClient`."""
-        sent = list(inputs)
-        command = partial(
-            m.ComputeTensors, inputs=sent, requester=requester, wait_s=wait_s, alone=alone
-        )
-        text: object = sent
-        if use.buffers:
-            command = partial(command, parts=[*use.parts], places=[*use.places])
-            text = sent, use.parts  # their bytes are not known here
-            self._map_buffers(use)
+        sent, parts, places = list(inputs), [*use.parts], [*use.places]
+        self._map_buffers(use)
         is_graph = ENGINES[self.spec.backend].graphs
         with self.computations.computing(requester) if is_graph else nullcontext():
-            computed = await self.query(command, text, requester.owner.user)
+            computed = await self.query(
+                lambda i: m.ComputeTensors(i, sent, requester, wait_s, alone, parts, places),
+                _content_of(sent, use),
+                requester.owner.user,
+            )
         self.tasks.made_progress = True
         return msgspec.convert(computed, m.ComputedTensors)
 
@@ -341,18 +338,23 @@ class ProcessClient:
         requester: Requester,
         inputs: Sequence[NamedTensor],
         wait_s: float,
+        use: m.BufferUse,
         receive: Callable[[m.ComputedTensors | InferdError], None],
     ) -> Callable[[], None]:
         """Begin a computation of a graph, and call *receive* with its result or error, later and
         once. Return a function that cancels it.
 
-        :raises InferdError: the inputs are quarantined.
+        :raises InferdError: the inputs are quarantined, or a buffer was freed.
         :raises Busy: too much data of the user has not been sent.
         """
         assert not self._exited.is_set(), "the process runs"
         number, sent, user = self.queries.new_number(), list(inputs), requester.owner.user
-        command = m.ComputeTensors(number, sent, requester, wait_s)
-        self._check_sent(command, sent, user)
+        content = _content_of(sent, use)
+        command = m.ComputeTensors(
+            number, sent, requester, wait_s, parts=[*use.parts], places=[*use.places]
+        )
+        self._check_sent(command, content, user)
+        self._map_buffers(use)
 
         def pass_on(answer: Any) -> None:
             self.computations.end(requester)
@@ -367,7 +369,7 @@ class ProcessClient:
             self.send_command(m.DropInput(number))
 
         self.computations.begin(requester)
-        self.queries.receive_query(number, (user, sent), pass_on)
+        self.queries.receive_query(number, (user, content), pass_on)
         self.send_command(command)
         return cancel
 
@@ -561,6 +563,13 @@ class ProcessClient:
             case Verdict.REFUSE_TASK_FOR_MEMORY:
                 return out_of_memory(name, "this text")
         return None
+
+
+def _content_of(inputs: Sequence[NamedTensor], use: m.BufferUse) -> object:
+    """Return the part of a computation that is quarantined if it crashes the process. The bytes of
+    inputs in buffers are not known here.
+    """
+    return (inputs, use.parts) if use.buffers else inputs
 
 
 class ProcessTexts:

@@ -79,22 +79,27 @@ def params_bytes(params: Any, frame_bytes: int) -> int:
 
 _TENSOR_BYTES = 512
 """The most memory of the objects of a tensor without its bytes, name and dimensions."""
+_HANDLE_BYTES = 48
+"""The most memory of a handle in a list, or of a dimension."""
 
 
 def _compute_bytes(params: ComputeParams) -> int:
-    """Return the memory of a computation's inputs, or 0 if it has none, or other lists. They are
-    not walked, because that takes longer than many computations.
+    """Return the memory of a computation's named inputs and lists, or 0 if it has no inputs. They
+    are not walked, because that takes longer than many computations.
     """
-    total = 0
-    if params.keep or params.free:
+    if not params.inputs:
         return 0
-    for name, tensor in params.inputs or ():
-        total += _TENSOR_BYTES + getsizeof(name) + len(tensor.data) + 48 * len(tensor.dimensions)
+    total = _TENSOR_BYTES + getsizeof(params.traceparent) + getsizeof(params.priority)
+    total += _HANDLE_BYTES * (len(params.free) + len(params.keep))
+    total += sum(map(getsizeof, params.keep))
+    for name, *numbers in params.outputs:
+        total += _TENSOR_BYTES + getsizeof(name) + _HANDLE_BYTES * len(numbers)
+    for name, tensor in params.inputs:
+        total += _TENSOR_BYTES + getsizeof(name) + len(tensor.data)
+        total += _HANDLE_BYTES * len(tensor.dimensions)
         if isinstance(tensor.type, str):
             total += getsizeof(tensor.type)
-    return total and total + _TENSOR_BYTES + getsizeof(params.traceparent) + getsizeof(
-        params.priority
-    )
+    return total
 
 
 def request_bytes(params: Any, frame_bytes: int) -> int:

@@ -337,6 +337,29 @@ def test_an_input_that_ends_the_process_leaves_the_kept_ones(client: Client) -> 
             graph.run({"a": kept, "b": [-1]})
 
 
+def test_a_call_that_is_computed_again_still_has_inputs_that_were_freed(
+    raw: RawClient, client: Client
+) -> None:
+    context, x = raw.context("loop"), {"data": struct.pack("f", 5), "dimensions": [1]}
+    once = {"data": struct.pack("q", 1), "dimensions": [1], "type": "i64"}
+    inputs = [["x", x | {"type": "fp32"}], ["times", once]]
+    kept = kept_in(raw.call("compute", context=context, inputs=inputs, keep=["y"]))
+    buffer = raw.call("register_buffer", size=8)["buffer"]
+    raw.call("write_buffer", buffer=buffer, offset=0, data=struct.pack("q", FOREVER))
+    times = {"buffer": buffer, "length": 8, "dimensions": [], "type": "i64"}
+    inputs = [["x", {"kept": kept}], ["times", times]]
+    number = raw.start_request("compute", context=context, inputs=inputs)
+    while not client.stats()["models"]["loop"]["computations_running"]:
+        pass
+    raw.call("free_tensors", tensors=[kept])
+    raw.call("write_buffer", buffer=buffer, offset=0, data=struct.pack("q", 2))
+    os.kill(client.show("loop")["pid"], signal.SIGKILL)
+    [[_, output]] = raw.wait_result(number)["outputs"]
+    assert struct.unpack("f", output["data"]) == (5,)
+    with pytest.raises(NotFound):
+        raw.call("compute", context=context, inputs=inputs)
+
+
 @pytest.mark.anyio
 async def test_a_cancelled_run_keeps_nothing(daemon: RunningDaemon) -> None:
     endless: dict[str, Any] = {"x": [1.0], "times": FOREVER}
