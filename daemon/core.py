@@ -451,10 +451,14 @@ class Daemon:
     def emit(self, request: Request, event: Any) -> None:
         """Send an event together with the others of the same step."""
         request.emit(event, flush=False)
-        self._unflushed.add(request.connection)
+        self.flush_later(request.connection)
+
+    def flush_later(self, connection: ServerConnection) -> None:
+        """Write what is buffered for a connection with the next `flush`."""
+        self._unflushed.add(connection)
 
     def flush(self) -> None:
-        """Write the buffered events; called after each frame of a worker's reports."""
+        """Write the buffered events and answers; called after each frame of a worker's reports."""
         for connection in self._unflushed:
             connection.flush()
         self._unflushed.clear()

@@ -143,6 +143,7 @@ class _Computation:
 
     def _receive(self, answer: ComputedTensors | InferdError) -> None:
         self._end(lambda: self._result(answer))
+        self._daemon.flush_later(self._request.connection)  # with those of the same batch
 
     def _cancel(self) -> None:
         self._cancel_computation()
@@ -150,10 +151,12 @@ class _Computation:
         error = Cancelled(request.cancelled_why, data=request.cancelled_data)
         self._daemon.counters.count_error(self._model, error)
         self._end(lambda: _raise(error))
+        request.connection.flush()
 
     def _time_out(self) -> None:
         self._cancel_computation()
         self._end(lambda: self._result(total_timeout(self._timeout_s)))
+        self._request.connection.flush()
 
     def _end(self, finish: Finish) -> None:
         """Free the context and the model, and report the end."""

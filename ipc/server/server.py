@@ -139,7 +139,8 @@ class Handler(Protocol):
 
     def begin_call(self, request: Request, end: Callable[[Finish], None]) -> bool:
         """Begin a call that goes on without a task, if that is possible; return whether it has
-        begun. At its end *end* is called, later and once. `request.on_cancel` cancels it.
+        begun. At its end *end* is called, later and once, and then the connection is flushed, with
+        other answers of the same moment if there are some. `request.on_cancel` cancels it.
         """
 
     def connection_ended(self, connection: ServerConnection) -> None:
@@ -436,7 +437,7 @@ class Server:
             self._send_error(request, exc)
         else:
             connection.requests.pop(request.number, None)
-            connection.send_frame(reply)
+            connection.send_frame(reply, flush=False)
         connection.request_ended(request)
         request.close()
         self._loop_time.charge(request.uid, time.thread_time() - begin_s)

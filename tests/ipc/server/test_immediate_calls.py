@@ -172,13 +172,13 @@ class Begun(Answers):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends: dict[int, Any] = {}
+        self.begun: dict[int, tuple[Request, Any]] = {}
         self.cancelled = list[int]()
 
     def begin_call(self, request: Request, end: Any) -> bool:
         if request.call != BEGUN:
             return False
-        self.ends[request.number] = end
+        self.begun[request.number] = request, end
         request.on_cancel = partial(self._cancel, request)
         return True
 
@@ -189,7 +189,9 @@ class Begun(Answers):
     def end(self, number: int, error: Exception | None = None) -> None:
         """End a call with a result or an error."""
         self.error = error
-        self.ends.pop(number)(self._answer)
+        request, report_end = self.begun.pop(number)
+        report_end(self._answer)
+        request.connection.flush()
 
 
 def test_a_call_without_a_task_is_answered_at_its_end(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_no_call_without_a_task_begins_before_an_earlier_request(tmp_path: Path)
     def use(client: RawClient) -> None:
         client.send_bytes(requests(WAITING, BEGUN))
         assert answered(client, 1) == [2]
-        assert (handler.in_tasks, handler.ends) == ([1, 2], {})
+        assert (handler.in_tasks, handler.begun) == ([1, 2], {})
         anyio.from_thread.run_sync(handler.may_end.set)
         assert answered(client, 1) == [1]
 
@@ -260,4 +262,4 @@ def test_the_end_of_its_connection_cancels_a_call_without_a_task(tmp_path: Path)
         assert answered(client, 1) == [2]
 
     anyio.run(serve, handler, tmp_path, use)
-    assert handler.cancelled == [1] and not handler.ends
+    assert handler.cancelled == [1] and not handler.begun
