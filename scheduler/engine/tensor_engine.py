@@ -46,7 +46,8 @@ from .mapped_buffers import MappedBuffers, place_outputs
 from .standby import Standby
 
 SHORT_S = 1.5e-4
-"""The engine's own thread makes computations that take less. To hand one over takes about as long.
+"""The engine's own thread makes computations that take less, as CPU time where one thread computes.
+To hand one over takes about as long.
 """
 SHORT_RUNS_MIN = 8
 """So many computations of the same shapes in a row have to be short before."""
@@ -102,6 +103,8 @@ class Run:
     works: Sequence[TensorWork]
     joined: JoinedComputation | None
     began_at: float
+    cpu_s: float = 0.0
+    """The CPU time of its thread."""
 
     @property
     def rows(self) -> int:
@@ -115,10 +118,14 @@ class Run:
 
     def compute(self, lane: int) -> list[list[NamedTensor] | InferdError]:
         """Return the outputs of each request, or its error."""
-        if self.joined is not None:
-            found = self.joined.run(lane)
-        else:
-            found = [self.works[0].computation.run(lane)]
+        before_s = time.thread_time()
+        try:
+            if self.joined is not None:
+                found = self.joined.run(lane)
+            else:
+                found = [self.works[0].computation.run(lane)]
+        finally:
+            self.cpu_s = time.thread_time() - before_s
         return [work.place_outputs(one) for work, one in zip(self.works, found, strict=True)]
 
     @property
@@ -510,11 +517,13 @@ class TensorEngine:
         self._changes += 1
         self._counts["compute_runs"] += 1
         self._counts["compute_us"] += round(1e6 * result.seconds)
+        # Beside busy processes, the time of one computation says little about the next one's.
+        cost_s = run.cpu_s if self._spec.lane_threads == 1 else result.seconds
         key = works[0].key
         if key is not None and (not failed or (run.joined is not None and not run.is_dropped)):
-            self._cost.note_run(key, run.rows, math.inf if failed else result.seconds)
+            self._cost.note_run(key, run.rows, math.inf if failed else cost_s)
         if len(works) == 1:
-            shapes, is_short = _shapes_of(works[0]), not failed and result.seconds < SHORT_S
+            shapes, is_short = _shapes_of(works[0]), not failed and cost_s < SHORT_S
             self._short_runs[shapes] = (self._short_runs.get(shapes) or 0) + 1 if is_short else 0
         for work in works:
             seconds = result.seconds * work.rows / run.rows

@@ -20,7 +20,11 @@ error of the measurement.
 WEIGHT = 1 / 4
 """Weight of the last computation in the time of a row."""
 STALE_RUNS = 256
-"""After this many computations without one of a size, its time is forgotten, and measured again."""
+"""After this many computations without one of a size, its time is forgotten, and measured again. It
+is twice as many each time that the size does not pay.
+"""
+LOSSES_MAX = 5
+"""The largest number of measurements without a gain that counts: then 4096 computations pass."""
 JOINED_S_MAX = 0.2
 """The longest joined computation, as predicted: it delays those that arrive meanwhile."""
 KEYS_MAX = 64
@@ -34,6 +38,20 @@ class _Sizes:
     row_s: dict[int, float] = field(default_factory=dict)
     measured_at: dict[int, int] = field(default_factory=dict)
     """The run in which each was measured last."""
+    losses: dict[int, int] = field(default_factory=dict)
+    """How often in a row each was measured again without a gain over the smallest."""
+
+    def note_gain(self, size: int, *, is_new: bool) -> None:
+        """Note whether a size that was measured pays; *is_new*: its time was not known."""
+        smallest = min(self.row_s)
+        if size == smallest or self.row_s[size] * GAIN_MIN <= self.row_s[smallest]:
+            self.losses[size] = 0
+        elif is_new:
+            self.losses[size] = min(self.losses.get(size, 0) + 1, LOSSES_MAX)
+
+    def stale_runs(self, size: int) -> int:
+        """Return the computations after which the time of a size is forgotten."""
+        return STALE_RUNS << max(0, self.losses.get(size, 0) - 1)
 
 
 class JoinCost:
@@ -53,6 +71,7 @@ class JoinCost:
         known = before is not None and max(before, row_s) < float("inf")
         sizes.row_s[size] = before + WEIGHT * (row_s - before) if known and before else row_s
         sizes.measured_at[size] = self._runs
+        sizes.note_gain(size, is_new=before is None)
 
     def rows_to_join(self, key: Hashable, own: int, available: int) -> int:
         """Return how many rows to compute at once: *own* for a computation of as many rows by
@@ -77,7 +96,8 @@ class JoinCost:
 
     def _known(self, sizes: _Sizes, size: int) -> float | None:
         at = sizes.measured_at.get(size)
-        return sizes.row_s[size] if at is not None and self._runs - at < STALE_RUNS else None
+        is_known = at is not None and self._runs - at < sizes.stale_runs(size)
+        return sizes.row_s[size] if is_known else None
 
 
 def _exponent(rows: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -52,8 +53,16 @@ def test_the_smaller_number_is_used_if_the_larger_one_pays_less() -> None:
 def test_times_that_are_old_are_measured_again() -> None:
     cost = JoinCost()
     assert run(cost, convolution, 4, STALE_RUNS + 4).count(4) == 2
-    assert set(run(cost, matrix, 4, 2 * STALE_RUNS - 20)[-10:]) == {4}
+    assert set(run(cost, matrix, 4, 2 * STALE_RUNS + 20)[-10:]) == {4}
     assert run(cost, matrix, 4, STALE_RUNS).count(1) == 1, "single ones are measured again, too"
+
+
+def test_rows_that_never_pay_are_joined_ever_more_rarely() -> None:
+    cost = JoinCost()
+    begun = [n for n, rows in enumerate(run(cost, convolution, 4, 45 * STALE_RUNS)) if rows == 4]
+    waits = [round((b - a) / STALE_RUNS) for a, b in itertools.pairwise(begun)]
+    assert waits == [1, 2, 4, 8, 16]
+    assert set(run(cost, matrix, 4, 17 * STALE_RUNS)[-10:]) == {4}, "it pays now"
 
 
 def test_a_joined_computation_that_failed_is_not_repeated_soon() -> None:
