@@ -14,7 +14,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...backends.errors import InvalidArgument, ProtocolError
-from ...backends.tensors import STRING, TYPE_NAMES, TensorInfo, pack_strings, unpack_strings
+from ...backends.tensors import (
+    ARRAY_TYPES,
+    STRING,
+    TYPE_NAMES,
+    TensorInfo,
+    pack_strings,
+    unpack_strings,
+)
 from ..messages import Tensor
 from .kept_tensors import TensorReference
 
@@ -38,6 +45,8 @@ ARRAY_NAMES = {
 }  # fmt: skip
 """NumPy's names of types, and that of the package ml_dtypes. Strings have several, and `object`."""
 _TYPES = {name: kind for kind, name in ARRAY_NAMES.items()}
+_TYPES_BY_CODE = {code: kind for kind, code in ARRAY_TYPES.items() if kind != "bf16"}
+"""By NumPy's codes, which it need not make first, as it does the names."""
 FLOATS = ("fp16", "fp32", "fp64", "bf16")
 DEPTH_MAX = 32
 """The most dimensions of a list."""
@@ -60,7 +69,7 @@ def tensor_of(value: ArrayLike, declared: TensorInfo | None, name: str) -> Tenso
 
     :raises InvalidArgument: the value has another type, or is not an array.
     """
-    text = repr(name[:100]) if declared is None else str(declared)
+    text: object = repr(name[:100]) if declared is None else declared  # a text in errors only
     if isinstance(value, Tensor):
         return value
     if isinstance(value, TensorReference):
@@ -75,8 +84,8 @@ def tensor_of(value: ArrayLike, declared: TensorInfo | None, name: str) -> Tenso
     return _from_buffer(value, declared, text)
 
 
-def _from_array(numpy: Any, given: Any, declared: TensorInfo | None, text: str) -> Tensor:
-    kind = _TYPES.get(given.dtype.name)
+def _from_array(numpy: Any, given: Any, declared: TensorInfo | None, text: object) -> Tensor:
+    kind = _TYPES_BY_CODE.get(given.dtype.str) or _TYPES.get(given.dtype.name)
     wanted = kind if declared is None else declared.type
     if kind is None or wanted is None or wanted not in ARRAY_NAMES:
         raise _wrong_type(text, str(given.dtype), wanted)
@@ -89,7 +98,7 @@ def _from_array(numpy: Any, given: Any, declared: TensorInfo | None, text: str) 
     return Tensor(data=data, dimensions=list(given.shape), type=wanted)
 
 
-def _converted(numpy: Any, given: Any, kind: str, wanted: str, text: str) -> Any:
+def _converted(numpy: Any, given: Any, kind: str, wanted: str, text: object) -> Any:
     """Return an array of another type: a floating-point one, or integers that have all values.
 
     :raises InvalidArgument: values would change.
@@ -121,7 +130,7 @@ def _to_bfloat16(numpy: Any, floats: Any) -> Any:
     return numpy.where(numpy.isnan(floats), numpy.uint16(0x7FC0), rounded)
 
 
-def _from_numbers(value: Any, declared: TensorInfo | None, text: str) -> Tensor:
+def _from_numbers(value: Any, declared: TensorInfo | None, text: object) -> Tensor:
     if declared is None:
         raise InvalidArgument(
             f"the type of the input {text} is not known", hint="pass a Tensor or an array of NumPy"
@@ -140,7 +149,7 @@ def _from_numbers(value: Any, declared: TensorInfo | None, text: str) -> Tensor:
     return Tensor(data=data, dimensions=shape, type=declared.type)
 
 
-def _from_strings(value: Any, text: str) -> Tensor:
+def _from_strings(value: Any, text: object) -> Tensor:
     """Return strings as a tensor: `str` in UTF-8, `bytes` as they are.
 
     :raises InvalidArgument: an element is neither, or cannot be encoded.
@@ -191,7 +200,7 @@ def _bfloat16_bytes(bits: int) -> bytes:
     return struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
 
-def _flatten(value: Any, text: str) -> tuple[list[Any], list[int]]:
+def _flatten(value: Any, text: object) -> tuple[list[Any], list[int]]:
     """Return the numbers of a list of lists, and its shape.
 
     :raises InvalidArgument: its lists are not equally long.
@@ -211,7 +220,7 @@ def _flatten(value: Any, text: str) -> tuple[list[Any], list[int]]:
     return level, shape
 
 
-def _from_buffer(value: Any, declared: TensorInfo | None, text: str) -> Tensor:
+def _from_buffer(value: Any, declared: TensorInfo | None, text: object) -> Tensor:
     try:
         view = memoryview(value)
     except TypeError:
@@ -253,14 +262,14 @@ def _type_of_format(view: memoryview) -> str | None:
     return next((kind for kind, one in CODES.items() if one == code), None)
 
 
-def _wrong_type(text: str, given: str, wanted: str | None) -> InvalidArgument:
+def _wrong_type(text: object, given: str, wanted: str | None) -> InvalidArgument:
     return InvalidArgument(
         f"the input {text} got an array of {given}",
         hint=f"pass it as {ARRAY_NAMES.get(wanted or '', 'another type')}",
     )
 
 
-def _out_of_range(text: str, wanted: str) -> InvalidArgument:
+def _out_of_range(text: object, wanted: str) -> InvalidArgument:
     return InvalidArgument(
         f"the input {text} got values that {wanted} does not have", hint="send smaller numbers"
     )
