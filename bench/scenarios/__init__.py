@@ -12,6 +12,8 @@ from . import (
     gateway,
     gateway_first,
     gateway_many,
+    graph_call,
+    graphs,
     guests,
     hybrid,
     infill,
@@ -40,5 +42,6 @@ _ALL = (
     *(schema, forced_keys, first_schema, guests),
     *(speculation, draft_model, media, media_sessions),
     *(gateway, gateway_first, gateway_many),
+    *(graphs, graph_call),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}
