@@ -34,7 +34,7 @@ from .arguments import priority_of, seconds_of
 from .running import keep_error, shorten_timeouts
 from .tensors import (
     ENDED,
-    Inputs,
+    GivenInputs,
     LostAttempt,
     check_names,
     collect_inputs,
@@ -96,7 +96,7 @@ class _Computation:
         daemon: Daemon,
         request: Request,
         session: Session,
-        inputs: Inputs,
+        inputs: GivenInputs,
         end: Callable[[Finish], None],
     ):
         self._daemon, self._request, self._session = daemon, request, session

@@ -45,7 +45,7 @@ ENDED = ("dormant", "closed", "unloaded")
 """States of sessions that compute nothing."""
 
 
-class Inputs(NamedTuple):
+class GivenInputs(NamedTuple):
     """The named inputs of a computation; those that had stayed in the daemon; and the parts of
     buffers that it reads and writes.
     """
@@ -67,7 +67,7 @@ class LostAttempt(NamedTuple):
     """An attempt of a computation that the death of a worker process has ended by an *error*."""
 
     error: InferdError
-    inputs: Inputs
+    inputs: GivenInputs
 
 
 async def read_tensor(request: Request, tensor: w.Tensor) -> t.Tensor:
@@ -91,14 +91,14 @@ async def read_passed(
 
 def collect_inputs(
     daemon: Daemon, request: Request, session: Session, given: Sequence[tuple[str, w.Tensor]]
-) -> Inputs:
+) -> GivenInputs:
     """Return the inputs of a call, of which the *given* tensors are in no descriptors.
 
     :raises InferdError: one is not there, as in `find_kept` and `buffer_use`.
     """
     kept = find_kept(daemon, request, session, [tensor for _, tensor in given])
     tensors = [(name, _input_of(tensor, kept)) for name, tensor in given]
-    return Inputs(tensors, (*kept.values(),), buffer_use(daemon, request, session))
+    return GivenInputs(tensors, (*kept.values(),), buffer_use(daemon, request, session))
 
 
 def _input_of(tensor: w.Tensor, kept: Mapping[int, KeptTensor]) -> t.Tensor:
@@ -283,7 +283,7 @@ async def compute_kept(daemon: Daemon, request: Request, session: Session) -> No
     if is_graph(session):  # the name of an input may be the index of another one
         declared = (await info_of(session)).inputs
         inputs = [(declared[int(index)].name, tensor) for index, tensor in inputs]
-    outputs, _ = await _compute(daemon, request, session, Inputs(inputs))
+    outputs, _ = await _compute(daemon, request, session, GivenInputs(inputs))
     if session.tensors.outputs is not before:  # each drop makes a new list
         raise Cancelled("another call has dropped the outputs that were computed")
     size = sum(len(tensor.data) for _, tensor in outputs)
@@ -294,7 +294,7 @@ async def compute_kept(daemon: Daemon, request: Request, session: Session) -> No
 
 
 async def compute_named(
-    daemon: Daemon, request: Request, session: Session, inputs: Inputs
+    daemon: Daemon, request: Request, session: Session, inputs: GivenInputs
 ) -> list[tuple[str, w.Tensor]]:
     """Return the outputs of *inputs*, as `named_outputs` does."""
     p: w.ComputeParams = request.params
@@ -308,7 +308,7 @@ def named_outputs(
     daemon: Daemon,
     request: Request,
     session: Session,
-    inputs: Inputs,
+    inputs: GivenInputs,
     outputs: Sequence[t.NamedTensor],
     fingerprint: str,
 ) -> list[tuple[str, w.Tensor]]:
@@ -407,7 +407,7 @@ def _spelled_type(tensor: t.Tensor) -> int | str:
 
 
 async def _compute(
-    daemon: Daemon, request: Request, session: Session, inputs: Inputs
+    daemon: Daemon, request: Request, session: Session, inputs: GivenInputs
 ) -> tuple[list[t.NamedTensor], str]:
     """Return the outputs of *inputs* in the call's time limits, and the fingerprint of the model.
     After the death of a worker the call is not repeated, because its inputs may be the cause; see
@@ -468,7 +468,7 @@ def total_timeout(seconds: float) -> Timeout:
 
 
 async def _compute_on_graph(
-    session: Session, inputs: Inputs, wait_s: float, lost: LostAttempt | None
+    session: Session, inputs: GivenInputs, wait_s: float, lost: LostAttempt | None
 ) -> tuple[ComputedTensors, WorkerClient]:
     """Compute with a graph, again if its worker dies, unless these inputs are known as the cause.
     If they may be, because others were under way, they are computed alone the next time. *lost* is
