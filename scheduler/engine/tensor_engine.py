@@ -49,8 +49,10 @@ SHORT_S = 1.5e-4
 """The engine's own thread makes computations that take less, as CPU time where one thread computes.
 To hand one over takes about as long.
 """
-SHORT_RUNS_MIN = 8
-"""So many computations of the same shapes in a row have to be short before."""
+SHORT_RUNS_MIN, SHORT_RUNS_MAX = 8, 16
+"""So many computations of the same shapes have to be short before, and the most that count."""
+LONG_RUN_WEIGHT = 4
+"""As many short computations a long one cancels."""
 SHAPES_MAX = 64
 """The shapes whose short computations are counted."""
 EXPECTED_GAIN = 1 / 8
@@ -180,7 +182,7 @@ class TensorEngine:
         self.standby: Standby | None = None
         """Lets the engine's thread make short computations."""
         self._short_runs: RecentDict[Shapes, int] = RecentDict(SHAPES_MAX)
-        """The last computations of an input that were all short, by the shapes of its tensors."""
+        """The short computations of an input, less the long ones, by the shapes of its tensors."""
         self._is_recorded = False
         """Whether the record has the present activity."""
         self._joins = joins and spec.batch_max > 1
@@ -524,7 +526,8 @@ class TensorEngine:
             self._cost.note_run(key, run.rows, math.inf if failed else cost_s)
         if len(works) == 1:
             shapes, is_short = _shapes_of(works[0]), not failed and cost_s < SHORT_S
-            self._short_runs[shapes] = (self._short_runs.get(shapes) or 0) + 1 if is_short else 0
+            count = (self._short_runs.get(shapes) or 0) + (1 if is_short else -LONG_RUN_WEIGHT)
+            self._short_runs[shapes] = max(0, min(count, SHORT_RUNS_MAX))
         for work in works:
             seconds = result.seconds * work.rows / run.rows
             gain = max(EXPECTED_GAIN, 1 / self._counts["compute_runs"])
