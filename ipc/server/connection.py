@@ -126,8 +126,8 @@ class Request:
         self.cancelled_data: dict[str, Any] = {}
         self.cancelled_why = "the request was cancelled"
         self.lost_attempt: Any = None
-        """What the first attempt of the call has left to the next one, if the death of a worker
-        process has ended it; the call's implementation makes and reads it.
+        """The first attempt of the call, if the death of a worker process has ended it; the call's
+        implementation makes and reads it.
         """
         self.on_cancel: Callable[[], None] | None = None
         """Cancels the call if it runs without a task."""
