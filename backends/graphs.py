@@ -21,7 +21,7 @@ from .errors import (
     UnsupportedOperation,
 )
 from .memory import Device, MemoryNeed, resident_bytes
-from .model_spec import ModelSpec, Shape
+from .model_spec import CPU, DEVICE_OPTION, ModelSpec, Shape
 from .tensors import (
     OTHER_TYPES,
     STRING,
@@ -325,6 +325,17 @@ def load_error(engine: str, package: str, spec: ModelSpec, exc: Exception) -> In
         f"{engine} does not load {spec.name!r}: {engine_text(exc)}",
         hint=f"check the file; a newer version of {package} may know its operators",
         data={"model": spec.name},
+    )
+
+
+def no_device(spec: ModelSpec, engine: str, available: Iterable[str]) -> UnsupportedOperation:
+    """Return the error for a device that the installed *engine* does not have."""
+    wanted = str(spec.options.get(DEVICE_OPTION, CPU))
+    return UnsupportedOperation(
+        f"the installed {engine} has no device {wanted!r}, which {spec.name!r} is set to",
+        hint=f"set `device` to one of {', '.join(sorted(available))}, or install a build of"
+        f" {engine} that has it",
+        data={"model": spec.name, "device": wanted},
     )
 
 

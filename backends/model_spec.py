@@ -71,6 +71,9 @@ def split_key(key: str) -> tuple[str, float]:
     return adapter_id, float(scale or 1)
 
 
+DEVICE_OPTION, CPU = "device", "cpu"
+"""The option of a graph with the device that computes it, and its default."""
+
 LoadProgress = Callable[[float], bool]
 """Called with 0.0 … 1.0 while a model loads; returns False to cancel the load."""
 

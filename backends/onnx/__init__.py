@@ -1,1 +1,1 @@
-"""Graphs in ONNX, computed by ONNX Runtime on the CPU. Only `model` needs its package."""
+"""Graphs in ONNX, computed by ONNX Runtime. Only `model` needs its package."""

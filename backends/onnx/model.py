@@ -1,4 +1,4 @@
-"""A graph in ONNX, as ONNX Runtime computes it on the CPU."""
+"""A graph in ONNX, as ONNX Runtime computes it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from ..graphs import (
     graph_info,
     load_error,
     model_path,
+    no_device,
     ran_out_of_memory,
     run_error,
     string_tensor,
 )
-from ..model_spec import LoadProgress, ModelSpec
+from ..model_spec import CPU, DEVICE_OPTION, LoadProgress, ModelSpec
 from ..tensors import (
     ARRAY_TYPES,
     STRING,
@@ -46,7 +47,9 @@ from ..tensors import (
 from .header import ELEMENT_TYPES, OnnxHeader, read_onnx_header
 
 PROVIDER = "CPUExecutionProvider"
-"""By name, because the package also has a provider that sends tensors to remote endpoints."""
+_SUFFIX = "ExecutionProvider"
+_REMOTE = "AzureExecutionProvider"
+"""It sends tensors to remote endpoints, and is in every package."""
 _AS_REQUESTED = 1
 """kSameAsRequested."""
 VIEW_BYTES_MIN = 1 << 20
@@ -67,6 +70,7 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
     path = model_path(spec)
     header = read_onnx_header(path)
     check_types(spec, header.inputs, header.outputs)
+    provider = find_provider(spec, onnxruntime.get_available_providers())
     if not progress(0.0):
         raise load_cancelled(spec.name)
     options = onnxruntime.SessionOptions()
@@ -79,10 +83,17 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
     try:
         _register_allocator()
         options.add_session_config_entry("session.use_env_allocators", "1")
-        session = onnxruntime.InferenceSession(path, options, providers=[PROVIDER])
+        # Without the second one, operators that the first one lacks would fail the load.
+        providers = list(dict.fromkeys((provider, PROVIDER)))
+        session = onnxruntime.InferenceSession(path, options, providers=providers)
         names = [one.name for one in session.get_inputs()]
     except Exception as exc:  # the engine's errors have no common class
         raise load_error("ONNX Runtime", "onnxruntime", spec, exc) from None
+    if provider not in session.get_providers():  # the engine has only logged why
+        raise LoadFailed(
+            f"ONNX Runtime cannot start {provider} for {spec.name!r}",
+            hint="check the driver and the libraries that it needs, or set `device` to cpu",
+        )
     if names != [info.name for info in header.inputs]:
         raise LoadFailed(
             f"the inputs of {spec.name!r} are ambiguous",
@@ -91,6 +102,19 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
     if not progress(1.0):
         raise load_cancelled(spec.name)
     return OnnxModel(spec, session, header, path)
+
+
+def find_provider(spec: ModelSpec, installed: Sequence[str]) -> str:
+    """Return the one of the *installed* providers that the graph is set to.
+
+    :raises UnsupportedOperation: it is not one of them.
+    """
+    wanted = str(spec.options.get(DEVICE_OPTION, CPU)).lower()
+    names = {name.removesuffix(_SUFFIX).lower(): name for name in installed if name != _REMOTE}
+    found = names.get(wanted.removesuffix(_SUFFIX.lower()))
+    if found is None:
+        raise no_device(spec, "ONNX Runtime", names)
+    return found
 
 
 @cache

@@ -1,3 +1,3 @@
 """Graphs in OpenVINO's format, in ONNX and in SavedModel folders of TensorFlow, computed by
-OpenVINO on the CPU. Only `model` needs its package.
+OpenVINO. Only `model` needs its package.
 """

@@ -1,4 +1,4 @@
-"""A graph as OpenVINO computes it on the CPU.
+"""A graph as OpenVINO computes it.
 
 Inputs are only passed as tensors over memory of this module. Other ways of OpenVINO's Python API
 ignore a wrong shape or a missing input, and answer with the previous caller's; with free dimensions
@@ -26,17 +26,17 @@ from ..graphs import (
     engine_text,
     graph_info,
     load_error,
+    no_device,
     opened_regular,
     ran_out_of_memory,
     run_error,
 )
 from ..model_encodings import SAVED_MODEL
-from ..model_spec import LoadProgress, ModelSpec
+from ..model_spec import CPU, DEVICE_OPTION, LoadProgress, ModelSpec
 from ..onnx.header import read_onnx_header
 from ..tensors import ARRAY_TYPES, Inputs, NamedTensor, Tensor, TensorInfo
 from .header import ELEMENT_TYPES, graph_paths, port_names, shortest_name
 
-DEVICE = "CPU"
 PRECISION = "precision"
 """The option with the precision in which floating-point numbers are computed."""
 PRECISION_DEFAULT = "f32"
@@ -76,7 +76,8 @@ def load_openvino(
         # Its Python API drops zeros at the end of strings, and fails with SIGFPE on empty ones.
         check_types(spec, ports.inputs, ports.outputs, tuple(ARRAY_TYPES))
         # Constants are folded here, which may take for ever: the daemon ends a load that hangs.
-        compiled = core.compile_model(graph, DEVICE, _settings(spec))
+        device = find_device(spec, core)
+        compiled = core.compile_model(graph, device, _settings(spec, device))
         model = OpenVinoModel(spec, compiled, ports, files, str(graph.get_friendly_name()))
     except InferdError:
         raise
@@ -87,12 +88,29 @@ def load_openvino(
     return model
 
 
-def _settings(spec: ModelSpec) -> dict[str, Any]:
+def find_device(spec: ModelSpec, core: Any) -> str:
+    """Return the engine's name of the device that the graph is set to.
+
+    :raises UnsupportedOperation: the engine does not have it.
+    """
+    wanted = str(spec.options.get(DEVICE_OPTION, CPU)).upper()
+    if wanted == CPU.upper():
+        return wanted  # a search for others would load their plugins
+    available: list[str] = core.available_devices
+    if not any(name == wanted or name.startswith(f"{wanted}.") for name in available):
+        raise no_device(spec, "OpenVINO", map(str.lower, available))
+    return wanted
+
+
+def _settings(spec: ModelSpec, device: str) -> dict[str, Any]:
+    # By default it computes in bfloat16 where the CPU can.
+    precision = spec.options.get(PRECISION, PRECISION_DEFAULT)
+    common = {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": spec.lanes}
+    if device != CPU.upper():
+        return common
     return {
-        # By default it computes in bfloat16 where the CPU can.
-        "INFERENCE_PRECISION_HINT": spec.options.get(PRECISION, PRECISION_DEFAULT),
+        **common,
         "INFERENCE_NUM_THREADS": spec.lanes * spec.lane_threads,
-        "NUM_STREAMS": spec.lanes,
         # By default the threads of all processes are pinned to the same cores.
         "ENABLE_CPU_PINNING": False,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ...backends.echo.options import EchoOptions
 from ...backends.engine_options import engine_options_of, read_engine_options
 from ...backends.errors import InvalidArgument
 from ...backends.model_encodings import PYTORCH_FILE, PYTORCH_SUFFIXES, model_in_folder
-from ...backends.model_spec import ADAPTERS_MAX, SCALE_MAX
+from ...backends.model_spec import ADAPTERS_MAX, CPU, SCALE_MAX
 from ...backends.params import (
     BY_SPELLING,
     FORMS,
@@ -81,6 +82,16 @@ def _parse_file(value: Any) -> Path:
 
 
 _FILE = Form(_parse_file, TEXT)
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
+
+
+def _parse_device(value: Any) -> str:
+    if not isinstance(value, str) or not _DEVICE_NAME.fullmatch(value):
+        raise ValueError(f"{shorten(value)} is not the name of a device")
+    return value.lower()
+
+
+_DEVICE = Form(_parse_device, {**TEXT, "pattern": f"^{_DEVICE_NAME.pattern}$"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +172,12 @@ class ModelConfig:
     precision: Literal["f32", "bf16"] = setting(
         "f32", "precision in which OpenVINO computes floating-point numbers"
     )
+    device: str = setting(
+        CPU,
+        "of a graph, the device that computes it: `cpu`, or one that the installed engine has, such"
+        " as `cuda` (ONNX Runtime) or `gpu` (OpenVINO)",
+        form=_DEVICE,
+    )
     options: dict[str, Any] = field(default_factory=dict)
     echo: dict[str, Any] = setting(
         {}, "options of an echo model", form=Form(_parse_echo, table_schema(_ECHO_KEYS))
@@ -188,7 +205,7 @@ class ModelConfig:
         return replace(self, file=file, backend=backend)
 
 
-GRAPH_KEYS = {"batch-max", "latency"}
+GRAPH_KEYS = {"batch-max", "device", "latency"}
 """The keys of graphs alone."""
 MODEL_KEYS = settings_of(ModelConfig)
 """The keys of a model that are not parameters."""
@@ -267,6 +284,8 @@ def _read_model(
             errors.add(f"{key}: only a graph has this setting")
     if "precision" in own and values.get("backend", "openvino") != "openvino":
         errors.add("precision: only a model with backend = 'openvino' has it")
+    if values.get("device", CPU) != CPU and values.get("backend") == "litert":
+        errors.add("device: LiteRT computes on the CPU alone")
     values["adapters"] = find_adapters(values.get("adapters", {}), folders, errors)
     options = read_options_table(parameters, folders, errors, known=tuple(MODEL_KEYS))
     try:

@@ -24,7 +24,7 @@ from ...backends.errors import (
     OutOfMemory,
     UnsupportedOperation,
 )
-from ...backends.model_spec import LANES_MAX, TemplateSpec
+from ...backends.model_spec import CPU, DEVICE_OPTION, LANES_MAX, TemplateSpec
 from ...scheduler.messages import MemoryEstimate
 from ..config.model_settings import AdapterConfig
 from ..config.settings import Config
@@ -178,10 +178,11 @@ def _engine_options(model: ManagedModel) -> dict[str, Any]:
     """Return the options of the model's backend."""
     if model.config.backend == "echo":
         return model.config.echo
-    if model.config.backend == "openvino":
-        return {"precision": model.config.precision}
     if ENGINES[model.config.backend].graphs:
-        return {}
+        found = {} if model.config.device == CPU else {DEVICE_OPTION: model.config.device}
+        if model.config.backend == "openvino":
+            found["precision"] = model.config.precision
+        return found
     return engine_options_of(model.options())
 
 

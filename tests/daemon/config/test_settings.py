@@ -529,6 +529,18 @@ def test_only_the_daemon_of_the_machine_s_socket_reads_the_machine_s_file(
             "[models.a]\nbackend = 'echo'\nbatch-max = 4",
             "[models.a] batch-max: only a graph has this setting",
         ),
+        (
+            "[models.a]\nfile = 'a.gguf'\ndevice = 'cuda'",
+            "[models.a] device: only a graph has this setting",
+        ),
+        (
+            "[models.a]\nfile = 'a.tflite'\ndevice = 'gpu'",
+            "[models.a] device: LiteRT computes on the CPU alone",
+        ),
+        (
+            "[models.a]\nfile = 'a.onnx'\ndevice = 'a b'",
+            "[models.a] device: 'a b' is not the name of a device",
+        ),
     ],
 )
 def test_the_settings_of_a_model_must_fit_its_backend(tmp_path: Path, text: str, line: str) -> None:
@@ -545,6 +557,7 @@ file = "a.onnx"
 file = "b.onnx"
 backend = "openvino"
 precision = "bf16"
+device = "GPU.1"
 [models.c]
 file = "saved"
 [models.d]
@@ -554,5 +567,6 @@ backend = "openvino"
     assert [models[name].backend for name in "abcd"] == ["onnx", *["openvino"] * 3]
     assert models["c"].file == tmp_path / "saved" / "saved_model.pb"
     assert [models[name].precision for name in "abc"] == ["f32", "bf16", "f32"]
+    assert [models[name].device for name in "abc"] == ["cpu", "gpu.1", "cpu"]
     named = models["d"].with_file(tmp_path / "d.onnx"), models["d"].with_file(tmp_path / "d.gguf")
     assert [one.backend for one in named] == ["openvino", "llama"]
