@@ -162,6 +162,8 @@ STARTS_MAX = 4
 """Requests that start in one iteration of the loop. A cheap call takes 0.3 ms; a client may send
 256 of them at once, and others would wait for all of these.
 """
+WITHOUT_TASK = 0.25
+"""A request that begins without a task counts as this part of one that starts."""
 
 
 class FairStarts:
@@ -171,17 +173,19 @@ class FairStarts:
         self._loop_time = loop_time
         self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
         """The waiting requests by user; the first user is next."""
-        self._started = 0
+        self._started = 0.0
         """Requests that started in this iteration of the loop."""
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def try_start(self, uid: int) -> bool:
-        """Start a request of *uid* if it need not wait; return whether it may start."""
+    def try_start(self, uid: int, part: float = 1.0) -> bool:
+        """Start a request of *uid*, which counts as *part* of one, if it need not wait; return
+        whether it may start.
+        """
         self._schedule()
         if not self.may_start(uid):
             return False
-        self._started += 1
+        self._started += part
         return True
 
     def may_start(self, uid: int) -> bool:
@@ -210,7 +214,7 @@ class FairStarts:
 
     def _start_some(self) -> None:
         """Begin an iteration: start requests of the waiting users in turn."""
-        self._is_scheduled, self._started = False, 0
+        self._is_scheduled, self._started = False, 0.0
         ready = deque(uid for uid in self._waiting if not self._loop_time.pause_s(uid))
         while ready and self._started < STARTS_MAX:
             uid = ready.popleft()

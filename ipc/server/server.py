@@ -33,7 +33,7 @@ from .connection import (
 )
 from .connection_places import Places
 from .descriptors import ClientDescriptors
-from .fairness import FairStarts, LoopTime, SharedLimit
+from .fairness import WITHOUT_TASK, FairStarts, LoopTime, SharedLimit
 from .listener import Acceptor
 from .request_bytes import SMALL_FRAME_BYTES, RequestBytes, Reserve, request_bytes
 from .socket_connection import (
@@ -419,7 +419,7 @@ class Server:
             return False
         if not self._handler.begin_call(request, partial(self._end_call, request, group)):
             return False
-        self._starts.try_start(request.uid)
+        self._starts.try_start(request.uid, WITHOUT_TASK)
         self._loop_time.add_requests(request.uid, 1)
         return True
 

@@ -33,6 +33,10 @@ REQUESTS_BYTES = 1 << 12
 """Bytes of one read, except inside of a larger frame. They hold about 200 of the smallest requests,
 whose handling occupies the loop for about 10 ms.
 """
+LARGE_FRAMES_MAX = 4
+"""Larger frames that are read in one iteration of the loop. Their commands are sent together to a
+worker at once, which then wakes once.
+"""
 OUTBOX_PAUSE_BYTES = 1 << 20
 """Above this amount of data that a client has not read, the daemon stops reading from it."""
 OUTBOX_BYTES_MAX = 64 << 20
@@ -228,7 +232,7 @@ class SocketConnection:
                 self._hangup.close()
 
     def _read_some(self) -> bool:
-        """Read once and handle the data, unless reading pauses; return whether there was any."""
+        """Read and handle some data, unless reading pauses; return whether there may be more."""
         if self._ended.done():
             return False
         if len(self._unsent) > OUTBOX_PAUSE_BYTES:
@@ -240,16 +244,21 @@ class SocketConnection:
             self._loop.call_later(min(pause_s, CHECK_S), self.resume_reading, Pause.LOOP_TIME)
             return False
         begin_s = time.thread_time()
-        data = None
+        data, reads = None, 0
         try:
-            data = self._read()
-            if data:
+            while data := self._read():
+                reads += 1
                 self._bytes_missing = self._handle_data(data)
-            elif data is not None:
+                is_large_frame = len(data) > REQUESTS_BYTES and not self._bytes_missing
+                if not is_large_frame or reads == LARGE_FRAMES_MAX:
+                    break
+                if self._pauses or self._ended.done():
+                    break
+            if data == b"":
                 self._end_input()
         except Exception as exc:  # must end the reader task, not only this callback
             self.end(exc)
-        finally:
+        if reads or data is not None:
             self._loop_time.charge_reading(self.uid, time.thread_time() - begin_s)
         return bool(data)
 
@@ -277,7 +286,8 @@ class SocketConnection:
     def _read(self) -> bytes | None:
         """Read once; return None if nothing has arrived, and empty bytes at the end of the data."""
         self.user.check_read()
-        size = min(max(self._bytes_missing, REQUESTS_BYTES), READ_BYTES)
+        # The rest of a frame is read by itself, so that the next read begins with a frame.
+        size = min(self._bytes_missing or REQUESTS_BYTES, READ_BYTES)
         data = self._read_part(size)
         if data is None or len(data) < size or self._bytes_missing:
             return data

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from inferd.ipc.server.fairness import STARTS_MAX, FairStarts, LoopTime
+from inferd.ipc.server.fairness import STARTS_MAX, WITHOUT_TASK, FairStarts, LoopTime
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB, EVE = 1, 2, 3
@@ -54,6 +54,15 @@ async def test_an_iteration_starts_a_bounded_number_of_requests() -> None:
         counts.append(len(starts.order))
     # A turn is given in one iteration and used in the next.
     assert max(b - a for a, b in pairwise(counts)) <= 2 * STARTS_MAX
+
+
+async def test_requests_without_a_task_count_as_parts_of_those_that_start() -> None:
+    starts = FairStarts(LoopTime())
+    count = round(STARTS_MAX / WITHOUT_TASK)
+    begun = [starts.try_start(ADA, WITHOUT_TASK) for _ in range(count + 1)]
+    assert begun == [True] * count + [False]
+    await asyncio.sleep(0)
+    assert starts.try_start(ADA)
 
 
 async def test_a_request_that_cancels_precedes_the_others_of_its_user() -> None:

@@ -4,6 +4,7 @@ Some others go on without a task.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from inferd.ipc import messages as w
 from inferd.ipc.server.connection import Request, ServerConnection
 from inferd.ipc.server.fairness import STARTS_MAX
 from inferd.ipc.server.server import NeedsTask, Server
+from inferd.ipc.server.socket_connection import LARGE_FRAMES_MAX, REQUESTS_BYTES
 from tests.raw import RawClient
 
 IMMEDIATE, WAITING, BEGUN = "get_output", "get_output_single", "parameters"
@@ -101,10 +103,10 @@ async def serve(handler: Answers, folder: Path, use: Callable[[RawClient], None]
             group.cancel_scope.cancel()
 
 
-def requests(*calls: str) -> bytes:
-    """Return the frames of *calls*, numbered from 1."""
+def requests(*calls: str, padding: int = 0) -> bytes:
+    """Return the frames of *calls*, numbered from 1, each with *padding*."""
     bodies = [
-        msgspec.msgpack.encode([1, number, call, {"context": 1}])
+        msgspec.msgpack.encode([1, number, call, {"context": 1, "padding": bytes(padding)}])
         for number, call in enumerate(calls, 1)
     ]
     return b"".join(struct.pack("<I", len(body)) + body for body in bodies)
@@ -252,6 +254,39 @@ def test_a_call_that_needs_a_task_after_all_gets_one(tmp_path: Path) -> None:
 
     anyio.run(serve, handler, tmp_path, use)
     assert handler.in_tasks == [2, 1]
+
+
+class Together(Begun):
+    """It also notes how many calls have begun in each iteration of the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together = list[int]()
+        self._count = 0
+
+    def begin_call(self, request: Request, end: Any) -> bool:
+        if not self._count:
+            asyncio.get_running_loop().call_soon(self._end_iteration)
+        self._count += super().begin_call(request, end)
+        return request.number in self.begun
+
+    def _end_iteration(self) -> None:
+        self.together.append(self._count)
+        self._count = 0
+
+
+def test_some_large_requests_that_have_arrived_are_read_together(tmp_path: Path) -> None:
+    handler = Together()
+
+    def use(client: RawClient) -> None:
+        assert client.call(IMMEDIATE, context=1), "the hello was read"
+        calls = [BEGUN] * (LARGE_FRAMES_MAX + 2)
+        frames = requests(*calls, IMMEDIATE, padding=REQUESTS_BYTES)
+        anyio.from_thread.run_sync(client.send_bytes, frames)  # before the loop reads
+        assert answered(client, 1) == [len(calls) + 1], "it has read all"
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.together == [LARGE_FRAMES_MAX, 2]
 
 
 def test_the_end_of_its_connection_cancels_a_call_without_a_task(tmp_path: Path) -> None:
