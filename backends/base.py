@@ -366,6 +366,11 @@ class GraphModel(TensorModel, Protocol):
     `ModelInfo`), and a tensor engine computes it.
     """
 
+    computes_in_caller: bool
+    """Whether a lane of one thread computes in the thread that calls `Computation.run`, so that the
+    CPU time of that thread is the cost of a computation.
+    """
+
     def new_computation(self, inputs: Sequence[NamedTensor]) -> Computation:
         """Return the computation of *inputs*, without beginning it.
 

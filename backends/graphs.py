@@ -78,6 +78,7 @@ class FileGraph(ABC):
 
     tuning = None
     info: ModelInfo
+    computes_in_caller = True
 
     def set_threads(self, threads: int) -> None:  # noqa: B027  # it has no threads to set
         """Do nothing."""

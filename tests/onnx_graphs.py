@@ -59,6 +59,15 @@ def affine(factor: float = 2) -> bytes:
     )
 
 
+def square() -> bytes:
+    """Return a graph that multiplies an fp32 matrix by itself."""
+    return graph(
+        [helper.make_node("MatMul", ["x", "x"], ["y"])],
+        [("x", "fp32", ["n", "n"])],
+        [("y", "fp32", ["n", "n"])],
+    )
+
+
 def truth() -> bytes:
     """Return a graph whose output is true where a u8 is not zero."""
     return graph(

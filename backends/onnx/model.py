@@ -142,6 +142,7 @@ class OnnxModel(FileGraph):
         self._session: onnxruntime.InferenceSession | None = session
         title = header.title or "ONNX graph"
         self.info = graph_info("onnx", title, [path], header.inputs, header.outputs)
+        self.computes_in_caller = session.get_providers() == [PROVIDER]
 
     def new_computation(self, inputs: Sequence[NamedTensor]) -> OnnxComputation:
         """Return the computation of *inputs*; see `GraphModel`."""

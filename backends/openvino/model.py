@@ -203,6 +203,8 @@ def _title(name: str) -> str:
 class OpenVinoModel(LaneGraph["_Request"]):
     """The `GraphModel` of a compiled graph. Its lanes share the weights."""
 
+    computes_in_caller = False  # a request computes in a thread of OpenVINO
+
     def __init__(
         self, spec: ModelSpec, compiled: Any, ports: _Ports, files: Sequence[str], title: str
     ):

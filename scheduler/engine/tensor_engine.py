@@ -46,8 +46,8 @@ from .mapped_buffers import MappedBuffers, place_outputs
 from .standby import Standby
 
 SHORT_S = 1.5e-4
-"""The engine's own thread makes computations that take less, as CPU time where one thread computes.
-To hand one over takes about as long.
+"""The engine's own thread makes computations that take less: CPU time, where it is known. To hand
+one over takes about as long.
 """
 SHORT_RUNS_MIN, SHORT_RUNS_MAX = 8, 16
 """So many computations of the same shapes have to be short before, and the most that count."""
@@ -520,7 +520,8 @@ class TensorEngine:
         self._counts["compute_runs"] += 1
         self._counts["compute_us"] += round(1e6 * result.seconds)
         # Beside busy processes, the time of one computation says little about the next one's.
-        cost_s = run.cpu_s if self._spec.lane_threads == 1 else result.seconds
+        in_thread = self._spec.lane_threads == 1 and self._model.computes_in_caller
+        cost_s = run.cpu_s if in_thread else result.seconds
         key = works[0].key
         if key is not None and (not failed or (run.joined is not None and not run.is_dropped)):
             self._cost.note_run(key, run.rows, math.inf if failed else cost_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,7 +12,7 @@ import pytest
 
 from inferd.backends import GraphModel, LanguageModel, ModelSpec, graphs, load_model
 from inferd.backends.errors import Cancelled, TooLarge
-from inferd.backends.tensors import OTHER_TYPES, TENSOR_TYPES, Tensor
+from inferd.backends.tensors import OTHER_TYPES, TENSOR_TYPES, NamedTensor, Tensor
 
 T = TypeVar("T")
 TYPES = TENSOR_TYPES | OTHER_TYPES
@@ -47,6 +49,15 @@ def check_cancelling(found: GraphModel) -> None:
         one.run()
     [(_, output)] = two.run()
     assert output == Tensor(b"a", (1,))
+
+
+def share_of_caller(found: GraphModel, inputs: Sequence[NamedTensor]) -> float:
+    """Return the share of the CPU time of a computation that its caller's thread has."""
+    found.compute(inputs)
+    before = time.process_time(), time.thread_time()
+    found.compute(inputs)
+    after = time.process_time(), time.thread_time()
+    return (after[1] - before[1]) / (after[0] - before[0])
 
 
 def check_output_bound(found: GraphModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from tests.backends.graph_models import (
     check_shapes,
     floats,
     load_graph,
+    share_of_caller,
 )
 from tests.tflite_graphs import (
     Node,
@@ -181,3 +182,11 @@ def test_memory_is_estimated_from_weights_and_activations(tmp_path: Path) -> Non
     assert need.compute == 2 << 20
     assert need.total == need.weights + need.compute + need.process
     estimator.close()
+
+
+def test_a_graph_computes_in_its_caller(tmp_path: Path) -> None:
+    found, rows = loaded(tmp_path, affine()), 1 << 18
+    a = floats(*[1.0] * 2 * rows, dimensions=(rows, 2))
+    assert found.computes_in_caller
+    assert share_of_caller(found, [("a", a), ("b", a)]) > 0.8
+    found.close()

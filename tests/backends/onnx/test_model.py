@@ -29,8 +29,9 @@ from tests.backends.graph_models import (
     check_output_bound,
     floats,
     load_graph,
+    share_of_caller,
 )
-from tests.onnx_graphs import affine, graph, identity, loop
+from tests.onnx_graphs import affine, graph, identity, loop, square
 
 
 def loaded(folder: Path, data: bytes) -> GraphModel:
@@ -216,3 +217,11 @@ def test_memory_is_estimated_from_all_files(tmp_path: Path) -> None:
     assert 1.3 * (1 << 20) < need.weights < 1.4 * (1 << 20)
     assert need.total == need.weights + need.process
     estimator.close()
+
+
+def test_a_graph_of_one_thread_computes_in_its_caller(tmp_path: Path) -> None:
+    found, size = loaded(tmp_path, square()), 512
+    matrix = ("x", floats(*[1.0] * size**2, dimensions=(size, size)))
+    assert found.computes_in_caller
+    assert share_of_caller(found, [matrix]) > 0.8
+    found.close()

@@ -29,9 +29,10 @@ from tests.backends.graph_models import (
     check_shapes,
     floats,
     load_graph,
+    share_of_caller,
 )
 from tests.ir_graphs import bounded, save, strings, sum_so_far, write_ir
-from tests.onnx_graphs import affine, graph, identity, write_graphs
+from tests.onnx_graphs import affine, graph, identity, square, write_graphs
 
 
 def loaded(folder: Path, data: bytes, suffix: str = ".xml", lanes: int = 1) -> GraphModel:
@@ -239,3 +240,11 @@ def test_memory_is_estimated_from_all_files(tmp_path: Path) -> None:
         estimator.close()
     with pytest.raises(InferdError):
         estimate_memory(ModelSpec(name="g", backend="openvino", path=str(tmp_path / "no.xml")))
+
+
+def test_a_graph_computes_in_a_thread_of_openvino(tmp_path: Path) -> None:
+    found, size = loaded(tmp_path, square(), ".onnx"), 512
+    matrix = ("x", floats(*[1.0] * size**2, dimensions=(size, size)))
+    assert not found.computes_in_caller, "its caller's CPU time is not its cost"
+    assert share_of_caller(found, [matrix]) < 0.5
+    found.close()

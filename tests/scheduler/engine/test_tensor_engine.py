@@ -333,6 +333,7 @@ class FewThreads:
 
     def __init__(self, model: GraphModel):
         self.new_computation = model.new_computation
+        self.computes_in_caller = model.computes_in_caller
 
     def add_lane(self) -> None:
         raise OutOfMemory("there is too little memory for a lane")
