@@ -49,7 +49,7 @@ async def register_region(exchange: Exchange) -> None:
     fields, _ = exchange.read_fields(REGISTER)
     if owner.key:  # the daemon decides for whom the gateway may act
         async with exchange.turns.pool.lease(exchange.caller) as client:
-            await client.open()
+            await client.models()
     await exchange.turns.regions.register(
         owner, exchange.params["region"], fields.key, fields.offset, fields.byte_size
     )

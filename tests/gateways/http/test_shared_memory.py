@@ -233,8 +233,8 @@ def test_a_caller_uses_its_own_files_alone(client: Any, keyed: tuple[RunningGate
             ("eve", mine, UNKNOWN),
             ("own", roots, UNKNOWN),
             ("root", roots, UNKNOWN),
-            ("nobody", mine, UNKNOWN),
-            ("unknown", mine, UNKNOWN),
+            ("nobody", mine, "uid 65534 is shared"),
+            ("unknown", mine, "no-such-user"),
         ):
             with pytest.raises(InferenceServerException, match=message):
                 client.register_system_shared_memory("r", key, 64, headers={**keys[name]})
