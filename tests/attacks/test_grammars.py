@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +124,15 @@ HEAVY: dict[str, dict[str, Any]] = {
     "ambiguous rules": {"lark": 'start: start start start | "a" |'},
 }
 """Grammars that take long in other libraries."""
-GAP_S_MAX, ATTEMPTS = 0.05, 8
+GAP_S_MAX, ATTEMPTS, ALONE_S_MAX = 0.05, 8, 5.0
 TOKENS_MAX = 1000
 """Tokens of one text of the neighbour, which fit into its context."""
 
 
-def longest_gap_s(victim: RawClient, context: int, attacker: RawClient) -> float:
-    """Return the longest time of a token of *victim* until *attacker* has an answer."""
+def longest_gap_s(victim: RawClient, context: int, ends: Callable[[], object]) -> float:
+    """Return the longest time of a token of *victim* until *ends* returns true."""
     longest, tokens = 0.0, 0
-    while not select.select([attacker.socket], [], [], 0)[0]:
+    while not ends():
         if tokens == TOKENS_MAX:  # on a busy machine a refusal takes long
             victim.call("fini_single", context=context)
             victim.call("reset", context=context)
@@ -148,24 +149,34 @@ def begin_text(client: RawClient, context: int) -> None:
     client.compute_single(context)
 
 
-def gaps_beside(
+def check_gaps(
     bob: RawClient, ada: RawClient, options: dict[str, Any], outcome: Callable[[int], None]
-) -> list[float]:
-    """Return the longest gaps of Bob's tokens beside turns of Ada; one short gap is enough, as
-    another program of the machine cannot be to blame for all.
+) -> None:
+    """Check that Bob's tokens have no long gaps beside one of several turns of Ada. On a machine
+    where other programs delay them, they may be thrice as long as without her turn.
     """
     attack = ada.context("shared")
-    gaps: list[float] = []
-    while not gaps or (min(gaps) > GAP_S_MAX and len(gaps) < ATTEMPTS):
+    gaps: list[tuple[float, float]] = []
+    while not gaps or gaps[-1][0] > max(GAP_S_MAX, 3 * gaps[-1][1]):
+        assert len(gaps) < ATTEMPTS, gaps
         victim = bob.context("shared", '{"ignore-eos": true}')
         begin_text(bob, victim)
         turn = {"context": attack, "prompt": "Hi", "raw": True, "options": options}
+        began = time.monotonic()
         request = ada.start_request("chat", **turn)
-        gaps.append(longest_gap_s(bob, victim, ada))
+        gap = longest_gap_s(bob, victim, lambda: select.select([ada.socket], [], [], 0)[0])
+        until = time.monotonic() + min(time.monotonic() - began, ALONE_S_MAX)
         outcome(request)
-        bob.call("fini_single", context=victim)
         ada.call("reset", context=attack)
-    return gaps
+        alone = 0.0
+        if gap > GAP_S_MAX:
+            alone = longest_gap_s(bob, victim, partial(_is_past, until))
+        bob.call("fini_single", context=victim)
+        gaps.append((gap, alone))
+
+
+def _is_past(moment: float) -> bool:
+    return time.monotonic() > moment
 
 
 @pytest.mark.process
@@ -180,7 +191,7 @@ def test_a_bomb_is_too_large_and_delays_no_other_stream(roomy: RunningDaemon, na
             late = isinstance(caught.value, Timeout)
             assert caught.value.hint and (late or not limit or limit in caught.value.data)
 
-        assert min(gaps_beside(bob, ada, options, refused)) <= GAP_S_MAX
+        check_gaps(bob, ada, options, refused)
         ok = {"n-predict": 4, "regex": "a{3}"}
         answer = ada.call("chat", context=ada.context("shared"), prompt="Hi", raw=True, options=ok)
         assert answer["text"] == b"aaa", "the attacker's next turn works"
@@ -196,4 +207,4 @@ def test_a_heavy_grammar_delays_no_other_stream(roomy: RunningDaemon, name: str)
             with suppress(TooLarge):
                 assert ada.wait_result(request)["metadata"]["output_tokens"]
 
-        assert min(gaps_beside(bob, ada, options, answered)) <= GAP_S_MAX
+        check_gaps(bob, ada, options, answered)
