@@ -1,10 +1,13 @@
-"""Other processes, each of which may end at any moment."""
+"""Other processes, each of which may end at any moment, and the open files of this one."""
 
 from __future__ import annotations
 
+import gc
+import os
+
 import psutil
 
-__all__ = ("command_of", "has_ended", "running_children")
+__all__ = ("command_of", "has_ended", "open_descriptors", "running_children")
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -26,3 +29,12 @@ def command_of(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.NoSuchProcess:
         return []
+
+
+def open_descriptors() -> set[str]:
+    """Return the descriptors of this process, without those of objects that nothing refers to:
+    Python would close these at any moment.
+    """
+    gc.collect()
+    found = os.listdir("/proc/self/fd")  # also that of the listing, which is closed now
+    return {number for number in found if os.path.lexists(f"/proc/self/fd/{number}")}

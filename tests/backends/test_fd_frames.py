@@ -18,6 +18,7 @@ from inferd.backends.fd_frames import (
     read_with_descriptors,
     send_frame,
 )
+from tests.processes import open_descriptors
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -33,10 +34,6 @@ def memory(content: bytes) -> int:
     fd = os.memfd_create("test")
     os.write(fd, content)
     return fd
-
-
-def descriptors_now() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 def test_descriptors_arrive_with_their_frame(pair: Pair) -> None:
@@ -70,11 +67,11 @@ def test_a_frame_larger_than_the_socket_buffers_arrives_whole(pair: Pair) -> Non
 def test_the_end_of_the_other_side_is_an_empty_body_and_closes_descriptors(pair: Pair) -> None:
     left, right = pair
     fd = memory(b"x")
-    before = descriptors_now()
+    before = open_descriptors()
     socket.send_fds(left, [b"\x05\x00\x00\x00ab"], [fd])
     left.shutdown(socket.SHUT_WR)
     assert FrameReader(right).receive() == (b"", [])
-    assert descriptors_now() == before
+    assert open_descriptors() == before
     close_all([fd])
 
 
@@ -84,11 +81,11 @@ def test_too_large_frames_and_too_many_descriptors_are_broken(pair: Pair) -> Non
     with pytest.raises(BrokenFrame):
         FrameReader(right).receive()
     fds = [memory(b"x") for _ in range(DESCRIPTORS_MAX + 1)]
-    before = descriptors_now()
+    before = open_descriptors()
     socket.send_fds(left, [b"\x01\x00\x00\x00a"], fds)
     with pytest.raises(BrokenFrame):
         FrameReader(right).receive()
-    assert descriptors_now() == before
+    assert open_descriptors() == before
     close_all(fds)
 
 

@@ -25,6 +25,7 @@ from inferd.ipc.media_parts import INLINE_BYTES_MAX, PASSED_MAX, in_descriptors
 from inferd.ipc.payloads import Payload, pack_message, turn_input
 from inferd.wire.frames import FRAME_BYTES_MAX
 from tests.pictures import png
+from tests.processes import open_descriptors
 
 PNG = png(2, 2)
 
@@ -180,13 +181,13 @@ def test_descriptors_are_closed_after_the_frame_was_sent(tmp_path: Path) -> None
     (tmp_path / "large.png").write_bytes(png(1, 1, padding=INLINE_BYTES_MAX))
     (tmp_path / "small.png").write_bytes(PNG)
     paths = [Image(tmp_path / name) for name in ("large.png", "small.png")]
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     sent = Sent(*paths)
     assert len(sent.opened) == 2
     with pytest.raises(InvalidArgument) as caught:
         Sent(*paths, Image(tmp_path / "none.png"))
     assert caught.value.data == {"item": 2}
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before
 
 
 def test_a_long_text_beside_images_leaves_them_less_of_the_frame() -> None:

@@ -19,6 +19,7 @@ from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, Unsup
 from inferd.backends.llama.loading.devices import is_by_old_gcc
 from tests.backends.driving import load_language_model
 from tests.models import gemma3, smollm2
+from tests.processes import open_descriptors
 from tests.tiny_gguf import VOCAB_SIZE, write_split, write_tiny
 
 
@@ -340,13 +341,13 @@ def test_an_invalid_descriptor() -> None:
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path, tiny: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     load(tiny).close()
     with tiny.open("rb") as file:
         load("", fd=file.fileno()).close()
     with pytest.raises(LoadFailed):
         load(write_tiny("unheard-of", tmp_path))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before
 
 
 def test_the_facts_of_a_model(tiny: Path) -> None:

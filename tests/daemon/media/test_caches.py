@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from inferd.backends.media import MediaContent
 from inferd.backends.shared_memory import sealed_memory
 from inferd.daemon.media.caches import ENCODED_MAX, EncodedItem, LruCache, MediaCaches, ReadMedia
+from tests.processes import open_descriptors
 
 
 def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return len(open_descriptors())
 
 
 def item(size: int = 10) -> EncodedItem:

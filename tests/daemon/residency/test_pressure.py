@@ -17,6 +17,7 @@ from inferd.daemon.residency.machine import (
     parse_total_bytes,
 )
 from inferd.daemon.residency.pressure import MemoryAct, Pace, Pressure, Reading
+from tests.processes import open_descriptors
 
 GIB = 1 << 30
 TOTAL = 20 * GIB
@@ -197,7 +198,7 @@ async def test_files_without_triggers_are_unchanged_and_the_wait_ends(
 @pytest.mark.asyncio
 async def test_an_alarm_whose_file_was_removed_wakes_once_and_closes_its_files() -> None:
     """A terminal that hangs up is reported like a removed cgroup."""
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     leader, follower = os.openpty()
     with closing(StallAlarm([Path(os.ttyname(follower))])) as alarm:
         assert len(alarm) == 1
@@ -206,7 +207,7 @@ async def test_an_alarm_whose_file_was_removed_wakes_once_and_closes_its_files()
         assert len(alarm) == 0
         assert not await alarm.wait(0.01)
     os.close(follower)
-    assert not set(os.listdir("/proc/self/fd")) - before  # others may have been closed meanwhile
+    assert not open_descriptors() - before  # others may have been closed meanwhile
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,6 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -22,6 +21,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.owner import Owner, Requester
 from inferd.scheduler.worker import SocketLink
 from tests.daemon.workers.test_recovery import client_of
+from tests.processes import open_descriptors
 
 pytestmark = pytest.mark.asyncio
 ADA, BOB = Requester(Owner(1)), Requester(Owner(2))
@@ -127,7 +127,7 @@ def ready(number: int, content: bytes) -> tuple[m.MediaReady, int]:
 
 
 def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return len(open_descriptors())
 
 
 async def test_descriptors_arrive_in_the_order_of_their_commands() -> None:

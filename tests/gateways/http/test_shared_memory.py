@@ -39,6 +39,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.other_users import ADA, BOB, as_user
 from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 from tests.onnx_graphs import affine, identity, write_graphs
+from tests.processes import open_descriptors
 
 Keys = dict[str, dict[str, str]]
 ENTRIES = {
@@ -403,9 +404,9 @@ async def test_regions_are_bounded() -> None:
                 await regions.register(RegionOwner(str(number), str(ADA)), name, key, 0, 1)
         with pytest.raises(Busy, match=f"has {REGIONS_MAX} regions, its maximum"):
             await regions.register(RegionOwner("last", str(ADA)), "r", key, 0, 1)
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(open_descriptors())
         regions.unregister(owner)
-        assert len(os.listdir("/proc/self/fd")) == before - OWNER_REGIONS_MAX
+        assert len(open_descriptors()) == before - OWNER_REGIONS_MAX
         assert regions.regions_of(owner) == {}
 
 
@@ -425,11 +426,11 @@ async def test_a_request_ends_with_the_region_that_was_unregistered_meanwhile() 
 def test_no_descriptor_stays_open_after_a_refusal() -> None:
     owner = RegionOwner("", str(ADA))
     with memory(64, BOB) as (key, _):
-        before = os.listdir("/proc/self/fd")
+        before = open_descriptors()
         for _ in range(3):
             with pytest.raises(PermissionDenied):
                 open_file(owner, key, 0, 64)
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert len(open_descriptors()) == len(before)
 
 
 def test_the_gateway_may_be_without_shared_memory() -> None:

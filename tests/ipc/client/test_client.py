@@ -56,6 +56,7 @@ from inferd.ipc.client import (
 )
 from inferd.testing import running_daemon
 from tests.ipc.fake_server import Exchange, FakeServer, fake_server
+from tests.processes import open_descriptors
 
 pytestmark = pytest.mark.anyio
 
@@ -506,12 +507,12 @@ async def _set_input_fd(exchange: Exchange) -> dict[str, Any]:
 
 async def test_a_prompt_too_large_for_a_frame_is_sent_in_a_memfd(tmp_path: Path) -> None:
     prompt = bytes(range(256)) * (9 << 10)  # 2.25 MiB
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = len(open_descriptors())
     async with connected(tmp_path) as (server, client):
         server.answers["set_input"] = _set_input_fd
         await client.set_input(12, 0, prompt)
         assert prompt in server.inputs.values()
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert len(open_descriptors()) == open_before
 
 
 async def test_an_argument_that_cannot_be_sent_is_refused_before_sending(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from inferd import (
     VersionMismatch,
 )
 from tests.ipc.fake_server import CANCELLED, METADATA, Exchange, FakeServer
+from tests.processes import open_descriptors
 
 
 @pytest.fixture
@@ -296,15 +297,15 @@ def test_the_client_starts_no_thread(server: FakeServer) -> None:
 
 
 def test_no_daemon_leaves_no_descriptor_behind(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="no daemon answers"), Client(tmp_path / "absent"):
             pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_descriptors()) == before
 
 
 def test_a_silent_daemon_and_one_of_another_version_are_errors(server: FakeServer) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     assert server.hello is not None
     server.hello["protocol"] = [2, 1]
     with pytest.raises(VersionMismatch, match=r"speaks version 2\.1 of the protocol, this"):
@@ -314,7 +315,7 @@ def test_a_silent_daemon_and_one_of_another_version_are_errors(server: FakeServe
     with pytest.raises(ConnectionLost, match=r"did not answer within 0\.05 s"):
         silent.open()
     assert not silent.connected
-    assert len(os.listdir("/proc/self/fd")) <= before + 2, "at most the server's ends"
+    assert len(open_descriptors()) <= before + 2, "at most the server's ends"
 
 
 def test_a_full_backlog_is_waited_for_until_the_timeout(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from inferd.backends.errors import LoadFailed
 from inferd.scheduler import messages as m
 from inferd.scheduler.worker import READS_MAX, SocketLink
 from inferd.wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
+from tests.processes import open_descriptors
 
 SELECT_MAX = 1024
 """`select` rejects descriptors from this number on (FD_SETSIZE)."""
@@ -128,8 +129,8 @@ def test_embeddings_without_a_descriptor_and_a_descriptor_without_embeddings(
     daemon.sendall(pack_frame([m.MediaReady(b"1", fd=worker.fileno())]))
     [command] = link.receive_commands(None)
     assert isinstance(command, m.MediaReady) and command.fd == -1
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_descriptors())
     socket.send_fds(daemon, [pack_frame([m.Cancel(1)])], [sent])
     assert link.receive_commands(None) == [m.Cancel(1)]
-    assert len(os.listdir("/proc/self/fd")) == before and not link.descriptors
+    assert len(open_descriptors()) == before and not link.descriptors
     os.close(sent)

@@ -13,6 +13,7 @@ from inferd.gateways.fleet.relay import pipe as module
 from inferd.gateways.fleet.relay.pipe import ContentReader, PassedFiles, is_content
 from inferd.ipc.messages import Kind
 from inferd.wire.frames import FRAME_BYTES_MAX, pack_frame
+from tests.processes import open_descriptors
 
 PLAIN = pack_frame([1, 7, "models", {}])
 REQUEST = pack_frame([1, 8, "set_input", {"context": 1, "index": 0, "tensor": {"fd": 0}}])
@@ -43,7 +44,7 @@ def contents_of(descriptors: tuple[int, ...]) -> list[bytes]:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(open_descriptors())
 
 
 def test_frames_without_contents_pass_unchanged(reader: ContentReader) -> None:
