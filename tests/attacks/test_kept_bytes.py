@@ -196,7 +196,7 @@ def test_one_user_opens_half_of_the_sessions_at_most() -> None:
 
 def test_graphs_that_are_being_loaded_count() -> None:
     """Otherwise calls that load at the same time would exceed the bound together."""
-    with two_users_of(BOUND + MODELS + echo_model("late", load_ms=500)) as (ada, _):
+    with two_users_of(BOUND + MODELS + echo_model("late", load_ms=3000)) as (ada, _):
         config = '{"grammar": "' + LONG + '"}'
         call: dict[str, Any] = {"name": "late", "config": config}
         numbers = [ada.start_request("load_by_name_with_config", **call) for _ in range(40)]

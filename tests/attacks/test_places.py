@@ -233,7 +233,7 @@ def test_turns_that_are_read_keep_seven_eighths_of_the_places_and_lose_no_token(
 
 def test_calls_that_wait_for_a_load_do_not_shut_out_others() -> None:
     """Their turns begin once their sessions have places again."""
-    config = FEW_PLACES + echo_model("echo") + echo_model("late", load_ms=3000)
+    config = FEW_PLACES + echo_model("echo") + echo_model("late", load_ms=8000)
     with (
         daemon_for_all(config) as daemon,
         client_of(daemon, ADA) as ada,

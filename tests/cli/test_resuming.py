@@ -21,8 +21,8 @@ from tests.waiting import wait_until
 
 from .home import Home, home_of
 
-CONFIG = "[daemon]\nshutdown_grace_s = 0.1\n" + echo_model("m", step_ms=10)
-SLOW_LOAD = echo_model("m", step_ms=10, load_ms=300)
+CONFIG = "[daemon]\nshutdown_grace_s = 0.1\n" + echo_model("m", step_ms=20)
+SLOW_LOAD = echo_model("m", step_ms=20, load_ms=300)
 STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 3 + "END"
 WAITS = "waiting up to "
 
@@ -224,7 +224,7 @@ def test_a_crashed_daemon_that_commands_may_start_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with home_of(monkeypatch) as home:
-        home.configure(echo_model("m", step_ms=10))
+        home.configure(echo_model("m", step_ms=20))
         _crash_and_continue(home)
 
 

@@ -17,7 +17,7 @@ from tests.gateways.http.driver import CALL_S_MAX, RunningGateway, gateway
 CONFIG = "".join(
     (
         echo_model("echo", tool_format="hermes"),
-        echo_model("late", load_ms=500),
+        echo_model("late", load_ms=2000),
         echo_model("broken", fail_at_step=6),
     )
 )

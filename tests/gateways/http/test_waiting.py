@@ -26,7 +26,7 @@ CONFIG = "".join(
     (
         echo_model("echo"),
         echo_model("slow", step_ms=50, slots=1),
-        echo_model("late", load_ms=500),
+        echo_model("late", load_ms=2000),
         echo_model("stuck", load_ms=600_000),
         echo_model("broken", fail_at_step=6),
     )
