@@ -57,6 +57,12 @@ SHAPES_MAX = 64
 """The shapes whose short computations are counted."""
 EXPECTED_GAIN = 1 / 8
 """Weight of the last computation in the expected time of the next one."""
+FULL_ROWS = 8
+"""Where joining pays, rows are not divided among lanes into fewer than these: weights that are read
+for so many rows take less time than their computation.
+"""
+HELD_S_MAX = 0.005
+"""Fewer rows wait beside a joined computation that is expected to take no longer than this."""
 JOINED_BYTES_MAX = 16 << 20
 """The most bytes of the inputs of a joined computation, which are copied."""
 
@@ -406,6 +412,8 @@ class TensorEngine:
                 running and (first.request.alone or any(run.is_alone for run in running))
             ):
                 break
+            if self._is_held(first, running):
+                break
             try:
                 lane = next((one for one in self._lanes.values() if one.run is None), None)
                 lane = lane or self._start_lane()
@@ -420,6 +428,19 @@ class TensorEngine:
             else:
                 lane.begin()
         return reports
+
+    def _is_held(self, first: TensorWork, running: Sequence[Run]) -> bool:
+        """Return whether the next request waits for others to join, though a lane is free: fewer
+        rows wait than are computed at once already, and those soon leave their lane. Two small
+        computations take more time of the cores than one of both.
+        """
+        if first.key is None or self._again:
+            return False
+        most = max((r.rows for r in running if r.joined and r.works[0].key == first.key), default=0)
+        if self._rows_waiting[first.key] >= min(most, FULL_ROWS):
+            return False
+        expected_s = self._cost.expected_s(first.key, most)
+        return expected_s is not None and expected_s <= HELD_S_MAX
 
     def _is_short(self, works: Sequence[TensorWork]) -> bool:
         """Return whether *works* are one input that is expected to be computed in a short time,
@@ -438,7 +459,7 @@ class TensorEngine:
 
     def _take_works(self, lanes_free: int) -> list[TensorWork]:
         """Remove and return the next request, and those to join with it: of the rows that wait,
-        those that the other free lanes leave.
+        those that the other free lanes leave, but not fewer than `FULL_ROWS`.
         """
         if self._again:
             return [self._again.popleft()]
@@ -447,7 +468,8 @@ class TensorEngine:
         first = self._waiting.first_request(requester)
         if first.key is None:
             return [self._take_first(requester)]
-        share = -(-self._rows_waiting[first.key] // lanes_free)
+        waiting = self._rows_waiting[first.key]
+        share = max(-(-waiting // lanes_free), min(waiting, FULL_ROWS))
         available = max(first.rows, min(share, self._spec.batch_max))
         rows_left = self._cost.rows_to_join(first.key, first.rows, available) - first.rows
         self._take_first(requester)

@@ -94,6 +94,12 @@ class JoinCost:
             return own
         return available if best == wanted else (1 << best + 1) - 1
 
+    def expected_s(self, key: Hashable, rows: int) -> float | None:
+        """Return the time that a computation of *rows* is expected to take, if that is known."""
+        sizes = self._by_key.get(key)
+        row_s = None if sizes is None else self._known(sizes, _exponent(rows))
+        return None if row_s is None else rows * row_s
+
     def _known(self, sizes: _Sizes, size: int) -> float | None:
         at = sizes.measured_at.get(size)
         is_known = at is not None and self._runs - at < sizes.stale_runs(size)

@@ -23,7 +23,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler import worker
 from inferd.scheduler.engine import tensor_engine
 from inferd.scheduler.engine.standby import Standby
-from inferd.scheduler.engine.tensor_engine import TensorEngine
+from inferd.scheduler.engine.tensor_engine import FULL_ROWS, TensorEngine
 from inferd.scheduler.owner import Owner, Priority, Requester
 from inferd.scheduler.record import (
     PAGE_COUNTERS,
@@ -472,13 +472,47 @@ def wide_request(number: int, width: int, times: int, *, alone: bool = False) ->
 
 def test_rows_that_wait_are_divided_among_the_free_lanes(tmp_path: Path) -> None:
     rows = Rows(tmp_path, lanes=2)
-    rows.send(row_request(1, FOREVER), row_request(2, FOREVER))
-    rows.send(*(row_request(n, FOREVER) for n in (3, 4, 5, 6)))
+    for number in (1, 2):  # each in a lane
+        rows.send(row_request(number, FOREVER))
+    rows.send(*(row_request(n, FOREVER) for n in range(3, 3 + 2 * FULL_ROWS)))
     rows.engine._lanes_used_max = 0  # both lanes become free before the next begins
     rows.send(m.DropInput(1), m.DropInput(2))
     rows.wait_reports(2)
     rows.send(m.SetThreads(2))
-    assert sorted(len(run.works) for run in rows.engine._running) == [2, 2]
+    assert [len(run.works) for run in rows.engine._running] == [FULL_ROWS, FULL_ROWS]
+    rows.engine.close()
+
+
+def test_few_rows_that_wait_are_not_divided(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, lanes=2)
+    for number in (1, 2):  # each in a lane
+        rows.send(row_request(number, FOREVER))
+    rows.send(*(row_request(n, FOREVER) for n in (3, 4, 5, 6)))
+    rows.engine._lanes_used_max = 0
+    rows.send(m.DropInput(1), m.DropInput(2))
+    rows.wait_reports(2)
+    rows.send(m.SetThreads(2))
+    assert [len(run.works) for run in rows.engine._running] == [4]
+    rows.engine.close()
+
+
+def test_fewer_rows_wait_for_the_end_of_a_short_joined_computation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(tmp_path, lanes=2)
+    rows.engine._cost.note_run(((1,), ()), 3, 0.0)  # it is expected to be short
+    rows.engine._lanes_used_max = 0
+    rows.send(*(row_request(n, FOREVER) for n in (1, 2, 3)))
+    rows.send(m.SetThreads(2))
+    rows.send(row_request(4, FOREVER), row_request(5, FOREVER))
+    assert rows.under_way() == (1, 2, 3), "two rows wait for others, or for a lane"
+    rows.send(row_request(6, FOREVER))
+    assert [len(run.works) for run in rows.engine._running] == [3, 3]
+    monkeypatch.setattr(tensor_engine, "HELD_S_MAX", -1.0)
+    rows.send(*(m.DropInput(n) for n in (4, 5, 6)))
+    assert rows.wait_other(1, 2, 3, 4, 5, 6) == (1, 2, 3)
+    rows.send(row_request(7, FOREVER))
+    assert [len(run.works) for run in rows.engine._running] == [3, 1], "it would wait for long"
     rows.engine.close()
 
 
