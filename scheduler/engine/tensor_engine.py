@@ -62,7 +62,9 @@ FULL_ROWS = 8
 for so many rows take less time than their computation.
 """
 HELD_S_MAX = 0.005
-"""Fewer rows wait beside a joined computation that is expected to take no longer than this."""
+"""Fewer rows wait for a joined computation that is expected to take no longer than this, and no
+longer than this after its begin.
+"""
 JOINED_BYTES_MAX = 16 << 20
 """The most bytes of the inputs of a joined computation, which are copied."""
 
@@ -199,6 +201,8 @@ class TensorEngine:
         self._affinity = Affinity()
         self._cost = JoinCost()
         self._rows_waiting: Counter[JoinKey] = Counter()
+        self._held_until: float | None = None
+        """When the next request begins at the latest, if it waits for others to join."""
         self._deadlines: dict[int, float] = {}
         """By request, the times by which waiting computations must begin, if they have any."""
         self._lanes: dict[int, Lane] = {}
@@ -257,6 +261,8 @@ class TensorEngine:
         """Return how many seconds the next call may wait for commands; None: no limit."""
         now = self._seconds()
         ends = [at - now for at in self._deadlines.values()]
+        if self._held_until is not None:
+            ends.append(self._held_until - now)
         if (due_s := self._page.due_in(now, self._changes)) is not None:
             ends.append(due_s)
         return max(0.0, min(ends)) if ends else None
@@ -406,13 +412,16 @@ class TensorEngine:
     def _begin_waiting(self) -> list[m.Report]:
         """Begin computations while lanes are free; return the reports of those that have ended."""
         reports: list[m.Report] = []
+        self._held_until = None
         while not self.quit and (first := self._first_work()) is not None:
             running = self._running
             if len(running) >= self._lanes_used_max or (
                 running and (first.request.alone or any(run.is_alone for run in running))
             ):
                 break
-            if self._is_held(first, running):
+            held_until = self._hold(first, running)
+            if held_until is not None and held_until > self._seconds():
+                self._held_until = held_until
                 break
             try:
                 lane = next((one for one in self._lanes.values() if one.run is None), None)
@@ -429,18 +438,20 @@ class TensorEngine:
                 lane.begin()
         return reports
 
-    def _is_held(self, first: TensorWork, running: Sequence[Run]) -> bool:
-        """Return whether the next request waits for others to join, though a lane is free: fewer
-        rows wait than are computed at once already, and those soon leave their lane. Two small
-        computations take more time of the cores than one of both.
+    def _hold(self, first: TensorWork, running: Sequence[Run]) -> float | None:
+        """Return until when the next request waits for others to join, though a lane is free, or
+        None: fewer rows wait than are computed at once already, and those soon leave their lane.
+        Two small computations take more time of the cores than one of both.
         """
         if first.key is None or self._again:
-            return False
-        most = max((r.rows for r in running if r.joined and r.works[0].key == first.key), default=0)
-        if self._rows_waiting[first.key] >= min(most, FULL_ROWS):
-            return False
-        expected_s = self._cost.expected_s(first.key, most)
-        return expected_s is not None and expected_s <= HELD_S_MAX
+            return None
+        joined = [run for run in running if run.joined and run.works[0].key == first.key]
+        largest = max(joined, key=lambda run: run.rows, default=None)
+        if largest is None or self._rows_waiting[first.key] >= min(largest.rows, FULL_ROWS):
+            return None
+        expected_s = self._cost.expected_s(first.key, largest.rows)
+        is_short = expected_s is not None and expected_s <= HELD_S_MAX
+        return largest.began_at + HELD_S_MAX if is_short else None
 
     def _is_short(self, works: Sequence[TensorWork]) -> bool:
         """Return whether *works* are one input that is expected to be computed in a short time,

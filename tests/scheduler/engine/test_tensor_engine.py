@@ -23,7 +23,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler import worker
 from inferd.scheduler.engine import tensor_engine
 from inferd.scheduler.engine.standby import Standby
-from inferd.scheduler.engine.tensor_engine import FULL_ROWS, TensorEngine
+from inferd.scheduler.engine.tensor_engine import FULL_ROWS, HELD_S_MAX, TensorEngine
 from inferd.scheduler.owner import Owner, Priority, Requester
 from inferd.scheduler.record import (
     PAGE_COUNTERS,
@@ -496,23 +496,28 @@ def test_few_rows_that_wait_are_not_divided(tmp_path: Path) -> None:
     rows.engine.close()
 
 
-def test_fewer_rows_wait_for_the_end_of_a_short_joined_computation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = Rows(tmp_path, lanes=2)
+def test_fewer_rows_wait_for_the_end_of_a_short_joined_computation(tmp_path: Path) -> None:
+    rows, clock = Rows(tmp_path, lanes=2), Clock()
+    rows.engine._seconds = clock
     rows.engine._cost.note_run(((1,), ()), 3, 0.0)  # it is expected to be short
     rows.engine._lanes_used_max = 0
     rows.send(*(row_request(n, FOREVER) for n in (1, 2, 3)))
     rows.send(m.SetThreads(2))
+    [run] = rows.engine._running
+    clock.now = run.began_at
     rows.send(row_request(4, FOREVER), row_request(5, FOREVER))
     assert rows.under_way() == (1, 2, 3), "two rows wait for others, or for a lane"
+    wait_s = rows.engine.wait_s_max()
+    assert wait_s is not None and 0.0 < wait_s <= 1.01 * HELD_S_MAX
     rows.send(row_request(6, FOREVER))
     assert [len(run.works) for run in rows.engine._running] == [3, 3]
-    monkeypatch.setattr(tensor_engine, "HELD_S_MAX", -1.0)
     rows.send(*(m.DropInput(n) for n in (4, 5, 6)))
     assert rows.wait_other(1, 2, 3, 4, 5, 6) == (1, 2, 3)
     rows.send(row_request(7, FOREVER))
-    assert [len(run.works) for run in rows.engine._running] == [3, 1], "it would wait for long"
+    clock.now += 1.01 * HELD_S_MAX
+    assert rows.under_way() == (1, 2, 3) and rows.engine.wait_s_max() == 0.0
+    rows.send()
+    assert [len(run.works) for run in rows.engine._running] == [3, 1], "it takes longer"
     rows.engine.close()
 
 
