@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
 from ..errors import (
     BackendError,
@@ -197,20 +196,13 @@ class OnnxComputation:
         as arrays: values cannot be made of strings.
         """
         if any(info.type == STRING for info, _ in self.inputs):
-            feeds = {
-                name: onnxruntime.OrtValue(value) if isinstance(value, OrtValue) else value
-                for name, value in values.items()
-            }
-            arrays = [np.asarray(one) for one in self._session.run(names, feeds, self._options)]
+            arrays = [np.asarray(one) for one in self._session.run(names, values, self._options)]
             check_output_bytes(sum(one.nbytes for one in arrays if one.dtype != object))
             return arrays
-        # The session's own method iterates over the result, whose end is an exception in C++ that
-        # takes 30 us.
-        vector = self._session._sess.run_with_ort_values(values, names, self._options)
-        found = [vector[number] for number in range(len(vector))]
+        found = self._session.run_with_ort_values(names, values, self._options)
         numbers = (one for one in found if one.element_type() != _STRING_NUMBER)
         check_output_bytes(sum(value.tensor_size_in_bytes() for value in numbers))
-        return found
+        return list(found)
 
 
 def _value(info: TensorInfo, tensor: Tensor) -> Any:
@@ -222,7 +214,7 @@ def _value(info: TensorInfo, tensor: Tensor) -> Any:
         return _strings(info, tensor)
     array = np.frombuffer(tensor.data, ARRAY_TYPES[info.type]).reshape(tensor.dimensions)
     number = _ELEMENT_NUMBERS[info.type]
-    return OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
 
 
 def _strings(info: TensorInfo, tensor: Tensor) -> Any:
@@ -240,7 +232,7 @@ def _tensor(value: Any) -> Tensor:
 
     :raises TooLarge: it has too many strings, or too long ones.
     """
-    if not isinstance(value, OrtValue):
+    if not isinstance(value, onnxruntime.OrtValue):
         return _tensor_of_array(np.asarray(value))
     kind = ELEMENT_TYPES.get(value.element_type(), "")
     if kind not in TYPE_NUMBERS:  # though the header declares another type
@@ -256,7 +248,7 @@ def _tensor(value: Any) -> Tensor:
     return Tensor(data, tuple(value.shape()), TYPE_NUMBERS[kind])
 
 
-def _view(value: OrtValue, size: int) -> memoryview:
+def _view(value: onnxruntime.OrtValue, size: int) -> memoryview:
     """Return the bytes of *value* in place; the view keeps the value."""
     memory = (ctypes.c_ubyte * size).from_address(value.data_ptr())
     memory.owner = value  # type: ignore[attr-defined]  # of this object alone
