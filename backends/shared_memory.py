@@ -1,5 +1,5 @@
 """Memory that several processes map (memfd): of fixed size, which all of them write; and sealed,
-which nobody can change.
+which no process can change.
 
 A reader of a mapping whose file was cut off would be ended by SIGBUS, and so would one of huge
 pages that the system lacks. So the seals against another size are checked, and the file system.

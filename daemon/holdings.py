@@ -41,7 +41,7 @@ class Holdings:
         return self._bytes.total()
 
     def check_growth(self, user: int, number: int, size: int) -> None:
-        """Check that a user may have so many more of them, of *size* bytes together.
+        """Check that a user may have *number* more things, with *size* bytes in total.
 
         :raises QuotaExceeded: they would be too many or too large.
         :raises Busy: those of all users would be too large.
@@ -74,7 +74,7 @@ class Holdings:
             )
 
     def add(self, user: int, number: int, size: int) -> None:
-        """Check and count so many more of a user, of *size* bytes together; see `check_growth`."""
+        """Check and count *number* more things of a user; see `check_growth`."""
         self.check_growth(user, number, size)
         self._counts[user] += number
         self._bytes[user] += size

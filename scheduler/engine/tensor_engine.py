@@ -58,8 +58,8 @@ SHAPES_MAX = 64
 EXPECTED_GAIN = 1 / 8
 """Weight of the last computation in the expected time of the next one."""
 FULL_ROWS = 8
-"""Where joining pays, rows are not divided among lanes into fewer than these: weights that are read
-for so many rows take less time than their computation.
+"""Where joining pays, rows are not divided among lanes into smaller computations: from about this
+number on, the computation of the rows takes longer than reading the weights.
 """
 HELD_S_MAX = 0.005
 """Fewer rows wait for a joined computation that is expected to take no longer than this, and no
