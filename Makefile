@@ -7,9 +7,9 @@ GPU    ?=
 ARGS   ?=
 
 # File by file in their order: those with the most tests are not the longest, and scheduler to wire,
-# which are short, leave no core idle at the end. Three processes for two cores, since most tests
-# wait for daemons for a part of their time; a fourth found no idle core and only delayed the others.
-PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder
+# which are short, leave no core idle at the end. Four processes for two cores: one begins with the
+# tests of tests/conftest.py's TOGETHER, which wait most of the time, as others do for a part of it.
+PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder
 
 # With ARGS, one of the two runs of `make test` may be left without tests: pytest's status 5.
 NONE_CHOSEN = $(if $(ARGS), || [ $$? -eq 5 ])
@@ -23,7 +23,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo chat test test-ray check lint bench attack compare answers compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas graphs templates architectures archs prometheus browser install clean
+.PHONY: help demo chat test test-ray files compiled wheel check lint bench attack compare answers compat dashboard-picture page-picture recording page-libraries protobuf guest docs models schemas graphs templates architectures archs variants prometheus browser install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -37,12 +37,21 @@ chat: $(STAMP)-chat ## chat in the browser, until Ctrl-C
 	@$(PY) tools/get_models.py --only smollm2
 	@$(PY) tools/chat.py $(ARGS)
 
-test: $(STAMP)-test models schemas graphs templates architectures prometheus browser ## run all tests, those on real models too
+test: $(STAMP)-test files ## run all tests, those on real models too
 	$(PY) -m pytest $(PARALLEL) -m 'not alone and not ray' $(ARGS)$(NONE_CHOSEN)
 	$(PY) -m pytest -m alone $(ARGS)$(NONE_CHOSEN)
 
 test-ray: $(STAMP)-test ## lose every member of a fleet in a Ray cluster, in 2.5 GB of memory
 	$(PY) -m pytest -m ray tests/gateways/fleet $(ARGS)
+
+files: models schemas graphs templates architectures variants prometheus browser ## get all files that the tests read
+
+# Each process of pytest would compile all modules of a fresh clone. The tests report any errors.
+compiled: $(STAMP)-test files
+	-@$(PY) -m pytest --collect-only -qq >/dev/null
+
+wheel: $(STAMP)-install ## check the bare wheel in an empty environment
+	$(PY) tools/check_wheel.py
 
 check: lint ## lint, and the tests that start no process, in 90 s
 	$(PY) -m pytest -q $(PARALLEL) --no-processes $(ARGS)
@@ -112,8 +121,11 @@ graphs: $(STAMP)-venv ## get graphs that are not language models (55 MB) into .c
 templates: $(STAMP)-venv ## get chat templates from the engine's source for the tests
 	@$(PY) -m tools.get_templates
 
-architectures: $(STAMP)-install ## save tiny models of some architectures of llama.cpp for the tests
+architectures: $(STAMP)-test ## save tiny models of some architectures of llama.cpp for the tests
 	@$(PY) -m tools.architectures.models
+
+variants: $(STAMP)-test models ## write smaller variants of the models for the tests
+	@$(PY) -m tests.variants
 
 prometheus: $(STAMP)-venv ## get Prometheus (Debian's package, not installed) for the tests
 	@$(PY) tools/get_prometheus.py

@@ -49,12 +49,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+TOGETHER = ("tests/gateways/http/web_page/", "tests/boot/")
+"""Folders whose tests share a browser or a machine, and wait for it most of the time."""
+
+
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each file to one worker, and all tests that boot a machine to the same."""
+    """Gives each file to one worker, and all files of some folders to the same."""
 
     def _split_scope(self, nodeid: str) -> str:
         scope: str = super()._split_scope(nodeid)
-        return "tests/boot" if scope.startswith("tests/boot/") else scope
+        return next((folder for folder in TOGETHER if scope.startswith(folder)), scope)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
@@ -138,6 +142,8 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # the others compute meanwhile
+        items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
     if not config.getoption("--no-processes"):
         return
     dropped = [item for item in items if starts_process(item)]
