@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...backends.errors import ErrorFields
-from ...backends.tensors import OTHER_TYPES, Tensor
+from ...backends.errors import ErrorFields, TooLarge
+from ...backends.tensors import OTHER_TYPES, DeclaredTensors, Tensor
 from ...ipc import messages as w
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
+    from ...ipc.client.large_tensors import LargeTensors
     from ...ipc.handles import Graph
 
 HISTORY_BYTES_MAX = 1 << 20
 """The latest bytes of prompts and answers that a context of the prompt interface keeps."""
+INPUTS_BYTES_MAX = 64 << 20
+"""The most bytes of a context's inputs if one is larger than a frame takes."""
 SETTINGS_MAX = 64
 """The number of parameter texts that a context keeps: the latest ones, without repeats."""
 
@@ -27,7 +30,9 @@ SETTINGS_MAX = 64
 class GuestGraph:
     """A graph: the function that loads it, its parameters, and the daemon's handle, which is valid
     in one `generation` of the link. `image` is the path of the image of its contexts' prompts.
-    `tensors`: whether its model computes tensors.
+    `tensors`: whether its model computes tensors. `model` is the name of its model, and `large` has
+    the buffers for its large tensors, both in this generation. `has_large_outputs`: whether no
+    reply has taken outputs of its model.
     """
 
     load: Callable[[AsyncClient, float], Awaitable[Graph]]
@@ -35,6 +40,10 @@ class GuestGraph:
     image: str | None = None
     handle: int = -1
     tensors: bool = False
+    model: str = ""
+    declared: DeclaredTensors | None = None
+    large: LargeTensors | None = None
+    has_large_outputs: bool = False
     generation: int = -1
     unloaded: bool = False
 
@@ -48,7 +57,7 @@ class GuestContext:
     that were set as tensors, by index.
     `text` is the output of the last turn, or None while only the daemon has it. `metadata` is the
     metadata of a turn that has ended, else None. `outputs` are those of tensors, once the graph was
-    unloaded.
+    unloaded or if they were too large for a reply (`has_outputs`).
     `in_turn`: whether tokens of a turn are being streamed or pulled. `prefix` is the part of this
     turn's text from before the context was opened again. `failure` is the error of the last turn in
     the form of the protocol, or empty.
@@ -64,6 +73,7 @@ class GuestContext:
     image: str | None = None
     images: dict[int, bytes] = field(default_factory=dict)
     outputs: list[bytes] = field(default_factory=list)
+    has_outputs: bool = False
     text: bytes | None = b""
     piece: bytes = b""
     metadata: bytes | None = None
@@ -75,6 +85,30 @@ class GuestContext:
         """Forget the last turn."""
         self.text, self.piece, self.metadata = text, b"", None
         self.in_turn, self.prefix, self.failure = False, b"", None
+        self.outputs, self.has_outputs = [], False
+
+    def keep_outputs(self, outputs: list[bytes]) -> None:
+        """Keep the outputs of tensors."""
+        self.outputs, self.has_outputs = outputs, True
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the daemon takes its tensors in buffers only."""
+        return self.graph.has_large_outputs or any(map(is_large, self.tensors.values()))
+
+    def check_growth(self, index: int, tensor: Tensor) -> None:
+        """Check that the context may hold *tensor*, which is large, as its input *index*.
+
+        :raises TooLarge: its inputs would have too many bytes.
+        """
+        others = (len(other.data) for at, other in self.tensors.items() if at != index)
+        size = sum(others) + len(tensor.data)
+        if size > INPUTS_BYTES_MAX:
+            raise TooLarge(
+                f"the inputs of the context have {size} bytes, more than {INPUTS_BYTES_MAX}",
+                hint="send smaller tensors",
+                data={"bytes": size, "bytes_max": INPUTS_BYTES_MAX},
+            )
 
     def end_turn(self, text: bytes, metadata: bytes) -> None:
         """Keep the output of a turn that has ended; *text* is the part after `prefix`."""
@@ -128,6 +162,11 @@ def read_key(data: bytes, key: str) -> Any:
     if not isinstance(found, dict):
         return None
     return found.get(key, found.get(key.replace("-", "_")))
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Return whether no frame takes a tensor."""
+    return len(tensor.data) > w.TENSOR_BYTES_MAX
 
 
 def as_message(tensor: Tensor) -> w.Tensor:

@@ -9,7 +9,6 @@ lost between the turn and the guest's `get_output`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ...backends.errors import (
@@ -24,10 +23,10 @@ from ...backends.errors import (
     TooLarge,
 )
 from ...backends.model_encodings import encoding_of_bytes
-from ...backends.tensors import NamedTensor, Tensor
+from ...backends.tensors import TENSOR_TYPES, NamedTensor, Tensor, check_index, fits_index
 from ...ipc.messages import METADATA_INDEX
 from ...ipc.messages import TARGETS as TARGET_NUMBERS
-from .graphs import GuestContext, GuestGraph, as_message, as_tensor
+from .graphs import GuestContext, GuestGraph, as_message, is_large
 from .images import (
     FIRST_IMAGE_INDEX,
     IMAGE_BYTES_MAX,
@@ -226,7 +225,7 @@ class Guest:
         session.
         """
         if context.tensors:
-            context.outputs = await self._outputs(context)
+            context.keep_outputs(context.outputs or await self._outputs(context))
         else:
             if context.text is None:
                 context.text = await self.remote.read_output(context, 0)
@@ -237,10 +236,14 @@ class Guest:
 
     async def _outputs(self, context: GuestContext) -> list[bytes]:
         outputs: list[bytes] = []
-        with suppress(NotFound):  # after the last one
+        try:
             while True:
                 outputs.append(await self.remote.read_output(context, len(outputs)))
-        return outputs
+        except NotFound:  # after the last one
+            return outputs
+        except TooLarge:
+            await self._compute_large(context)
+            return context.outputs
 
     # Contexts.
 
@@ -279,10 +282,10 @@ class Guest:
     async def set_input(self, handle: int, index: int, tensor: Tensor) -> None:
         """Set parameters at index 1; at any other index, set the prompt and end a pulled turn. From
         index 2 on, an image is kept for the next prompts. Of a model that computes tensors, numbers
-        are the input of the index.
+        are the input of the index, and of a graph all others, too.
         """
         context, data = self._live_context(handle), tensor.data
-        numbers = context.graph.tensors and tensor.holds_numbers
+        numbers = context.graph.tensors and await self._is_tensor(context, index, tensor)
         if index == METADATA_INDEX and not numbers:
             data, image = take_image(data)
             await self.remote.set_input(context, METADATA_INDEX, data)
@@ -295,6 +298,9 @@ class Guest:
         if not numbers:
             data = await self._with_images(context, data)
         await self._end_turn(context)
+        if numbers and is_large(tensor):
+            await self._set_large_tensor(context, index, tensor)
+            return
         place, value = (index, as_message(tensor)) if numbers else (0, data)
         try:
             await self.remote.set_input(context, place, value)
@@ -306,6 +312,25 @@ class Guest:
             context.tensors[index] = tensor
         else:
             context.prompt, context.tensors = data, {}
+
+    async def _is_tensor(self, context: GuestContext, index: int, tensor: Tensor) -> bool:
+        """Return whether an input is one of the model's tensors, as the daemon decides it: all are
+        those of a graph, except parameters. A model that declares none may take texts, too.
+        """
+        declared = (await self.remote.declared_tensors(context)).inputs
+        if not declared:
+            return tensor.holds_numbers
+        is_text = index == METADATA_INDEX and tensor.type == TENSOR_TYPES["u8"]
+        return not is_text or fits_index(declared, index, tensor)
+
+    async def _set_large_tensor(self, context: GuestContext, index: int, tensor: Tensor) -> None:
+        """Keep an input that no frame takes; it is sent with the computation."""
+        declared = await self.remote.declared_tensors(context)
+        if declared.inputs:  # else the model takes any
+            check_index(declared.inputs, index, tensor)
+        context.check_growth(index, tensor)
+        context.clear_output()
+        context.tensors[index] = tensor
 
     @staticmethod
     def _keep_image(context: GuestContext, index: int, data: bytes) -> None:
@@ -356,8 +381,11 @@ class Guest:
         """
         context = self._live_context(handle)
         await self._end_turn(context)
+        if context.is_large:
+            await self._noting_failure(context, self._compute_large(context))
+            return
         if context.tensors:
-            context.failure = None
+            context.clear_output()
             call = self.remote.call(
                 context, lambda c, h, s: c.compute(h, priority=self.remote.priority, timeout=s)
             )
@@ -370,17 +398,24 @@ class Guest:
         else:
             await self._run(context, whole_turn(context, self.remote.priority))
 
+    async def _compute_large(self, context: GuestContext) -> None:
+        """Compute the outputs of the tensors that were set, which no frame or reply takes."""
+        context.clear_output()
+        declared = (await self.remote.declared_tensors(context)).inputs
+        inputs = [
+            (declared[index].name if index < len(declared) else str(index), tensor)
+            for index, tensor in sorted(context.tensors.items())
+        ]
+        outputs = await self.remote.compute_tensors(context, inputs)
+        context.keep_outputs([tensor.data for _, tensor in outputs])
+
     async def compute_tensors(
         self, handle: int, inputs: Sequence[NamedTensor]
     ) -> list[NamedTensor]:
         """Return the outputs of *inputs*, if the model computes tensors."""
         context = self._live_context(handle)
         await self._end_turn(context)
-        named = [(name, as_message(tensor)) for name, tensor in inputs]
-        result = await self.remote.call(
-            context, lambda c, h, s: c.compute(h, named, priority=self.remote.priority, timeout=s)
-        )
-        return [(name, as_tensor(message)) for name, message in result.outputs]
+        return await self.remote.compute_tensors(context, inputs)
 
     def computes_tensors(self, handle: int) -> bool:
         """Return whether the model of a context computes tensors."""
@@ -432,8 +467,12 @@ class Guest:
     async def get_output(self, handle: int, index: int) -> bytes:
         """Return the text of the turn so far, or at index 1 its metadata as JSON."""
         context = self._context(handle)
-        if context.tensors and not context.graph.unloaded:
-            return await self.remote.read_output(context, index)
+        if context.tensors and not (context.has_outputs or context.graph.unloaded):
+            try:
+                return await self.remote.read_output(context, index)
+            except TooLarge:
+                context.graph.has_large_outputs = True
+                await self._compute_large(context)
         if index < len(context.outputs):
             return context.outputs[index]
         if index == METADATA_INDEX:

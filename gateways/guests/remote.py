@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import msgspec
 
 from ...backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown, Timeout
+from ...backends.tensors import DeclaredTensors, NamedTensor, TensorInfo
 from ...ipc import messages as w
+from ...ipc.client.large_tensors import Inputs, LargeTensors, Place
 from ...ipc.messages import METADATA_INDEX
-from .graphs import GuestContext, GuestGraph, as_message
+from .graphs import GuestContext, GuestGraph, as_message, as_tensor, is_large
 
 if TYPE_CHECKING:
     from ...ipc.client import AsyncClient
@@ -153,6 +156,47 @@ class Remote:
             context.generation = -1
             return await self.link.call(act)
 
+    async def declared_tensors(self, context: GuestContext) -> DeclaredTensors:
+        """Return the inputs and outputs of a context's graph; none of a model that takes any."""
+        graph = context.graph
+
+        async def act(client: AsyncClient, handle: int, timeout_s: float) -> DeclaredTensors:
+            shown = await client.show(graph.model, timeout=timeout_s)
+            info: Mapping[str, Any] = shown["info"] or {}
+            found = (
+                msgspec.convert(info.get(key) or (), tuple[TensorInfo, ...])
+                for key in ("inputs", "outputs")
+            )
+            return DeclaredTensors(*found)
+
+        if graph.declared is None:
+            graph.declared = await self.call(context, act)
+        return graph.declared
+
+    async def compute_tensors(
+        self, context: GuestContext, inputs: Sequence[NamedTensor]
+    ) -> list[NamedTensor]:
+        """Return the outputs of *inputs*, of which the large ones pass through buffers."""
+        messages = [(name, as_message(tensor)) for name, tensor in inputs]
+
+        async def names() -> list[str]:
+            return [info.name for info in (await self.declared_tensors(context)).outputs]
+
+        async def act(client: AsyncClient, handle: int, timeout_s: float) -> dict[str, w.Tensor]:
+            async def compute(inputs: Inputs, places: Sequence[Place]) -> dict[str, w.Tensor]:
+                result = await client.compute(
+                    handle, inputs, places=places, priority=self.priority, timeout=timeout_s
+                )
+                return dict(result.outputs)
+
+            graph = context.graph
+            if graph.large is None:
+                graph.large = LargeTensors(client.buffer, client._driver.run_in_thread)
+            return await graph.large.compute(messages, compute, names)
+
+        found = await self.call(context, act)
+        return [(name, as_tensor(message)) for name, message in found.items()]
+
     async def read_output(self, context: GuestContext, index: int) -> bytes:
         """Return an output of the last turn."""
         return await self.call(context, lambda c, handle, s: c.get_output(handle, index, timeout=s))
@@ -187,6 +231,7 @@ class Remote:
                 if graph.generation != generation:
                     loaded = await graph.load(client, self.link.timeout_s)
                     graph.handle, graph.tensors = int(loaded), loaded.tensors
+                    graph.model, graph.declared, graph.large = loaded.model, None, None
                     graph.generation = generation
         return graph.handle
 
@@ -218,5 +263,6 @@ class Remote:
         if context.prompt is not None:
             prompt = context.prompt + context.prefix
             await client.set_input(handle, 0, prompt, timeout=self.link.timeout_s)
-        for index, tensor in context.tensors.items():
+        small = {index: one for index, one in context.tensors.items() if not is_large(one)}
+        for index, tensor in small.items():
             await client.set_input(handle, index, as_message(tensor), timeout=self.link.timeout_s)
