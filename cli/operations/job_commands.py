@@ -12,6 +12,7 @@ from ...backends.errors import InvalidArgument
 from .. import completion
 from ..client import client_of
 from ..monitoring.status_commands import columns_for
+from ..nodes import NODE_COLUMN
 from ..one_shot import OneShotClient
 from ..options import (
     EXIT_REFUSED,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 RECONNECT_S = 600.0
 """The time for which `wait` waits for a daemon that restarts."""
 JOBS: Columns = {
+    **NODE_COLUMN,
     "ID": "id",
     "USER": lambda j: j["user"] or j["uid"],
     "LABEL": lambda j: j["label"] or None,

@@ -61,6 +61,11 @@ class EntrySettings(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", 
     follower_after: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 10.0
     """Seconds after the loss of a node until its sessions continue from their copies."""
     connections_max: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256
+    buffers_user_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 64
+    """Buffers of a user that the entry holds."""
+    buffer_bytes_user_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1 << 30
+    buffer_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 4 << 30
+    """The same for all users together."""
     metrics: str | int = f"{LOOPBACK}:{METRICS_PORT}"
     """The address of the metrics listener: a port, HOST:PORT, the path of a Unix socket, or off."""
     metrics_network: Literal["loopback", "any"] = "loopback"

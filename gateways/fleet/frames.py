@@ -215,6 +215,7 @@ def request_frame(number: int, call: str, params: Mapping[str, Any]) -> bytes:
 
 class _Part(msgspec.Struct):
     fd: int = -1
+    buffer: int = 0
 
 
 class _TensorParams(_Part):
@@ -248,6 +249,24 @@ def count_descriptors(params: msgspec.Raw) -> int:
         *media,
     )
     return sum(part is not None and part.fd >= 0 for part in parts)
+
+
+_named_parts = msgspec.msgpack.Decoder(list[tuple[str, _Part]])
+_places = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def names_buffers(fields: Fields) -> bool:
+    """Return whether inputs are in buffers, or outputs are written to some.
+
+    :raises InvalidArgument: the params have other types.
+    """
+    try:
+        if is_given(fields, "outputs") and _places.decode(fields["outputs"]):
+            return True
+        inputs = _named_parts.decode(fields["inputs"]) if is_given(fields, "inputs") else []
+    except UNREADABLE as exc:
+        raise InvalidArgument(f"the params do not match the call: {exc}") from None
+    return any(part.buffer for _, part in inputs)
 
 
 def part_refused() -> UnsupportedOperation:

@@ -30,9 +30,11 @@ from ....backends.errors import (
 from ....backends.fd_frames import frame_of
 from ....ipc.messages import CREDIT_MAX, PROTOCOL_VERSION, Call, ClientHello, CopiedChange, Kind
 from ....ipc.peer import Peer
+from ....ipc.server.buffers import Buffers
 from ....ipc.server.connection_places import Places
 from ....ipc.server.descriptors import UserDescriptors
 from ....ipc.server.fairness import LoopTime, SharedLimit
+from ....ipc.server.holdings import HoldingLimits
 from ....ipc.server.socket_connection import SocketConnection
 from ....wire.frames import HEADER_BYTES, pack_frame
 from ..config import EntryConfig
@@ -77,6 +79,9 @@ from .passed_descriptors import PassedDescriptors
 
 MODEL_COPIES_MAX = 2
 """Copies of models' files at a time, each with at most two parts in the entry's memory."""
+JOBS_MAX = 10_000
+TRANSFERS_MAX = 8
+"""Requests of a client with buffers at a time; further ones wait."""
 _change = msgspec.msgpack.Decoder(CopiedChange)
 UNREAD_PAUSE_BYTES = 1 << 20
 """Bytes that a client has not read; above this, nothing is read from its nodes."""
@@ -186,6 +191,16 @@ class Fleet:
         )
         self._repair = Repair(self.copies, self.continued, self.moves, after_s)
         self.places = Places[ClientConnection](settings.connections_max)
+        self.job_places = NodeTable[tuple[str, str]](JOBS_MAX)
+        """The nodes of jobs and of their files, by user and id."""
+        self._last_buffer = 0
+        self.buffers = Buffers(self._new_buffer_handle, lambda _: None)
+        """The clients' buffers. Nodes have copies of parts, each for one request."""
+        self.buffers.held.limits = HoldingLimits(
+            user_max=settings.buffers_user_max,
+            user_bytes_max=settings.buffer_bytes_user_max,
+            bytes_max=settings.buffer_bytes_max,
+        )
         self.clients: set[FleetClient] = set()
         self.swaps = NameLocks()
         """The locks of swaps by model: swaps of one name reach all nodes in the same order."""
@@ -199,6 +214,11 @@ class Fleet:
         """Set once the entry accepts no new requests, and exits when those under way have ended."""
         self.idle = anyio.Event()
         """Set once an entry that stops has no requests."""
+
+    def _new_buffer_handle(self) -> int:
+        """Return a handle that no start of the entry has given before."""
+        self._last_buffer += 1
+        return self.incarnations.starts << 32 | self._last_buffer
 
     def open(self) -> None:
         """Read the state directory.
@@ -293,6 +313,10 @@ class FleetClient(NodeConnections):
         self.graphs: dict[int, FleetGraph] = {}
         self.requests: dict[int, ClientRequest] = {}
         self.contexts = ClientContexts(fleet.nodes, fleet.incarnations)
+        self.transfers = anyio.CapacityLimiter(TRANSFERS_MAX)
+        """The requests under way that have a buffer on a node."""
+        self.part_lock = anyio.Lock()
+        """Held while a part of a buffer is copied, so that a client has one in memory at a time."""
         self._changes: dict[str, PendingChange] = {}
         """The last change of each session whose copy lacks it yet, by the session's id."""
         self._lost = Counter[str]()
@@ -366,6 +390,10 @@ class FleetClient(NodeConnections):
         incarnation, handle = self.contexts.incarnation_of(params)
         fields = with_handle(params, "context", daemon_handle(incarnation, handle))
         self.forward(request, incarnation.node, fields, has_contents=has_contents)
+        self.note_turn(request, params)
+
+    def note_turn(self, request: ClientRequest, params: Fields) -> None:
+        """Note a request that was sent to the node of its context, as a turn there if it is one."""
         request.context = handle = integer_in(params, "context")
         context = self.contexts.find(params)
         request.session_id = "" if context is None else context.session_id
@@ -410,6 +438,16 @@ class FleetClient(NodeConnections):
 
         :raises InferdError: the request failed.
         """
+        sent = self.begin_exchange(request, node, params, has_contents=has_contents)
+        return sent[0], await self.end_exchange(request, sent[1])
+
+    def begin_exchange(
+        self, request: ClientRequest, node: str, params: Fields, *, has_contents: bool = False
+    ) -> tuple[Upstream, asyncio.Future[OpenFrame]]:
+        """Send a request to *node*, for `end_exchange`.
+
+        :raises InferdError: the node cannot be reached.
+        """
         answer: asyncio.Future[OpenFrame] = asyncio.get_running_loop().create_future()
 
         def handle(request: ClientRequest, upstream: Upstream, message: OpenFrame) -> None:
@@ -419,10 +457,19 @@ class FleetClient(NodeConnections):
                 answer.set_result(message)
 
         upstream = self._send_request(request, node, params, handle, has_contents)
+        return upstream, answer
+
+    async def end_exchange(
+        self, request: ClientRequest, answer: asyncio.Future[OpenFrame]
+    ) -> msgspec.Raw:
+        """Return the result of a request that `begin_exchange` has sent.
+
+        :raises InferdError: the request failed.
+        """
         try:
             result = result_of(await answer)
             await self.wait_copied(request)
-            return upstream, result
+            return result
         finally:
             request.upstream = None
 

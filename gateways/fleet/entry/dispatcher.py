@@ -29,14 +29,17 @@ from ..frames import (
     integer_in,
     is_given,
     model_refused,
+    names_buffers,
     open_message,
     part_refused,
     raw_of,
     request_of,
 )
 from ..routing.calls import row_of
+from .buffers import call_on_buffers, compute_in_buffers
 from .client import ClientConnection, ClientRequest, FleetClient, without_shutdown
 from .draining import drain_node
+from .jobs import call_on_jobs
 from .metrics import read_metrics
 from .model_copies import copy_model
 from .new_contexts import ContextMove, FirstPrompt, WaitingTurn, begin_request
@@ -76,6 +79,7 @@ TASKS: Mapping[Route, Work] = {
     Route.END_BACKEND: end_backend,
     Route.ENTRY: read_metrics,
     Route.COPY: copy_model,
+    Route.JOB: call_on_jobs,
 }
 """Routes whose requests run as tasks; the others are sent on at once."""
 TRUE = raw_of(True)
@@ -130,18 +134,25 @@ class Dispatcher:
             if row.route is Route.NONE:
                 raise UnsupportedOperation(
                     f"the entry of a fleet has no call {call!r}",
-                    hint="jobs, kept tensors, buffers and calls between daemons are a node's own:"
-                    " connect to its daemon",
+                    hint="`free_tensors`, `open_channel` and calls between daemons are a node's"
+                    " own: connect to its daemon",
                 )
             needed = count_descriptors(message.items[3]) if row.has_descriptors else 0
+            is_in_buffers = row.has_buffers and names_buffers(params)
             descriptors = passed.claim(needed)
-            if descriptors and row.route not in (Route.CONTEXT, Route.LOAD):
+            if descriptors and row.route not in (Route.CONTEXT, Route.LOAD, Route.BUFFER):
                 passed.close_claimed(descriptors)
                 raise part_refused() if row.route is Route.GRAPH else model_refused()
             request = requests[number] = ClientRequest(number, call, row)
             if descriptors and row.route is Route.LOAD:
                 work = partial(load_passed, passed, descriptors)
                 self._client.group.start_soon(self._run, work, request, params)
+            elif row.route is Route.BUFFER:
+                buffer_work = partial(call_on_buffers, passed, descriptors)
+                self._client.group.start_soon(self._run, buffer_work, request, params)
+            elif is_in_buffers:
+                compute = partial(compute_in_buffers, passed, descriptors)
+                self._client.group.start_soon(self._run, compute, request, params)
             elif descriptors:
                 self._begin_contents(request, params, descriptors)
             else:

@@ -137,6 +137,8 @@ class Entry:
             connection.send_goodbye(_refusal(exc_group))
         finally:
             self._fleet.places.release_place(connection)
+            # After all tasks of the connection, one of which may just have registered one.
+            self._fleet.buffers.close_connection(connection)
             connection.close()
 
     async def _admit(self, connection: ClientConnection) -> str:

@@ -105,6 +105,7 @@ async def end_backend(
     result, _ = await _call_connected(client, request, params)
     client.prelude.clear()
     client.drop_all()
+    client.fleet.buffers.close_connection(client.connection)
     return result
 
 

@@ -235,6 +235,10 @@ class Upstream(asyncio.Protocol):
         """
         return await self._exchange(call, params, self.send_frame)
 
+    def post(self, call: str, params: Fields) -> None:
+        """Send a request of the entry's own whose answer does not matter."""
+        self.send_frame(request_frame(random.choice(OWN_NUMBERS), call, params))
+
     async def _call_now(self, call: str, params: Fields) -> msgspec.Raw:
         return await self._exchange(call, params, self._write)
 
@@ -255,9 +259,7 @@ class Upstream(asyncio.Protocol):
             message = await answer
         except BaseException:
             if self._handlers.pop(number, None) is not None:
-                self.send_frame(
-                    request_frame(random.choice(OWN_NUMBERS), "cancel", {"request": number})
-                )
+                self.post("cancel", {"request": raw_of(number)})
             raise
         return result_of(message)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferd import Client, NotFound, UnsupportedOperation
+from inferd import Client, NotFound
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.onnx_graphs import affine, write_graphs
 
@@ -33,10 +33,3 @@ def test_a_kept_tensor_is_the_next_input_of_its_context(fleet: RunningFleet) -> 
         pytest.raises(NotFound),
     ):
         graph.run({"a": state, "b": [[1, 1]]})
-
-
-def test_the_entry_has_no_buffers(fleet: RunningFleet) -> None:
-    with Client(fleet.socket) as client:
-        with pytest.raises(UnsupportedOperation, match="no call 'register_buffer'") as caught:
-            client.buffer(4096)
-        assert "buffers" in caught.value.hint

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,12 @@ from tests.pictures import png
 from tests.waiting import wait_until
 
 CONFIG = echo_model("eyes", slots=2, media=True, **{"ctx-size": 100_000})
-PICTURES = [png(32, 32, padding=11 << 20, text=b"%d" % number) for number in range(2)]
+
+
+@cache
+def pictures() -> list[bytes]:
+    """Return two images; made at their first use."""
+    return [png(32, 32, padding=11 << 20, text=b"%d" % number) for number in range(2)]
 
 
 @pytest.fixture
@@ -29,7 +35,7 @@ def fleet(tmp_path: Path) -> Iterator[RunningFleet]:
             Client(running.socket) as client,
             client.session("eyes", session_id="diary") as session,
         ):
-            for picture in PICTURES:
+            for picture in pictures():
                 session.chat(["Look at this", Image(picture)], options={"n-predict": 1})
         yield running
 
@@ -66,12 +72,12 @@ def check_diary(fleet: RunningFleet, client: Client, node: str) -> None:
     """Check that a node has the session with all pictures, and the other node has none."""
     wait_until(lambda: home_of(client) == node)
     wait_until(lambda: not media_bytes(fleet, "ab".replace(node, "")))
-    assert media_bytes(fleet, node) == sum(map(len, PICTURES))
+    assert media_bytes(fleet, node) == sum(map(len, pictures()))
     with client.session("eyes", session_id="diary") as session:
         assert session.context.attached
         asked = [one for one in session.history().messages if one["role"] == "user"]
         hashes = [one["content"][1]["sha256"] for one in asked]
-        assert [session.media(sha256).data for sha256 in hashes] == PICTURES
+        assert [session.media(sha256).data for sha256 in hashes] == pictures()
 
 
 def test_a_drained_node_has_no_image_of_the_sessions_that_have_left(fleet: RunningFleet) -> None:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -17,14 +18,15 @@ from inferd import Client
 from inferd.backends.errors import (
     Cancelled,
     InvalidArgument,
+    NotFound,
     PermissionDenied,
-    UnsupportedOperation,
 )
 from tests.daemon.command_line import inferd_process
 from tests.daemon.other_users import ADA, BOB, as_user
 from tests.echo import echo_model
 from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.raw import RawClient
+from tests.waiting import wait_until
 
 CONFIG = echo_model("echo") + echo_model("slow", step_ms=20)
 TEXT = "a text that takes the slow model a second or two to echo"
@@ -110,13 +112,33 @@ def test_usage_of_a_key_is_the_sum_of_all_nodes(fleet: RunningFleet) -> None:
         assert other.call("usage", by=["key"])["usage"] == []
 
 
-def test_jobs_are_refused_with_the_place_that_takes_them(fleet: RunningFleet) -> None:
-    with Client(fleet.socket) as client:
-        with pytest.raises(UnsupportedOperation, match="has no call 'upload_file'") as refused:
-            client.jobs.submit([{"url": "/v1/completions", "body": {"model": "echo"}}])
-        assert "connect to its daemon" in refused.value.hint
-        with pytest.raises(UnsupportedOperation, match="has no call 'jobs'"):
-            client.jobs.list()
+def test_jobs_of_a_user_are_no_other_users(fleet: RunningFleet) -> None:
+    body = {"model": "echo", "prompt": "hello", "max_tokens": 4}
+    line = msgspec.json.encode({"custom_id": "1", "url": "/v1/completions", "body": body})
+    with client_of(fleet, ADA) as ada, client_of(fleet, BOB) as bob:
+        file = ada.call("upload_file", data=line, end=True)["file"]
+        job = ada.call("submit_job", file=file["id"], job="batch_of_ada")["job"]
+        assert job["id"] == "batch_of_ada" and file["node"] == job["node"]
+        for call, params in (
+            ("jobs", {"job": job["id"]}),
+            ("cancel_job", {"job": job["id"]}),
+            ("files", {"file": file["id"]}),
+            ("read_file", {"file": job["output_file"]}),
+            ("submit_job", {"file": file["id"]}),
+        ):
+            with pytest.raises(NotFound):
+                bob.call(call, **params)
+        assert not bob.call("delete_job", job=job["id"])["deleted"]
+        assert bob.call("jobs")["jobs"] == [] == bob.call("files")["files"]
+        with pytest.raises(PermissionDenied):
+            bob.call("jobs", all=True)
+        wait_until(lambda: ada.call("jobs", job=job["id"])["jobs"][0]["state"] == "completed")
+        with Client(fleet.socket) as operator:
+            assert operator.jobs.list() == []
+            assert [one["id"] for one in operator.jobs.list(all_users=True)] == [job["id"]]
+            assert operator.jobs.delete(job["id"])
+        with pytest.raises(NotFound):
+            ada.call("jobs", job=job["id"])
 
 
 def test_the_http_gateway_serves_from_all_nodes(fleet: RunningFleet) -> None:

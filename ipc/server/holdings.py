@@ -1,11 +1,12 @@
-"""The number and bytes of things that users let the daemon hold, and their bounds."""
+"""The number and bytes of things that users let a server hold, and their bounds."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from ..backends.errors import Busy, QuotaExceeded
+from ...backends.errors import Busy, QuotaExceeded
 
 RETRY_AFTER_S = 1.0
 
@@ -20,15 +21,15 @@ class HoldingLimits(NamedTuple):
 
 class Holdings:
     """The counts by user of one kind of thing, whose settings begin with *name*. Owned by the
-    daemon's event loop.
+    server's event loop.
     """
 
     def __init__(self, name: str):
         self.limits = HoldingLimits()
         """Those of the configuration."""
         self._name = name
-        self._counts: Counter[int] = Counter()
-        self._bytes: Counter[int] = Counter()
+        self._counts: Counter[Hashable] = Counter()
+        self._bytes: Counter[Hashable] = Counter()
 
     @property
     def count(self) -> int:
@@ -40,7 +41,7 @@ class Holdings:
         """Their bytes."""
         return self._bytes.total()
 
-    def check_growth(self, user: int, number: int, size: int) -> None:
+    def check_growth(self, user: Hashable, number: int, size: int) -> None:
         """Check that a user may have *number* more things, with *size* bytes in total.
 
         :raises QuotaExceeded: they would be too many or too large.
@@ -73,13 +74,13 @@ class Holdings:
                 data=sizes | {"retry_after_s": RETRY_AFTER_S},
             )
 
-    def add(self, user: int, number: int, size: int) -> None:
+    def add(self, user: Hashable, number: int, size: int) -> None:
         """Check and count *number* more things of a user; see `check_growth`."""
         self.check_growth(user, number, size)
         self._counts[user] += number
         self._bytes[user] += size
 
-    def remove(self, user: int, size: int) -> None:
+    def remove(self, user: Hashable, size: int) -> None:
         """Uncount one of a user, of *size* bytes."""
         self._counts[user] -= 1
         self._bytes[user] -= size
