@@ -23,6 +23,8 @@ COLOURS = {
         "timeout": "yellow",
         "refused": "orange",
         "failed": "red",
+        "completed": "green",
+        "given_up": "orange",
     },
     "{{state}}": {
         "ready": "green",
@@ -38,6 +40,9 @@ COLOURS = {
         "cold": "blue",
         "loading": "yellow",
         "unloading": "orange",
+        "completed": "green",
+        "cancelled": "blue",
+        "expired": "light-orange",
     },
 }
 """Colours of legends with the same meaning in all panels."""

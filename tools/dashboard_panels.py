@@ -26,6 +26,16 @@ LOGARITHMIC = {
 }
 
 
+LIMITED = {
+    "sessions": "sessions",
+    "connections": "connections",
+    "kept_tensor_bytes": "tensors that stay",
+    "buffer_bytes": "buffers",
+    "job_bytes": "files of jobs",
+}
+"""The gauges with a bound in a family of its own, with their names for people."""
+
+
 class Panel(NamedTuple):
     """A graph or a number: its title, the unit, and queries with their legends."""
 
@@ -311,6 +321,51 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             empty="no graph computes",
             style=STACKED,
         ),
+        Panel(
+            "Loaded graphs, by device",
+            "short",
+            ((total("graph_info", "device"), "{{device}}"),),
+            empty="no graph is loaded",
+            style=STACKED,
+        ),
+        Panel(
+            "Tensors that stay, by graph",
+            "short",
+            ((total("kept_tensors", "model_name"), "{{model_name}}"),),
+            empty="no graph is loaded",
+            style=STACKED,
+        ),
+        Panel(
+            "Memory of tensors that stay",
+            "bytes",
+            ((total("kept_tensor_bytes", "model_name"), "{{model_name}}"),),
+            empty="no graph is loaded",
+            style=STACKED,
+        ),
+        Panel("Buffers of clients", "short", ((one("buffers"), "{{instance}}"),)),
+        Panel("Memory of buffers", "bytes", ((one("buffer_bytes"), "{{instance}}"),)),
+    ),
+    "Jobs": (
+        Panel(
+            "Jobs by state",
+            "short",
+            ((total("jobs", "state", CHOSEN), "{{state}}"),),
+            style=STACKED,
+        ),
+        Panel(
+            "Requests of jobs",
+            "short",
+            ((total("job_requests", "state", CHOSEN), "{{state}}"),),
+            style=STACKED,
+        ),
+        Panel(
+            "Ended requests of jobs, by outcome",
+            "reqps",
+            ((rate("job_requests_ended", "outcome", CHOSEN), "{{outcome}}"),),
+            empty="none",
+            style=STACKED,
+        ),
+        Panel("Files of jobs, on disk", "bytes", ((one("job_bytes"), "{{instance}}"),)),
     ),
     "Models and workers": (
         Panel(
@@ -403,8 +458,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "Share of limits in use",
             "percentunit",
             tuple(
-                (f"{total(what, 'instance', CHOSEN)} / on (instance) {one(f'{what}_max')}", what)
-                for what in ("sessions", "connections")
+                (f"{total(what, 'instance', CHOSEN)} / on (instance) {one(f'{what}_max')}", shown)
+                for what, shown in LIMITED.items()
             ),
             top=1,
         ),

@@ -47,11 +47,13 @@ scrape_configs:
 ```
 
 The picture shows the dashboard with data that Prometheus scraped for some minutes, during which
-several programs used two models, too many programs connected, a worker was killed, sessions expired
-and a damaged model could not be loaded. Grafana's panel components drew it without a Grafana server
-(`make dashboard-picture`); [dashboard.json](dashboard.json) has the data they drew.
+several programs used two models and a graph, held tensors and submitted jobs, too many programs
+connected, a worker was killed, sessions expired and a damaged model could not be loaded. Grafana's
+panel components drew it without a Grafana server (`make dashboard-picture`);
+[dashboard.json](dashboard.json) has the data they drew.
 
-![numbers at a glance; graphs of turns, tokens, tensors, models, sessions, daemon](dashboard.png)
+![numbers at a glance; graphs of turns, tokens, tensors, jobs, models, sessions,
+daemon](dashboard.png)
 """
 
 

@@ -16,6 +16,7 @@ import anyio.lowlevel
 from ... import __version__
 from ...backends import ENGINES
 from ...backends.library import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...backends.model_spec import device_of
 from ...scheduler import PRIORITIES
 from ...scheduler.record import (
     DRAFTERS,
@@ -251,6 +252,7 @@ def _loaded(daemon: Daemon) -> Read:
     checkpoint_bytes: Counter[Labels] = Counter()
     media_waiting: Counter[Labels] = Counter()
     media_bytes: Counter[Labels] = Counter()
+    graphs: dict[Labels, float] = {}
     computations: dict[str, Counter[Labels]] = {gauge: Counter() for gauge in TENSOR_GAUGES}
     kv: Counter[Labels] = Counter({("", "disk"): daemon.registry.kv_index.bytes})
     for model in daemon.registry.catalog.known():
@@ -267,6 +269,7 @@ def _loaded(daemon: Daemon) -> Read:
         checkpoints[(name,)] += int(gauges["kv_checkpoints"])
         checkpoint_bytes[(name,)] += int(gauges["kv_checkpoint_bytes"])
         if ENGINES[worker.spec.backend].graphs:
+            graphs[name, worker.spec.backend, device_of(worker.spec)] = 1
             for gauge, counts in computations.items():
                 counts[(name,)] += int(gauges[gauge])
         if (encoder := worker.client.encoder) is not None:
@@ -280,6 +283,7 @@ def _loaded(daemon: Daemon) -> Read:
     yield "kv_cache_usage_perc", {key: used[key] / size for key, size in cells.items() if size}
     yield "worker_unresponsive_seconds", silent
     yield "model_memory_bytes", memory
+    yield "graph_info", graphs
     yield from computations.items()
     yield "media_requests_waiting", media_waiting
     yield "media_cache_bytes", media_bytes

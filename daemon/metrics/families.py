@@ -187,6 +187,11 @@ _MODELS = (
     ),
 )
 _TENSORS = (
+    gauge(
+        "graph_info",
+        "Always 1 for a loaded graph; its engine and the `device` that computes it are labels.",
+        (*MODEL, "backend", "device"),
+    ),
     counter(
         "computations",
         "Inputs of a graph that were computed, by outcome: `ok` or `failed`.",

@@ -50,6 +50,8 @@ def test_the_daemon_was_under_load(record: dict[str, Any]) -> None:
     busy = (
         *("Running", "Waiting", "Parked", "Tokens", "Ends", "Rejected requests, by reason"),
         *("Waiting for a place among the open sessions", "Connections and labels"),
+        *("Tensors that stay, by graph", "Buffers of clients", "Loaded graphs, by device"),
+        *("Jobs by state", "Requests of jobs", "Ended requests of jobs, by outcome"),
     )
     assert all(greatest[title] > 0 for title in busy), greatest
     assert record["seconds"] >= SECONDS_MIN

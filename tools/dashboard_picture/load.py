@@ -6,6 +6,7 @@ They run turns for a few minutes; one burst exceeds the bounds of the queue and 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -45,6 +47,9 @@ GRAPH = "magika"
 """A graph that finds the types of files; the package of this name has its file."""
 GRAPH_CALLERS = 6
 GRAPH_WORKS_S, GRAPH_RESTS_S = 12.0, 18.0
+HELD_MAX, HELD_EVERY_S = 12, 4.0
+"""Buffers and kept tensors of a program at most, and the pause between two."""
+JOB_EVERY_S = 25.0
 BROKEN = "broken"
 """A model whose file is damaged, so that calls that request it fail."""
 
@@ -134,10 +139,12 @@ PROGRAMS = (
 def at_work(socket: str, daemon_pid: int) -> Iterator[None]:
     """Run all programs during the body."""
     over = threading.Event()
-    with ThreadPoolExecutor(len(PROGRAMS) + 2 + GRAPH_CALLERS) as pool:
+    with ThreadPoolExecutor(len(PROGRAMS) + 4 + GRAPH_CALLERS) as pool:
         started = [pool.submit(program.run, socket, over) for program in PROGRAMS]
         started.append(pool.submit(_kill_a_worker, daemon_pid, over))
         started.append(pool.submit(_leave_sessions_idle, socket, over))
+        started.append(pool.submit(_hold_tensors, socket, over))
+        started.append(pool.submit(_submit_jobs, socket, over))
         started += [pool.submit(_identify_files, socket, over) for _ in range(GRAPH_CALLERS)]
         try:
             yield
@@ -175,6 +182,44 @@ def _identify_files(socket: str, over: threading.Event) -> None:
             while not over.is_set() and time.monotonic() < ends:
                 graph.run_tensors({"bytes": files})
         over.wait(GRAPH_RESTS_S)
+
+
+def _hold_tensors(socket: str, over: threading.Event) -> None:
+    """Keep outputs in the daemon, and share buffers with the graph, more and more of both."""
+    while not over.is_set():
+        with (
+            suppress(inferd.InferdError),
+            inferd.Client(socket, label="tensors") as client,
+            client.graph(GRAPH) as graph,
+        ):
+            names, held = [one.name for one in graph.outputs], list[object]()
+            for number in range(1, HELD_MAX + 1):
+                buffer = client.buffer(number << 20)
+                view = buffer.view([2, 2048], "i32")
+                outputs = graph.run_tensors({"bytes": view}, keep=names)
+                held += [buffer, *outputs.values()]
+                if over.wait(HELD_EVERY_S):
+                    return
+        over.wait(HELD_EVERY_S)
+
+
+def _submit_jobs(socket: str, over: threading.Event) -> None:
+    """Submit a job now and then; cancel every third one, and let some requests fail."""
+    for number in itertools.count(1):
+        with suppress(inferd.InferdError), inferd.Client(socket, label="batch") as client:
+            job = client.jobs.submit([*_requests("smollm2", 12), *_requests("missing", 2)])
+            if over.wait(JOB_EVERY_S):
+                return
+            if number % 3 == 0:
+                client.jobs.cancel(job["id"])
+        if over.wait(1.0):
+            return
+
+
+def _requests(model: str, count: int) -> Iterator[dict[str, Any]]:
+    for number in range(count):
+        body = {"model": model, "prompt": HELLO, "max_tokens": 16}
+        yield {"custom_id": f"{model}-{number}", "url": "/v1/completions", "body": body}
 
 
 def link_models(folder: Path, models: Path) -> None:
