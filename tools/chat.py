@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from inferd.testing import running_daemon
@@ -33,18 +33,36 @@ def running_gateway(socket: str, port: int) -> Iterator[tuple[subprocess.Popen[s
     """
     for each in (port, 0):
         command = [sys.executable, "-m", "inferd", "gateway", "--socket", socket]
-        with subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{each}"], stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                address, printed = read_address(process)
-                if address:
-                    with errors_printed(process):
-                        yield process, address
-                    return
-            finally:
-                stop(process)
+        command += ["--listen", f"127.0.0.1:{each}"]
+        with ExitStack() as stack:
+            with signals_deferred():
+                process = stack.enter_context(
+                    subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+                )
+                stack.callback(stop, process)
+            address, printed = read_address(process)
+            if address:
+                with errors_printed(process):
+                    yield process, address
+                return
     raise SystemExit(printed or "the gateway did not start")
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Defer KeyboardInterrupt to the end of the block. In the middle of a start, it would leave a
+    process that nothing stops.
+    """
+    numbers = list[int]()
+    ends = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(end, lambda number, frame: numbers.append(number)) for end in ends]
+    try:
+        yield
+    finally:
+        for end, handler in zip(ends, before, strict=True):
+            signal.signal(end, handler)
+    if numbers:
+        raise KeyboardInterrupt
 
 
 def read_address(process: subprocess.Popen[str]) -> tuple[str, str]:

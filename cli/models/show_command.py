@@ -280,7 +280,8 @@ def _entries_of_state(found: Mapping[str, Any]) -> list[Entry]:
     if info is None:
         state = "not loaded" if found["state"] == "cold" else found["state"]
         cause = error_from_wire(error).text_for_people if error else None
-        return [("state", state), ("cause", cause), ("context", sessions)]
+        device = ("device", found.get("device") or None)
+        return [("state", state), ("cause", cause), ("context", sessions), device]
     return [
         ("state", found["state"]),
         ("until", until_text(found)),

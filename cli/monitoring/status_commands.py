@@ -31,7 +31,11 @@ METRIC_KEYS = ("metrics", "models", "retry_after_ratio")
 
 
 def processor_text(model: Mapping[str, Any]) -> str:
-    """Return where a loaded model's layers run."""
+    """Return where a loaded model's layers run, or the device that computes a graph."""
+    from ...backends.model_spec import CPU
+
+    if (device := model.get("device") or CPU) != CPU:  # daemons of older versions have none
+        return str(device).upper()
     layers = model["info"].get("n_gpu_layers", 0)
     return f"{layers} layers on GPU" if layers else "100% CPU"
 

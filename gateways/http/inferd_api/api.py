@@ -24,7 +24,7 @@ from .fields import (
     UPDATE,
     USAGE,
 )
-from .models import answer_models, load_model, swap_model, unload_model
+from .models import answer_model, answer_models, load_model, swap_model, unload_model
 from .monitoring import (
     answer_caller,
     answer_events,
@@ -93,6 +93,7 @@ class InferdApi:
         _read(method="GET", path=f"{_PATH}/deletions", answer=answer_deletions),
         _read(method="DELETE", path=f"{_PATH}/deletions", answer=clear_deletions),
         _read(method="GET", path=f"{_PATH}/models", answer=answer_models),
+        _read(method="GET", path=f"{_PATH}/models/{{model:path}}", answer=answer_model),
         Endpoint(method="POST", path=f"{_PATH}/models/load", answer=load_model),
         Endpoint(method="POST", path=f"{_PATH}/models/unload", answer=unload_model),
         Endpoint(method="POST", path=f"{_PATH}/models/swap", answer=swap_model),

@@ -10,7 +10,7 @@ import msgspec
 
 from ....backends.errors import InferdError, error_from_wire
 from ....ipc.client import AsyncClient, ModelInfo
-from ....ipc.model_names import preferred_model
+from ....ipc.model_names import is_graph, preferred_model
 from ..callers import Caller
 from ..exchange import Exchange, offered_to
 from ..exchange.exchange import status_of
@@ -29,6 +29,17 @@ async def answer_models(exchange: Exchange) -> None:
         models, stats = await client.models(), await client.stats()
     memory = stats.get("memory", {})
     await exchange.send_json(models_of(caller, models, memory, test_models=test_models))
+
+
+async def answer_model(exchange: Exchange) -> None:
+    """Answer with the state of a model and, of a graph, its inputs and outputs. They can be
+    thousands, so that the states of all models have none.
+    """
+    name = exchange.caller.check_model(exchange.params["model"])
+    async with exchange.turns.pool.lease(exchange.caller) as client:
+        model = await client.show(name)
+    tensors = {"inputs": model["inputs"], "outputs": model["outputs"]}
+    await exchange.send_json(_status(model) | tensors)
 
 
 def models_of(
@@ -61,7 +72,8 @@ def _status(model: ModelInfo) -> dict[str, Any]:
         "resident_bytes": model["resident_bytes"] if has_process else None,
         "ctx_size": info.get("ctx_size"),
         "slots": info.get("slots"),
-        "generates": info.get("generates"),
+        "graph": is_graph(model),
+        "generates": False if is_graph(model) else info.get("generates"),
         "reads": model.get("reads") or ["text"],
         "tasks": model["tasks"],
         "pinned": model["pinned"],

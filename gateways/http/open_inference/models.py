@@ -15,6 +15,7 @@ from ....backends.errors import (
     UnsupportedOperation,
     error_from_wire,
 )
+from ....backends.model_spec import CPU
 from ....ipc.client import AsyncClient, ModelInfo, ShownModel
 from ..exchange import Exchange, offered_to
 from ..exchange.exchange import HttpRefusal
@@ -32,6 +33,12 @@ _EXTENSIONS = (
     *("classification", "model_configuration", "model_repository", "schedule_policy"),
     *("statistics", "binary_tensor_data", "parameters"),
 )
+_CPUS = {CPU, "dnnl", "xnnpack"}
+_GPUS = {
+    *("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx", "dml", "webgpu"),  # ONNX Runtime's
+    "gpu",  # OpenVINO's
+}
+"""Devices by the names that a graph's table gives them."""
 _STATES = {"ready": "READY", "loading": "LOADING", "unloading": "UNLOADING"}
 _UNUSED_PARAMETERS = ("unload_dependents",)
 
@@ -160,11 +167,31 @@ async def answer_configuration(exchange: Exchange) -> None:
             "max_batch_size": 0,
             "input": [_configured(one) for one in _tensors(shown, "inputs") or ()],
             "output": [_configured(one) for one in _tensors(shown, "outputs") or ()],
-            "instance_group": [{"name": shown["name"], "kind": "KIND_CPU", **_count(shown)}],
+            "instance_group": [
+                {"name": shown["name"], **_count(shown), **_instances(shown)},
+            ],
             "default_model_filename": shown["file"].rpartition("/")[2],
             "parameters": {},
         }
     )
+
+
+def _instances(shown: ShownModel) -> dict[str, Any]:
+    if (shown["info"] or {}).get("n_gpu_layers"):
+        return {"kind": "KIND_MODEL"}  # GPUs have some or all layers of a language model
+    return instances_on(shown.get("device") or CPU)
+
+
+def instances_on(device: str) -> dict[str, Any]:
+    """Return the kind of the instances that a device computes, and of a GPU its number. A device of
+    another kind, or one that may share the work with the CPU, is the engine's choice: KIND_MODEL.
+    """
+    name, _, number = device.partition(".")
+    if name in _CPUS:
+        return {"kind": "KIND_CPU"}
+    if name in _GPUS:
+        return {"kind": "KIND_GPU", "gpus": [int(number) if number.isdecimal() else 0]}
+    return {"kind": "KIND_MODEL"}
 
 
 def _count(shown: ShownModel) -> dict[str, int]:

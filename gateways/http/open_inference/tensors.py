@@ -12,10 +12,16 @@ import msgspec
 from msgspec import Raw
 
 from ....backends.errors import InferdError, InvalidArgument, TooLarge
-from ....backends.tensors import STRING, STRINGS_MAX, pack_strings, too_many_strings, unpack_strings
+from ....backends.tensors import (
+    FLOATS,
+    STRING,
+    STRINGS_MAX,
+    pack_strings,
+    too_many_strings,
+    unpack_strings,
+)
 from ....ipc.client import Tensor
 from ....ipc.client.arrays import (
-    FLOATS,
     element_bytes,
     numbers_of,
     pack_numbers,

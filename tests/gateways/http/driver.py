@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from inferd.gateways.http.callers import new_key
 from inferd.testing import RunningDaemon
@@ -13,6 +14,13 @@ from tests.daemon.command_line import inferd_process
 
 CALL_S_MAX = 60.0
 SERVING = "serving HTTP on "
+
+
+class Server(Protocol):
+    """A daemon, or the entry of a fleet."""
+
+    @property
+    def socket(self) -> str: ...
 
 
 class RunningGateway:
@@ -26,9 +34,7 @@ class RunningGateway:
 
 
 @contextmanager
-def gateway(
-    daemon: RunningDaemon, *options: str, listen: str = "127.0.0.1:0"
-) -> Iterator[RunningGateway]:
+def gateway(daemon: Server, *options: str, listen: str = "127.0.0.1:0") -> Iterator[RunningGateway]:
     """Run `inferd gateway`."""
     arguments = ("gateway", "--listen", listen, *options)
     with inferd_process(*arguments, socket=daemon.socket) as process:

@@ -216,7 +216,7 @@ def test_a_prediction_is_drafted_from_and_the_usage_counts_its_tokens(api: opena
     )
     assert done.choices[0].message.content == text and done.usage is not None
     details = done.usage.completion_tokens_details
-    assert details is not None and (details.accepted_prediction_tokens or 0) > 100
+    assert details is not None and (details.accepted_prediction_tokens or 0) > 50
     other: Any = {"type": "other", "content": "x"}
     with pytest.raises(openai.BadRequestError, match="prediction"):
         api.chat.completions.create(model="echo", messages=HELLO, prediction=other)

@@ -187,13 +187,19 @@ def test_the_gateways_own_paths_refuse_unknown_fields(table: FieldTable[Any]) ->
     ],
 )
 def test_a_misspelled_field_has_a_suggestion(path: str, typed: str, suggested: str) -> None:
-    assert suggestion_for(TABLES[path], typed) == suggested
+    table = TABLES[path]
+    assert suggestion_for(table, least_body(table), typed) == suggested
 
 
-def suggestion_for(table: FieldTable[Any], typed: str) -> str:
-    """Return the name that is suggested for an unknown field."""
+def least_body(table: FieldTable[Any]) -> dict[str, Any]:
+    body: dict[str, Any] = least(inspect.type_info(table.kind))
+    return body
+
+
+def suggestion_for(table: FieldTable[Any], body: dict[str, Any], typed: str) -> str:
+    """Return the name that is suggested for an unknown field of *body*."""
     with pytest.raises(InvalidArgument) as caught:
-        table.read({**least(inspect.type_info(table.kind)), typed: 1}, UnknownFields.REFUSE)
+        table.read({**body, typed: 1}, UnknownFields.REFUSE)
     _, _, question = caught.value.message.partition("; did you mean ")
     return question.strip("'?")
 
@@ -203,7 +209,8 @@ def test_no_suggestion_names_another_apis_field(table: FieldTable[Any]) -> None:
     own = {field.name for field in table.fields if field.use is Use.HONOURED}
     own |= {name.replace("-", "_") for name in BY_NAME} if table.parameters else set()
     others = {field.name for each in BODIES for field in each.fields} | set(BY_SPELLING)
-    suggested = {suggestion_for(table, f"{name}z") for name in others}
+    body = least_body(table)
+    suggested = {suggestion_for(table, body, f"{name}z") for name in others}
     assert suggested and suggested - {""} <= own
 
 

@@ -28,7 +28,7 @@ from inferd.gateways.http.exchange import Endpoint
 from inferd.gateways.http.limits import BODIES_BYTES_MAX, TENSORS_BYTES_MAX, Limits
 from inferd.gateways.http.open_inference import OPEN_INFERENCE, tensors
 from inferd.gateways.http.open_inference.bodies import JSON_BYTES_MAX
-from inferd.gateways.http.open_inference.models import statistics_of
+from inferd.gateways.http.open_inference.models import instances_on, statistics_of
 from inferd.gateways.http.open_inference.tensors import DATATYPES
 from inferd.gateways.http.turns.inferences import FailureCounts
 from inferd.testing import RunningDaemon, running_daemon
@@ -52,6 +52,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     (models / "broken.onnx").write_bytes(b"\x08\x0a" + bytes(100))
     config = echo_model("text") + f"[models.magika]\nfile = {json.dumps(str(magika()))}\n"
     config += "threads = 2\n"
+    write_graphs(models, dict.fromkeys(("on-cuda", "on-gpu", "on-npu"), affine()))
+    config += '[models.on-cuda]\ndevice = "CUDAExecutionProvider"\n'
+    config += '[models.on-gpu]\nbackend = "openvino"\ndevice = "GPU.1"\nthreads = 2\n'
+    config += '[models.on-npu]\nbackend = "openvino"\ndevice = "npu"\n'
     with running_daemon(config, models_dir=models) as running:
         yield running
 
@@ -119,6 +123,46 @@ def test_tritons_client_reads_the_state_of_server_and_models(client: Any) -> Non
     assert client.get_model_metadata("text")["inputs"] == []
     states = {one["name"]: one for one in client.get_model_repository_index()}
     assert states["magika"]["state"] == "UNAVAILABLE" and "text" not in states
+
+
+def test_the_configuration_names_the_kind_of_the_device_of_a_graph(client: Any) -> None:
+    groups = {
+        name: client.get_model_config(name)["instance_group"] for name in ("on-cuda", "on-gpu")
+    }
+    assert groups == {
+        "on-cuda": [{"name": "on-cuda", "kind": "KIND_GPU", "gpus": [0]}],
+        "on-gpu": [{"name": "on-gpu", "count": 2, "kind": "KIND_GPU", "gpus": [1]}],
+    }
+    [group] = client.get_model_config("on-npu")["instance_group"]
+    assert group == {"name": "on-npu", "kind": "KIND_MODEL"}
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("cpu", "KIND_CPU"),
+        ("xnnpack", "KIND_CPU"),
+        ("tensorrt", "KIND_GPU"),
+        ("gpu", "KIND_GPU"),
+        ("openvino", "KIND_MODEL"),
+        ("hetero", "KIND_MODEL"),
+    ],
+)
+def test_devices_have_tritons_kinds(device: str, kind: str) -> None:
+    found = instances_on(device)
+    assert found.pop("kind") == kind
+    assert found == ({"gpus": [0]} if kind == "KIND_GPU" else {})  # others may not name GPUs
+
+
+def test_a_graph_can_be_unloaded_right_after_an_inference(
+    client: Any, daemon: RunningDaemon
+) -> None:
+    """The gateway keeps the context of an inference for the next one."""
+    with Client(daemon.socket) as direct:
+        for _ in range(3):
+            client.infer("affine", pair())
+            direct.unload_model("affine")
+            assert direct.show("affine")["state"] == "cold"
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -304,6 +348,29 @@ def test_statistics_count_the_inferences_of_all_clients(daemon: RunningDaemon) -
         assert sum(one["count"] for one in sizes.values()) == found["execution_count"]
         every = client.get_inference_statistics()["model_stats"]
         assert {one["name"] for one in every} >= {"affine", "magika"}
+
+
+def test_the_page_offers_no_graph_for_chats_also_before_it_is_loaded(web: httpx.Client) -> None:
+    found = web.get("/v1/inferd/models").json()
+    models = {one["id"]: one for one in found["data"]}
+    assert models["complex"]["state"] != "loaded" and models["complex"]["generates"] is False
+    assert models["affine"]["generates"] is False and models["text"]["generates"] is not False
+
+
+def test_a_graph_is_described_with_its_inputs_and_outputs_before_it_is_loaded(
+    web: httpx.Client,
+) -> None:
+    found = web.get("/v1/inferd/models/complex").json()
+    assert (found["object"], found["graph"], found["state"]) == ("model.status", True, "unloaded")
+    listed = {one["id"]: one for one in web.get("/v1/inferd/models").json()["data"]}
+    assert found.keys() - listed["complex"].keys() == {"inputs", "outputs"}
+    assert web.get("/v1/inferd/models/affine").json()["inputs"] == [
+        {"name": name, "type": "fp32", "shape": ["n", 2]} for name in ("a", "b")
+    ]
+    text = web.get("/v1/inferd/models/text").json()
+    assert (text["graph"], text["inputs"], text["outputs"]) == (False, None, None)
+    missing = web.get("/v1/inferd/models/absent")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def test_the_gateways_own_statistics_have_graphs(client: Any, web: httpx.Client) -> None:

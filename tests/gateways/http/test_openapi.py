@@ -105,7 +105,7 @@ def test_any_request_gets_its_answer_or_an_error_of_its_api(
     cases = schema[path][method].as_strategy(generation_mode=schemathesis.GenerationMode(mode))
 
     @given(case=cases)
-    @settings(max_examples=repetitions(8), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=repetitions(5), suppress_health_check=list(HealthCheck))
     def send(case: Any) -> None:
         reply = case.call(base_url=http.url, session=session, timeout=CALL_S_MAX)
         case.validate_response(reply, checks=checks)

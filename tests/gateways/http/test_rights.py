@@ -67,6 +67,7 @@ STEPS = {
     ("DELETE", SESSION): Step("DELETE", "/sessions/diary", None, others=UNKNOWN),
     ("GET", f"{PATH}/queue"): Step("GET", "/queue", None),
     ("GET", f"{PATH}/models"): Step("GET", "/models", None),
+    ("GET", f"{PATH}/models/{{model:path}}"): Step("GET", "/models/echo", None),
     ("GET", f"{PATH}/statistics"): Step("GET", "/statistics", None),
     ("GET", f"{PATH}/usage"): Step("GET", "/usage?by=day,model&since=24h", None),
     ("GET", f"{PATH}/events"): Step("GET", "/events", None),
@@ -138,6 +139,17 @@ def test_a_path_serves_its_caller_and_hides_others_sessions(
         assert send(keyed[name], step) == expected, name
     for caller in (keyed["ada"], local):
         assert send(caller, step) == step.own
+
+
+def test_a_model_that_a_caller_may_not_use_is_described_as_an_absent_one_is(
+    keyed: dict[str, Caller],
+) -> None:
+    hidden, absent = (keyed["bob"].get(f"/models/{name}") for name in ("other", "absent"))
+    assert (hidden.status, absent.status) == (UNKNOWN, UNKNOWN)
+    assert (
+        hidden.json["error"]["message"].replace("other", "absent")
+        == (absent.json["error"]["message"])
+    )
 
 
 def test_callers_of_the_gateways_user_see_only_their_own_label(

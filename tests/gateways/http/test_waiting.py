@@ -269,7 +269,7 @@ def test_without_a_daemon_a_request_is_503(daemon: RunningDaemon) -> None:
         socket = "/nonexistent/inferd.sock"
 
     with (
-        gateway(Nowhere(), *HELD) as other,  # type: ignore[arg-type]
+        gateway(Nowhere(), *HELD) as other,
         Request(other, {"model": "echo", "prompt": "x"}) as request,
     ):
         assert request.response.status == 503

@@ -6,6 +6,7 @@ import { api } from "./server.js";
 
 const PAUSE_MS = [1000, 2000, 5000, 10000];
 const SAMPLES = 60;
+const TENSORS_MAX = 100; // inputs or outputs of a graph that are shown
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Activity {
@@ -19,6 +20,7 @@ export class Activity {
     this.canManage = caller.rights.includes("manage");
     this.samples = [];
     this.loading = new Map(); // progress of loads that this page has begun, by model
+    this.tensors = new Map(); // the inputs and outputs that are shown, by their graph
     this.choices = new Map(); // the chosen model of each swap, by the model to replace
   }
 
@@ -100,7 +102,7 @@ export class Activity {
   madeModel(model) {
     const progress = this.loading.get(model.id) ?? (model.state === "loading" ? model.progress : null);
     const facts = [formatBytes(model.resident_bytes ?? model.size_bytes),
-      model.ctx_size && `${model.slots} × ${model.ctx_size} tokens`, model.tasks && `${model.tasks} turns`,
+      model.ctx_size && `${model.slots} × ${model.ctx_size} tokens`, model.tasks && counted(model.tasks, workOf(model)),
       model.swapped_to && `answers with ${model.swapped_to}`, model.error && `${model.error.message} (${model.error.hint})`];
     const item = element("li", {},
       element("div", { className: "name" }, element("span", { textContent: model.id }),
@@ -109,8 +111,43 @@ export class Activity {
     if (progress !== null) {
       item.append(element("progress", { max: 1, value: progress, "aria-label": `Loading ${model.id}` }));
     }
+    if (model.graph) item.append(this.madeTensors(model));
     if (this.canManage) item.append(this.madeTools(model, progress !== null));
     return item;
+  }
+
+  // Makes the inputs and outputs of a graph, which are read once the user opens them and, since its
+  // file may not state them, when its state has changed.
+  madeTensors(model) {
+    const shown = this.tensors.get(model.id);
+    if (shown && shown.state !== model.state) this.readTensors(model);
+    const summary = element("summary", { textContent: "Inputs and outputs" });
+    summary.dataset.name = `Tensors ${model.id}`;
+    summary.setAttribute("aria-label", `Inputs and outputs of ${model.id}`);
+    summary.onclick = (event) => {
+      event.preventDefault(); // this list is drawn again, and decides
+      if (this.tensors.delete(model.id)) this.showModels(this.models);
+      else this.readTensors(model);
+    };
+    return element("details", { className: "tensors", open: shown !== undefined }, summary,
+      ...(shown?.inputs === null ? [note("Known after its first load.")] : []),
+      ...(shown?.inputs ? [tensorList("Inputs", shown.inputs), tensorList("Outputs", shown.outputs)] : []));
+  }
+
+  async readTensors(model) {
+    const entry = { ...this.tensors.get(model.id), state: model.state };
+    this.tensors.set(model.id, entry);
+    const isShown = () => this.tensors.get(model.id) === entry;
+    try {
+      const { inputs, outputs } = await api.model(model.id);
+      if (!isShown()) return;
+      Object.assign(entry, { inputs, outputs });
+    } catch (error) {
+      if (!isShown()) return;
+      this.tensors.delete(model.id);
+      showFailure(error);
+    }
+    this.showModels(this.models);
   }
 
   madeTools(model, isLoading) {
@@ -171,12 +208,15 @@ export class Activity {
       element("div", { className: "name" }, element("span", { textContent: name }), element("span", { className: "state", textContent: state })),
       element("div", { className: "note", textContent: text }));
     byId("usage").replaceChildren(
-      ...data.filter((row) => row.requests).map((row) => line(row.model, `${row.requests} turns`,
-        `${row.prompt_tokens} prompt tokens, ${row.cached_tokens} of them cached; ${row.generated_tokens} generated; ${row.compute_s.toFixed(1)} s`)),
+      ...data.filter((row) => row.requests).map((row) => line(row.model, counted(row.requests, workOf(this.modelOf(row))),
+        `${this.modelOf(row)?.graph ? "" : tokensOf(row)}${row.compute_s.toFixed(1)} s`)),
       ...limits.map((limit) => line(limit.bound, "limit",
         `${Math.round(limit.used)} of ${limit.limit}, until ${new Date(1000 * limit.ends_at).toLocaleString()}`)));
     if (!byId("usage").hasChildNodes()) byId("usage").append(element("li", { className: "note", textContent: "None yet." }));
   }
+
+  // Returns the model of a row of usage, unless the daemon has it no more.
+  modelOf(row) { return this.models?.find((model) => model.id === row.model); }
 
   showStatistics(models) {
     const sum = (field) => models.reduce((total, model) => total + (model[field] ?? 0), 0);
@@ -202,6 +242,24 @@ export class Activity {
     const reused = shape("polygon", "reused", `${x(0).toFixed(1)},64 ${area.join(" ")} 240,64`);
     byId("chart").replaceChildren(reused, shape("polyline", "generated", line.join(" ")));
   }
+}
+
+const note = (text) => element("p", { className: "note", textContent: text });
+const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+const workOf = (model) => (model?.graph ? "computation" : "turn");
+const tokensOf = (row) => `${row.prompt_tokens} prompt tokens, ${row.cached_tokens} of them cached; ${row.generated_tokens} generated; `;
+
+// Returns dimensions for people, with `?` for a free one without a name, as `inferd show` prints them.
+const shapeText = (dimensions) => (dimensions
+  ? `[${dimensions.map((size) => (size === "" ? "?" : size)).join(", ")}]` : "of any shape");
+
+function tensorList(title, tensors) {
+  const rows = tensors.slice(0, TENSORS_MAX).map(({ name, type, shape: dimensions }) => element("li", {},
+    element("span", { textContent: name }), ` ${type} ${shapeText(dimensions)}`));
+  const more = tensors.length - rows.length;
+  if (more) rows.push(element("li", { textContent: `and ${more} more` }));
+  return element("div", { className: "note" }, `${title}: ${tensors.length ? "" : "none"}`,
+    element("ul", { "aria-label": title }, ...rows));
 }
 
 function shape(name, className, points) {

@@ -50,6 +50,7 @@ const sessionPath = (id, action = "") => ownPath(`sessions/${encodeURIComponent(
 export const api = {
   caller: () => send("GET", ownPath("caller")),
   models: () => send("GET", ownPath("models")),
+  model: (name) => send("GET", ownPath(`models/${encodeURIComponent(name)}`)),
   usage: (query) => send("GET", ownPath(`usage?${new URLSearchParams(query)}`)),
   sessions: (query) => send("GET", ownPath(`sessions?${new URLSearchParams(query)}`)),
   session: (id) => send("GET", sessionPath(id)),

@@ -24,7 +24,7 @@ def _shown_as_running(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         asyncio._set_running_loop(None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _browser() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
     """A browser, and the event loop of its driver."""
     path = browser()
@@ -36,11 +36,12 @@ def _browser() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
         yield running, loop
         asyncio._set_running_loop(loop)  # until Playwright has ended it, below
         running.close()
+    asyncio._set_running_loop(None)
 
 
 @pytest.fixture(scope="module")
 def chromium(_browser: tuple[Browser, asyncio.AbstractEventLoop]) -> Iterator[Browser]:
-    """The one browser of this process: a start takes a second of CPU time."""
+    """The one browser of these files: a start takes a second of CPU time."""
     running, loop = _browser
     with _shown_as_running(loop):
         yield running

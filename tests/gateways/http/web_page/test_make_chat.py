@@ -51,7 +51,7 @@ def test_the_page_is_served_until_the_command_ends(end: signal.Signals) -> None:
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(end)
             assert process.wait(30) == 0
-            _, alive = psutil.wait_procs(children, timeout=10)
+            _, alive = psutil.wait_procs(children, timeout=60)
             assert alive == []
         finally:
             kill(children)
@@ -71,7 +71,7 @@ def test_a_signal_while_the_gateway_starts_leaves_no_process(end: signal.Signals
             gateways = [child for child in children if "gateway" in " ".join(command_of(child))]
         process.send_signal(end)
         assert process.wait(30) == 0
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert alive == []
     finally:
         kill(gateways)

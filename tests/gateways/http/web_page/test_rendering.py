@@ -376,7 +376,7 @@ COMPARE = """async (answers) => {
 
 def test_an_answer_that_grows_becomes_the_same_as_one_shown_at_once(page: Page) -> None:
     random_ = random.Random(4)
-    answers = [random_answer(random_) for _ in range(repetitions(150))]
+    answers = [random_answer(random_) for _ in range(repetitions(60))]
     found: list[Any] = page.evaluate(COMPARE, answers)
     assert found == []
 
