@@ -80,7 +80,8 @@ class Engine(NamedTuple):
     """A backend: the places of its functions, imported at the first use because `echo` runs without
     llama.cpp; the program of its encoder process, if it has one; the extra that installs it;
     whether its models are graphs, which have no language; and the place of the function that
-    returns the `DeclaredTensors` of a graph's file without an engine, if it has one.
+    returns the `DeclaredTensors` of a graph's file without an engine, if it has one; and that of
+    the function that checks whether the engine has the device to which a graph's spec is set.
 
     The memory of a graph's load is estimated as *weights_factor* times the bytes of its files.
     """
@@ -91,6 +92,7 @@ class Engine(NamedTuple):
     extra: str = "daemon"
     graphs: bool = False
     declared: str = ""
+    check_device: str = ""
     weights_factor: float = 1.0
 
 
@@ -109,6 +111,7 @@ ENGINES = {
         extra="onnx",
         graphs=True,
         declared="onnx.header:declared_tensors",
+        check_device="onnx.model:check_device",
         # A float32 network of 256 MiB took 266 MiB, and 329 MiB at the peak.
         weights_factor=1.3,
     ),
@@ -127,6 +130,7 @@ ENGINES = {
         extra="openvino",
         graphs=True,
         declared="openvino.header:declared_tensors",
+        check_device="openvino.model:check_device",
         # A float32 network of 256 MiB took 542 MiB after the first run, with the packed weights.
         weights_factor=2.1,
     ),

@@ -374,6 +374,10 @@ class GraphModel(TensorModel, Protocol):
     def new_computation(self, inputs: Sequence[NamedTensor]) -> Computation:
         """Return the computation of *inputs*, without beginning it.
 
+        The data of a tensor may be a view of memory that a client can change at any time. The
+        computation reads floating-point numbers there, or copies them. It copies integers once it
+        runs, since an engine checks an index and then reads it again, and checks a copy of bools.
+
         :raises InvalidArgument: an input is missing, unknown, or of another type or shape.
         """
 

@@ -8,7 +8,7 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from .base import Computation, ModelInfo
 from .errors import (
@@ -21,7 +21,7 @@ from .errors import (
     UnsupportedOperation,
 )
 from .memory import Device, MemoryNeed, resident_bytes
-from .model_spec import CPU, DEVICE_OPTION, ModelSpec, Shape
+from .model_spec import ModelSpec, Shape, device_of
 from .tensors import (
     OTHER_TYPES,
     STRING,
@@ -32,12 +32,17 @@ from .tensors import (
     Tensor,
     TensorInfo,
     match_inputs,
+    not_bools,
     pack_strings,
     too_many_strings,
 )
 
 OUTPUT_BYTES_MAX = 64 << 20
 """The most bytes of all outputs of a computation. The daemon's own limit on replies is lower."""
+VIEW_BYTES_MIN = 1 << 20
+"""Outputs of this size or more are views where possible: the pages of a copy as `bytes` take longer
+than its content.
+"""
 PORTS_MAX = 4096
 """The most inputs or outputs of a graph."""
 DIMENSION_MAX = 1 << 40
@@ -291,6 +296,24 @@ def check_output_bytes(size: int) -> None:
         )
 
 
+def check_copy(info: TensorInfo, array: Any) -> None:
+    """Check an input in an array of NumPy that its client cannot change.
+
+    :raises InvalidArgument: it has bools, and other bytes.
+    """
+    if info.type == "bool" and array.size and array.view("u1").max() > 1:
+        raise not_bools(info)
+
+
+def array_bytes(array: Any) -> bytes:
+    """Return the bytes of an output in an array of NumPy that nothing else uses, of a large one as
+    a view.
+    """
+    if array.nbytes < VIEW_BYTES_MIN:
+        return bytes(array.tobytes())
+    return cast(bytes, array.reshape(-1).view("u1").data)
+
+
 def string_tensor(strings: Iterable[bytes], dimensions: Sequence[int], count: int) -> Tensor:
     """Return an output of *count* strings.
 
@@ -331,7 +354,7 @@ def load_error(engine: str, package: str, spec: ModelSpec, exc: Exception) -> In
 
 def no_device(spec: ModelSpec, engine: str, available: Iterable[str]) -> UnsupportedOperation:
     """Return the error for a device that the installed *engine* does not have."""
-    wanted = str(spec.options.get(DEVICE_OPTION, CPU))
+    wanted = device_of(spec)
     return UnsupportedOperation(
         f"the installed {engine} has no device {wanted!r}, which {spec.name!r} is set to",
         hint=f"set `device` to one of {', '.join(sorted(available))}, or install a build of"

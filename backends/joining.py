@@ -47,7 +47,7 @@ def rows_of(inputs: Inputs) -> int:
 
 def key_of(inputs: Inputs) -> JoinKey:
     """Return the key of *inputs*, which have rows."""
-    return tuple(tensor.dimensions[1:] for _, tensor in inputs)
+    return tuple([tensor.dimensions[1:] for _, tensor in inputs])
 
 
 def join_inputs(parts: Sequence[Inputs]) -> list[NamedTensor]:

@@ -147,3 +147,8 @@ class Shape(msgspec.Struct, frozen=True):
     def apply_to(self, spec: ModelSpec) -> ModelSpec:
         """Return *spec* with this shape."""
         return msgspec.structs.replace(spec, **msgspec.structs.asdict(self))
+
+
+def device_of(spec: ModelSpec) -> str:
+    """Return the device that computes the graph of *spec*."""
+    return str(spec.options.get(DEVICE_OPTION, CPU))

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from .errors import InvalidArgument, TooLarge
+from .params import nearest
 
 TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
 """Types by name; 0 to 5 are WasmEdge's numbers."""
@@ -23,7 +24,8 @@ OTHER_TYPES = {
     STRING: 206,
 }
 """Types that only have names for clients; the numbers are inferd's own."""
-TYPE_NAMES = {number: name for name, number in (TENSOR_TYPES | OTHER_TYPES).items()}
+_ALL_TYPES = TENSOR_TYPES | OTHER_TYPES
+TYPE_NAMES = {number: name for name, number in _ALL_TYPES.items()}
 _ELEMENT_BYTES = {
     **{0: 2, 1: 4, 2: 8, 3: 1, 4: 4, 5: 8, 6: 2},
     **{200: 1, 201: 1, 202: 2, 203: 2, 204: 4, 205: 8},
@@ -47,6 +49,7 @@ ARRAY_TYPES = {
 }  # fmt: skip
 """NumPy's codes of the types, except strings. It has no bfloat16, of which an array has the bytes.
 """
+FLOATS = ("fp16", "fp32", "fp64", "bf16")
 STRINGS_MAX = 1 << 16
 """The most elements of a tensor of strings: each is an object while it is read."""
 _LENGTH = struct.Struct("<I")
@@ -59,7 +62,8 @@ NAMES_SHOWN_MAX, NAME_CHARACTERS_MAX = 16, 100
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
     """The elements in *data*, with the number of their type. Neither is checked: a model refuses
-    tensors that do not fit its inputs.
+    tensors that do not fit its inputs. The data of an input of a graph may be a view of memory that
+    a client can change (`GraphModel.new_computation`).
     """
 
     data: bytes
@@ -79,6 +83,40 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 NamedTensor: TypeAlias = tuple[str, Tensor]
 
 
+def number_of(value: int | str, names: dict[str, int], what: str) -> int:
+    """Return the number of an enum's value, given by number or name.
+
+    :raises InvalidArgument: there is no such value.
+    """
+    if isinstance(value, str):
+        found = names.get(value.lower().replace("-", "").replace("_", ""))
+        if found is not None:
+            return found
+        raise InvalidArgument(
+            f"there is no {what} {value[:50]!r}",
+            hint=nearest(value, names) or f"use one of {', '.join(names)}",
+        )
+    return value
+
+
+def type_number(kind: int | str) -> int:
+    """Return the number of a tensor's type, given by number or name. No number is refused, because
+    hosts have disagreed on U8 and I32 (2 and 3, 3 and 4).
+
+    :raises InvalidArgument: there is no type with this name.
+    """
+    if not isinstance(kind, str):
+        return kind
+    found = _ALL_TYPES.get(kind)
+    return number_of(kind, TENSOR_TYPES, "tensor type") if found is None else found
+
+
+def spelled_type(kind: int) -> int | str:
+    """Return the number of a type, or the name of one that has none for clients."""
+    name = TYPE_NAMES.get(kind, "")
+    return name if name in OTHER_TYPES else kind
+
+
 def bytes_of_shape(kind: int, dimensions: Sequence[int]) -> int:
     """Return the bytes of a tensor with these dimensions and this number of its type."""
     return math.prod(dimensions) * _ELEMENT_BYTES.get(kind, 0)
@@ -95,6 +133,11 @@ def unpack_strings(data: bytes) -> list[bytes]:
     :raises ValueError: one is cut off.
     :raises TooLarge: there are too many.
     """
+    return list(map(bytes, _cut_strings(data)))
+
+
+def _cut_strings(data: bytes) -> list[bytes]:
+    """Return the elements of a tensor of strings, those in a view as views."""
     found, at = list[bytes](), 0
     while at < len(data):
         start = at + _LENGTH.size
@@ -220,12 +263,17 @@ def _known_inputs(declared: Sequence[TensorInfo]) -> str:
     return f"its inputs are {names_text(declared)}, or 0 to {len(declared) - 1} by index"
 
 
+def _differs(declared: int | str, size: int) -> bool:
+    """Return whether a dimension is declared, and not with this *size*."""
+    return declared != size and isinstance(declared, int)
+
+
 def _fitting(info: TensorInfo, tensor: Tensor) -> Tensor:
     """Return *tensor* as an input of the declared type and shape.
 
     :raises InvalidArgument: it does not fit.
     """
-    number = (TENSOR_TYPES | OTHER_TYPES)[info.type]
+    number = _ALL_TYPES[info.type]
     type_name = TYPE_NAMES.get(tensor.type, f"type {tensor.type}")
     if tensor.type != number and info.type not in _NUMBERS_MEAN.get(tensor.type, ()):
         raise InvalidArgument(
@@ -236,11 +284,8 @@ def _fitting(info: TensorInfo, tensor: Tensor) -> Tensor:
         dimensions = ()
     elif (
         shape is not None
-        and (
-            len(shape) != len(dimensions)
-            or any(isinstance(a, int) and a != b for a, b in zip(shape, dimensions, strict=True))
-        )
-    ) or any(size < 0 for size in dimensions):
+        and (len(shape) != len(dimensions) or any(map(_differs, shape, dimensions)))
+    ) or (dimensions and min(dimensions) < 0):
         raise InvalidArgument(
             f"the input {info} got the shape {shape_text(tensor.dimensions[:NAMES_SHOWN_MAX])}",
             hint="send the declared number of dimensions, with the same sizes where one is fixed",
@@ -255,11 +300,17 @@ def _fitting(info: TensorInfo, tensor: Tensor) -> Tensor:
             f" {shape_text(dimensions[:NAMES_SHOWN_MAX])}, which has {size} bytes as {info.type}",
             hint=f"send {_ELEMENT_BYTES[number]} bytes for each element of {info.type}",
         )
-    if info.type == "bool" and tensor.data.translate(None, b"\0\1"):
-        raise InvalidArgument(
-            f"the input {info} got a byte other than 0 and 1", hint="send 0 for false, 1 for true"
-        )
+    is_view = isinstance(tensor.data, memoryview)  # of which the computation checks a copy
+    if info.type == "bool" and not is_view and tensor.data.translate(None, b"\0\1"):
+        raise not_bools(info)
     return Tensor(tensor.data, dimensions, number)
+
+
+def not_bools(info: TensorInfo) -> InvalidArgument:
+    """Return the error of an input of bools that has other bytes."""
+    return InvalidArgument(
+        f"the input {info} got a byte other than 0 and 1", hint="send 0 for false, 1 for true"
+    )
 
 
 def _check_strings(info: TensorInfo, data: bytes, dimensions: tuple[int, ...]) -> None:
@@ -269,7 +320,7 @@ def _check_strings(info: TensorInfo, data: bytes, dimensions: tuple[int, ...]) -
     :raises TooLarge: there are too many.
     """
     try:
-        count = len(unpack_strings(data))
+        count = len(_cut_strings(data))
         found = f"{count} strings"
     except ValueError as exc:
         count, found = -1, f"damaged strings ({exc})"

@@ -29,8 +29,10 @@ from ..ipc.messages import (
     ServerHello,
     Starts,
 )
+from ..ipc.server.buffers import Buffers
 from ..ipc.server.connection import Request, ServerConnection
 from ..ipc.server.descriptors import descriptors_max
+from ..ipc.server.holdings import HoldingLimits
 from ..ipc.server.request_bytes import RequestBytes
 from ..ipc.server.server import Finish, Server
 from ..ipc.superseding import NewestRequests
@@ -58,13 +60,11 @@ from ..sessions import (
 from ..sessions.media_store import MediaLimits, MediaStore
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX, REPLY_BYTES_MAX
 from .access.connections import Connections
-from .buffers import Buffers
 from .components import Components
 from .config.settings import Config
 from .copy_streams import CopyStreams
 from .freed_memory import FreedMemory
 from .graph_table import Graph, GraphTable
-from .holdings import HoldingLimits
 from .jobs.jobs import JobLimits, Jobs
 from .jobs.runner import JobRunner
 from .kept_tensors import KeptTensors
@@ -103,8 +103,10 @@ def _is_refused_call(turn: Turn) -> bool:
 def key_of(request: Request) -> tuple[int, str, UsageLimits]:
     """Return the user of a call, the gateway's key, and the key's limits."""
     connection = request.connection
-    limits = UsageLimits(*map(connection.key_limits.get, UsageLimits._fields))
-    return request.owner.user, connection.key, limits
+    limits = UsageLimits()
+    if connection.key_limits:
+        limits = UsageLimits(*map(connection.key_limits.get, UsageLimits._fields))
+    return connection.owner.user, connection.key, limits
 
 
 class Daemon:
@@ -241,6 +243,7 @@ class Daemon:
 
     def apply_config(self, config: Config) -> None:
         """Apply the bounds and access rules of *config*. Sessions that exceed them stay open."""
+        self.close_channels()  # the rules are checked before they are opened again
         self.config, bounds = config, self.ledger.bounds
         bounds.tasks_max = config.tasks_waiting_max
         bounds.tasks_owner_max = config.tasks_waiting_user_max
@@ -383,8 +386,11 @@ class Daemon:
 
     def begin_call(self, request: Request, end: Callable[[Finish], None]) -> bool:
         """Begin a call that goes on without a task, if that is possible; see `Handler`."""
-        begin = self.calls_without_task.get(request.call)
-        return begin is not None and begin(self, request, end)
+        return self.calls_without_task[request.call](self, request, end)
+
+    def may_begin_call(self, request: Request) -> bool:
+        """Return whether a call of this kind may go on without a task; see `Handler`."""
+        return request.call in self.calls_without_task
 
     def note_refusal(self, request: Request, error: InferdError) -> None:
         """Count and log a call that has ended with an error."""
@@ -579,6 +585,11 @@ class Daemon:
         name, user = stored.facts.model, stored.owner.user
         return DormantLease(name, partial(self.registry.catalog.find_client, name, user))
 
+    def close_channels(self) -> None:
+        """Close the clients' channels to graphs; their next calls come here."""
+        for worker in self.registry.catalog.ready_workers():
+            worker.client.close_channels()
+
     async def drain(self, grace_s: float) -> None:
         """Refuse waiting turns, and finish running ones and computations of tensors, for at most
         *grace_s*. A waiting turn that already has tokens counts as running.
@@ -590,6 +601,7 @@ class Daemon:
         self.sessions.places.refuse_requests(
             ShuttingDown("the daemon is shutting down: no place for the session was free")
         )
+        self.close_channels()
         for session in self.all_sessions():
             if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
                 session.cancel_turn(error)
@@ -600,6 +612,9 @@ class Daemon:
             for session in self.all_sessions():
                 if session.tensors.computation is not None:
                     await session.tensors.computation.wait()
+            for worker in self.registry.catalog.ready_workers():
+                for channel in tuple(worker.client.channels.values()):
+                    await channel.ended.wait()
         with anyio.move_on_after(_RECORDING_S_MAX):
             for session in tuple(self.sessions.live):
                 await session.wait_recorded()  # answers are sent before connections close

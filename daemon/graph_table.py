@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from ..backends.errors import InvalidArgument
@@ -16,6 +16,13 @@ from .models.registry import Lease
 
 GRAPHS_MAX = 1000
 """Graphs per connection."""
+
+
+class Channel(Protocol):
+    """A channel to the process of a graph; see `GraphChannel`."""
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Close it; see `GraphChannel.close`."""
 
 
 class Graph:
@@ -33,6 +40,18 @@ class Graph:
         self.not_applied: dict[str, Any] = {}
         self.ignored = requested.ignored
         self.adjusted = requested.adjusted
+        self._channel: Channel | None = None
+
+    def set_channel(self, channel: Channel | None) -> None:
+        """Use another channel to the model's process, or none, and close the present one."""
+        if self._channel is not None:
+            self._channel.close(at_once=True)
+        self._channel = channel
+
+    def note_channel_ended(self, channel: Channel) -> None:
+        """Note that a channel has ended."""
+        if self._channel is channel:
+            self._channel = None
 
     @property
     def kept_bytes(self) -> int:
@@ -109,7 +128,8 @@ class GraphTable:
         return graph
 
     def remove_graph(self, graph: Graph) -> None:
-        """Remove a graph, whose lease the caller closes."""
+        """Remove a graph, whose lease the caller closes, and close its channel."""
+        graph.set_channel(None)
         graphs = self._graphs.get(graph.connection, {})
         graphs.pop(graph.handle, None)
         if not graphs:

@@ -9,8 +9,8 @@ from itertools import chain
 from ..backends.errors import Cancelled, InvalidArgument, NotFound
 from ..backends.tensors import Tensor
 from ..ipc.server.connection import ServerConnection
+from ..ipc.server.holdings import Holdings
 from ..sessions.memory import memory_bytes
-from .holdings import Holdings
 from .models.registry import Lease
 
 HOLDER_BYTES = 512

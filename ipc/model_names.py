@@ -112,6 +112,12 @@ def is_test_model(model: Mapping[str, object]) -> bool:
     return model.get("backend") == TEST_BACKEND
 
 
+def is_graph(model: Mapping[str, object]) -> bool:
+    """Return whether a model is a graph, which has no language."""
+    engine = ENGINES.get(str(model.get("backend")))
+    return engine is not None and engine.graphs
+
+
 def offered_models(
     models: Sequence[M], *, named: Collection[str] = (), test_models: bool = False
 ) -> list[M]:
@@ -139,10 +145,7 @@ def _generates(model: ModelInfo) -> bool:
     """Return whether a model generates text, which is known once it has been loaded, or of a graph
     before.
     """
-    backend = ENGINES.get(str(model.get("backend")))
-    if backend is not None and backend.graphs:
-        return False
-    return bool((model.get("info") or {}).get("generates", True))
+    return not is_graph(model) and bool((model.get("info") or {}).get("generates", True))
 
 
 def _fits(model: ModelInfo, memory: Mapping[str, Any]) -> bool:

@@ -31,11 +31,18 @@ class CallThread:
     """Makes calls one after another, those of a lower rank first, and times them by *seconds*.
 
     Its methods belong to the owner's thread. The thread starts with the first call, or by
-    `start`; its niceness is raised by *nice*.
+    `start`; its niceness is raised by *nice*. *take_result* is called in the thread with each
+    result, which is announced if it returns False.
     """
 
-    def __init__(self, name: str, seconds: Callable[[], float] = time.monotonic, nice: int = 0):
-        self._seconds, self._nice = seconds, nice
+    def __init__(
+        self,
+        name: str,
+        seconds: Callable[[], float] = time.monotonic,
+        nice: int = 0,
+        take_result: Callable[[CallResult], bool] | None = None,
+    ):
+        self._seconds, self._nice, self._take_result = seconds, nice, take_result
         self._calls: list[tuple[int, int, Callable[[], Any] | None]] = []
         """A heap. Each change is one call of C code on integers, which no other thread interrupts.
         """
@@ -111,6 +118,8 @@ class CallThread:
                 outcome = call()
             except Exception as exc:  # for the owner to handle
                 outcome = exc
-            self._results.put(CallResult(outcome, self._seconds() - started))
-            del call, outcome  # they may hold much memory until the next call
-            os.eventfd_write(self._event, 1)
+            result = CallResult(outcome, self._seconds() - started)
+            if self._take_result is None or not self._take_result(result):
+                self._results.put(result)
+                os.eventfd_write(self._event, 1)
+            del call, outcome, result  # they may hold much memory until the next call

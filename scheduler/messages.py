@@ -456,6 +456,56 @@ class UnmapBuffer(Message):
     buffer: int
 
 
+class OpenChannel(Message):
+    """Serve a *channel*: a socket whose other end a client has, which sends computations of a graph
+    there. They are those of *owner*, in the class *priority* or another one up to *priority_max*.
+    A descriptor of the socket is sent beside the frame. Not answered; see `ChannelsUsed`.
+    """
+
+    channel: int
+    owner: Owner
+    priority: Priority
+    priority_max: Priority
+    fd: int = -1
+    """The descriptor, which the worker's end of the link fills in."""
+
+
+class CloseChannel(Message):
+    """Read nothing more from a channel, and close it once its computations have ended; or drop
+    them, if its client has left (*at_once*). Not answered; see `ChannelsUsed`.
+    """
+
+    channel: int
+    at_once: bool = False
+
+
+class ChannelUse(NamedTuple):
+    """The use of a *channel* since its last report."""
+
+    channel: int
+    computed: int = 0
+    """The computations that have ended with outputs."""
+    seconds: float = 0.0
+    """The time that they took."""
+    priority: Priority = Priority.LOW
+    """The highest class of its computations."""
+    under_way: int = 0
+    """The computations that are under way or wait now."""
+    closed: bool = False
+    """Whether it has ended; no report follows."""
+
+
+class ChannelsUsed(Message):
+    """The use of channels. One that is used is reported at the first computation, about every
+    `channels.REPORT_S` after that, and at its end.
+    """
+
+    uses: list[ChannelUse]
+    busy_s: float = 0.0
+    """The time since the last report in which any computation of a channel was under way or waited.
+    """
+
+
 class ComputedTensors(NamedTuple):
     """The outputs of a tensor model, and the seconds that computing them took."""
 
@@ -650,6 +700,8 @@ Command = (
     | ComputeTensors
     | MapBuffer
     | UnmapBuffer
+    | OpenChannel
+    | CloseChannel
     | MediaReady
     | MediaFailed
     | DropInput
@@ -937,6 +989,7 @@ class Refused(RequestMessage):
 
 Report = (
     MemoryEstimate
+    | ChannelsUsed
     | Progress
     | Loaded
     | Measured

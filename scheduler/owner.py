@@ -85,6 +85,8 @@ class OwnerClock:
         owners = set(active)
         if owner in owners:
             return
+        if not owners and self._last_users == {owner.user} and owner in self._owners.amounts:
+            return  # nothing changes: no owner has tasks, and this user's were computed last
         users = {o.user for o in owners}
         self._users.add(owner.user, users, self._last_users)
         self._owners.add(owner, {o for o in owners if o.user == owner.user}, set())

@@ -94,6 +94,11 @@ class Recorder:
         ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
         return Activity(ActivityKind(kind), ids, at, bool(self._page[_TEXT_THREAD]), oldest)
 
+    @property
+    def began_at(self) -> float:
+        """When the latest activity began; see `Activity.at`."""
+        return float(_HEAD.unpack_from(self._page, 0)[0])
+
     def record_text_thread(self, *, busy: bool) -> None:
         """Record that a thread which works on texts or tensors begins or ends its work."""
         self._threads_busy += 1 if busy else -1

@@ -2,7 +2,8 @@
 
 `python -m inferd.scheduler.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it. Other
 threads work on long texts, wait for chat templates, read and write KV files, and end a slice of the
-idle measurement as soon as the engine gets work. Commands and reports go through a socket pair.
+idle measurement as soon as the engine gets work. Commands and reports go through a socket pair. The
+threads in which a graph computes read and send there, too: whichever has the turn.
 
 It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
 process that the kernel kills if memory runs out.
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import resource
 import select
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,10 +50,12 @@ from ..backends.memory import return_large_blocks
 from ..wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from . import messages as m
 from .build import EXIT_OTHER_BUILD, build_id
+from .call_thread import CallResult
+from .channels import Channels
 from .engine.engine import Engine
 from .engine.reporter import set_library_level, write_library_line
 from .engine.standby import Standby
-from .engine.tensor_engine import TensorEngine
+from .engine.tensor_engine import Lane, TensorEngine
 from .kv.disk import KvFiles
 from .settings import EngineSettings
 
@@ -73,10 +78,23 @@ class SocketLink:
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         self._sock = sock
-        self._poll = select.poll()  # `select` rejects descriptors from 1024 on
-        self._poll.register(sock, select.POLLIN)
-        self.filenos = [sock.fileno()]
-        """The descriptors at which `receive_commands` returns."""
+        self._poll = select.epoll()  # other threads may change what it watches meanwhile
+        self._poll.register(sock, select.EPOLLIN)
+        self._fileno, self._others = sock.fileno(), list[int]()
+        self._polled = select.EPOLLIN
+        """The events for which the socket is polled."""
+        self.channels: Channels | None = None
+        """Those of a graph."""
+        self.turn: threading.Lock | None = None
+        """Released while the owner's thread waits; then another one may use the link."""
+        self._waits_until = math.inf
+        self._woken = -1
+        self._resting: select.epoll | None = None
+        """Watches what ends a rest: results of lanes, and `wake`."""
+        self._rests_until = 0.0
+        self._is_resting = False
+        self._reads = 0
+        """How often commands were received, by any thread."""
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
         self._frames = FrameReader(ANY_LENGTH)
         self._unsent = bytearray()
@@ -88,17 +106,29 @@ class SocketLink:
 
         :raises LinkClosed: the other end is closed.
         """
-        if timeout_s != 0:
-            self._wait(timeout_s)
         commands: list[m.Command] = []
-        for _ in range(READS_MAX):
-            if not self._read(commands):
-                break
-        self.flush()
+        ready = self._wait(timeout_s)
+        self._reads += 1
+        if self.channels is not None:  # first: the daemon may close and open some
+            commands += self.channels.read_round(ready)
+        for fileno, _ in ready:
+            if fileno == self._fileno:
+                for _ in range(READS_MAX):
+                    if not self._read(commands):
+                        break
+            elif fileno == self._woken:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fileno)
+        if self._unsent:
+            self.flush()
         return commands
 
     def send_reports(self, reports: Sequence[m.Report]) -> None:
-        """Send one frame, or keep the rest that the socket does not accept for the next call."""
+        """Send one frame, or keep the rest that the socket does not accept for the next call. The
+        answers to channels are sent there.
+        """
+        if self.channels is not None:
+            reports = self.channels.take_reports(reports)
         if reports:
             self._unsent += pack_frame(reports)
             self.flush()
@@ -120,20 +150,116 @@ class SocketLink:
         while self._unsent and writable.poll(1000 * timeout_s):
             self.flush()
 
+    @property
+    def filenos(self) -> list[int]:
+        """The descriptors at which `receive_commands` returns, without those of channels."""
+        return [self._fileno, *self._others]
+
+    @property
+    def watched(self) -> list[tuple[int, int]]:
+        """The descriptors at which `receive_commands` returns now, with their events."""
+        channels = () if self.channels is None else self.channels.watched
+        return [*((fileno, select.POLLIN) for fileno in self.filenos), *channels]
+
     def wake_on(self, fileno: int) -> None:
         """Have `receive_commands` also return when the descriptor *fileno* is readable."""
-        self._poll.register(fileno, select.POLLIN)
-        self.filenos.append(fileno)
+        self._poll.register(fileno, select.EPOLLIN)
+        self._others.append(fileno)
 
-    def _wait(self, timeout_s: float | None) -> None:
-        timeout_ms = None if timeout_s is None else 1000 * timeout_s
+    def share(self, turn: threading.Lock) -> None:
+        """Let other threads use the link while the owner's thread waits, which has the *turn*."""
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wake_on(self._woken)
+        self._resting = select.epoll()
+        for fileno in self._others:
+            self._resting.register(fileno, select.EPOLLIN)
+        self.turn = turn
+
+    @property
+    def rests(self) -> bool:
+        """Whether the owner's thread leaves the commands that arrive to the other threads, or has
+        not noticed yet that this is over.
+        """
+        return self._is_resting or self._rests_until > time.monotonic()
+
+    def rest_for(self, rest_s: float) -> None:
+        """Let the owner's thread leave commands to the other threads for *rest_s* from now on; 0
+        ends this.
+        """
+        if rest_s and not self._unsent and not (self.channels and self.channels.has_unsent):
+            self._rests_until = time.monotonic() + rest_s
+        elif self._rests_until:
+            self._rests_until = 0.0
+            if self._is_resting:
+                self.wake_now()
+
+    def due_in(self, due_s: float | None, most_s: float = math.inf) -> float:
+        """Return *due_s*, or fewer seconds if a channel is due before, and at most *most_s*."""
+        channels_s = None if self.channels is None else self.channels.due_in()
+        return min([most_s, *(one for one in (due_s, channels_s) if one is not None)])
+
+    def wake(self, due_s: float | None) -> None:
+        """Wake the owner's thread if it waits for longer than *due_s*, or has to send the rest of
+        the reports.
+        """
+        is_late = time.monotonic() + self.due_in(due_s) < self._waits_until - WAKE_S
+        if is_late or self._unsent:
+            self.wake_now()
+
+    def wake_now(self) -> None:
+        """Wake the owner's thread, or let its next wait end at once."""
+        os.eventfd_write(self._woken, 1)
+
+    def new_channels(self, outputs: Iterable[str]) -> Channels:
+        """Return the channels of a graph, whose outputs have these names, for `channels`."""
+        return Channels(self._poll, self._send_now, outputs)
+
+    def _send_now(self, reports: list[m.Report]) -> None:
+        self._unsent += pack_frame(reports)
+        self.flush()
+
+    def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """Return the descriptors that are ready, with their events."""
+        if self.channels is not None and (due_s := self.channels.due_in()) is not None:
+            timeout_s = due_s if timeout_s is None else min(due_s, timeout_s)
         while True:
-            wanted = select.POLLIN | select.POLLOUT if self._unsent else select.POLLIN
-            self._poll.modify(self._sock, wanted)
-            events = [event for _, event in self._poll.poll(timeout_ms)]
-            if timeout_s is not None or any(event != select.POLLOUT for event in events):
-                return
+            wanted = select.EPOLLIN | select.EPOLLOUT if self._unsent else select.EPOLLIN
+            if wanted != self._polled:
+                self._polled = wanted
+                self._poll.modify(self._sock, wanted)
+            found = self._poll_for(timeout_s)
+            if timeout_s is not None or any(
+                event != select.EPOLLOUT or fileno != self._fileno for fileno, event in found
+            ):
+                return found
             self.flush()
+
+    def _poll_for(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        if self.turn is None or timeout_s == 0:
+            return self._poll.poll(timeout_s)
+        self._waits_until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._is_resting = self._rests_until > time.monotonic()  # others may end that from here on
+        reads = self._reads
+        self.turn.release()
+        try:
+            if self._is_resting:
+                self._rest()
+                if timeout_s is not None:
+                    timeout_s = max(0.0, self._waits_until - time.monotonic())
+            found = self._poll.poll(timeout_s)
+        finally:
+            self.turn.acquire()
+            self._waits_until = -math.inf
+        if self._reads != reads:  # a descriptor may be closed by now, or another channel's
+            found = self._poll.poll(0)
+        return found
+
+    def _rest(self) -> None:
+        assert self._resting is not None, "the link is shared"
+        while (rest_s := min(self._rests_until, self._waits_until) - time.monotonic()) > 0:
+            if self._resting.poll(rest_s):
+                break
+        self._is_resting = False
 
     def _read(self, commands: list[m.Command]) -> bool:
         """Read once and add the complete *commands*; return whether there may be more."""
@@ -149,13 +275,23 @@ class SocketLink:
         for frame in self._frames.read_frames(data):
             received = self._decoder.decode(frame)
             for command in received:
-                if isinstance(command, m.MediaReady | m.MapBuffer):
+                if isinstance(command, m.MediaReady | m.MapBuffer | m.OpenChannel):
                     command.fd = self.descriptors.pop(0) if self.descriptors else -1
-            commands.extend(received)
+                if isinstance(command, m.OpenChannel | m.CloseChannel):
+                    commands += self._change_channel(command)
+                else:
+                    commands.append(command)
         if not self._frames.pending and not any(isinstance(c, m.LoadModel) for c in commands):
             while self.descriptors:  # no command has them
                 os.close(self.descriptors.pop())
         return len(data) == READ_BYTES or bool(descriptors)
+
+    def _change_channel(self, command: m.OpenChannel | m.CloseChannel) -> list[m.Command]:
+        assert self.channels is not None, "the model is a loaded graph"
+        if isinstance(command, m.CloseChannel):
+            return self.channels.close_channel(command)
+        self.channels.open_channel(command)
+        return []
 
 
 _BEGIN, _END, _CLOSE = b"b", b"e", b"c"
@@ -377,6 +513,7 @@ def _serve_graph(
     except InferdError as exc:
         link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return
+    link.channels = link.new_channels(output.name for output in info.outputs)
     link.send_reports([m.Loaded(info, [], None)])
     _freeze_objects()
     link.wake_on(engine.fileno())
@@ -384,13 +521,64 @@ def _serve_graph(
         standby = Standby(partial(drive_graph, link, engine))
         standby.start()
         engine.standby = standby
+        link.share(standby.turn)
+        engine.take_turn = partial(take_turn, link, engine, standby.turn)
     received = commands.for_engine()
     while not engine.quit:
-        link.send_reports(engine.advance(received))
-        if not engine.quit:
+        end_step(link, engine, engine.advance(received))
+        if engine.failure is None and not engine.quit:
             received = link.receive_commands(engine.wait_s_max())
+        if engine.failure is not None:
+            raise engine.failure
+    link.channels.close()
+    link.send_reports([])  # their last use
     engine.close()
     model.close()
+
+
+WAKE_S = 0.001
+"""The engine's thread is not woken for a time limit that it notices so much later anyway."""
+
+
+TURN_WAIT_S = 0.002
+"""The longest wait of a lane for the turn, during a rest: the thread that has it is soon done."""
+REST_S = 0.03
+"""While all lanes compute and as much work waits, the engine's thread rests, and a lane reads what
+has arrived once it has computed. If none has for so long, the engine's thread reads it. To wake
+that for each request, on a core that computes, takes longer than to read it, and slows both down.
+"""
+
+
+def end_step(link: SocketLink, engine: TensorEngine, reports: Sequence[m.Report]) -> None:
+    """Send the *reports* of a step, and let the engine's thread rest from now on, or not."""
+    link.send_reports(reports)
+    link.rest_for(REST_S if engine.is_full else 0.0)
+
+
+def take_turn(
+    link: SocketLink, engine: TensorEngine, turn: threading.Lock, lane: Lane, result: CallResult
+) -> bool:
+    """Take the *result* of a lane in its thread, read commands there during a rest, and begin the
+    next computation, if no other thread has the turn; return whether the result was taken.
+    """
+    if not turn.acquire(timeout=TURN_WAIT_S if link.rests else 0.0):
+        return False
+    try:
+        if engine.failure is not None:
+            link.wake_now()  # again: a lane may have read the first one
+            return False
+        reports = engine.take_result(lane, result)
+        received = link.receive_commands(0) if link.rests else []
+        end_step(link, engine, reports + engine.advance(received, lane))
+        link.wake(0.0 if engine.quit else engine.wait_s_max())
+    except LinkClosed:
+        link.wake_now()  # the engine's thread finds that, too
+    except BaseException as exc:  # a bug, which ends the process
+        engine.failure = exc
+        link.wake_now()
+    finally:
+        turn.release()
+    return True
 
 
 STANDBY_WAIT_S = 0.05
@@ -405,16 +593,18 @@ def drive_graph(
     turn: threading.Lock,
 ) -> None:
     """Handle the commands and results of a graph while the engine's thread computes."""
-    poll = select.poll()
-    for fileno in (*link.filenos, ended):
-        poll.register(fileno, select.POLLIN)
+    wait_s = 0.0
     while not has_ended():
-        poll.poll(1000 * STANDBY_WAIT_S)
+        poll = select.poll()  # channels come and go, and are not always read
+        for fileno, events in (*link.watched, (ended, select.POLLIN)):
+            poll.register(fileno, events)
+        poll.poll(1000 * wait_s)
         with turn:
             if has_ended():
                 return
             try:
-                link.send_reports(engine.advance(link.receive_commands(0)))
+                end_step(link, engine, engine.advance(link.receive_commands(0)))
+                wait_s = link.due_in(engine.wait_s_max(), STANDBY_WAIT_S)
             except LinkClosed:
                 engine.quit = True
             if engine.quit:

@@ -332,12 +332,15 @@ def features(case: Case) -> set[str]:
 
 
 def spread(names: Sequence[str]) -> list[str]:
-    """Return some of the cases *names*, which together have all features that all have."""
-    known, chosen, covered = cases(), list[str](), set[str]()
-    for name in names:
-        if new := features(known[name]) - covered:
-            covered |= new
-            chosen.append(name)
+    """Return some of the cases *names*, which together have all features that all have. Each has
+    the most features that the previous ones lack.
+    """
+    found = {name: features(cases()[name]) for name in names}
+    missing, chosen = set[str]().union(*found.values()), list[str]()
+    while missing:
+        counts = {name: len(own & missing) for name, own in found.items()}
+        chosen.append(max(counts, key=counts.__getitem__))
+        missing -= found[chosen[-1]]
     return chosen
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -29,6 +30,8 @@ READ_BYTES = 1 << 14
 such a buffer anew each time; with 64 KiB malloc trims its free lists each time.
 """
 HEADER_BYTES = LENGTH.size
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Exceptions that msgspec raises for bytes that it cannot decode."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -50,6 +53,19 @@ def frame_size(data: bytes | bytearray, start: int, bytes_max: int) -> int:
             data={"bytes": size, "frame_bytes_max": bytes_max},
         )
     return int(size)
+
+
+class Kind(IntEnum):
+    """The first item of a frame."""
+
+    HELLO = 0
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    EVENT = 4
+    CREDIT = 5
+    GOODBYE = 6
+    COPY = 7
 
 
 class FrameReader:
@@ -85,6 +101,11 @@ class FrameReader:
 
         :raises TooLarge: a frame announces more than the limit; reading cannot continue.
         """
+        body_bytes = len(data) - HEADER_BYTES
+        is_whole = not self._buffer and body_bytes >= 0  # mostly it is one frame
+        if is_whole and frame_size(data, 0, self._bytes_max) == body_bytes:
+            yield data[HEADER_BYTES:]
+            return
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= HEADER_BYTES:

@@ -8,6 +8,9 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+REPEAT_S = 0.02
+"""The time after which a socket that had data is read again."""
+
 
 class SocketReading:
     """Calls *read_once* when *sock* may be readable, between `start` and `stop`. If a call returns
@@ -15,7 +18,9 @@ class SocketReading:
 
     That further call is needed with uvloop. Its libuv reports an error of a socket once, and then
     no longer watches the socket (`uv__poll_io`). The error is ECONNRESET if the other end was
-    closed with unread data. It arrives together with the last data, which is read first.
+    closed with unread data. It arrives together with the last data, which is read first. While the
+    socket is watched, one such call in `REPEAT_S` is enough; if that reads something, the next one
+    follows at once, until all is read.
 
     `anyio.wait_readable` would enter and leave the selector for every read. That is half the cost
     of an event: 95 against 47 us, with 16 connections and one event per 10 ms.
@@ -39,11 +44,12 @@ class SocketReading:
     def _read(self) -> None:
         if self._is_started and self._read_once() and not self._repeats:
             self._repeats = True
-            self._loop.call_soon(self._repeat)
+            self._loop.call_later(REPEAT_S, self._repeat)
 
     def _repeat(self) -> None:
-        self._repeats = False
-        self._read()
+        self._repeats = self._is_started and self._read_once()
+        if self._repeats:
+            self._loop.call_soon(self._repeat)
 
 
 async def read_until_end(sock: socket.socket, read_once: Callable[[], bool]) -> None:

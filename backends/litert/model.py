@@ -12,6 +12,8 @@ from ..errors import InferdError, LoadFailed, load_cancelled
 from ..graphs import (
     TYPE_NUMBERS,
     LaneGraph,
+    array_bytes,
+    check_copy,
     check_output_bytes,
     check_types,
     graph_info,
@@ -92,6 +94,8 @@ class ShapedInterpreter:
                 self._interpreter.set_tensor(index, _array(declared, tensor))
             self._interpreter.invoke()
             sizes = [one["shape"] for one in self._interpreter.get_output_details()]
+        except InferdError:
+            raise
         except Exception as exc:  # LiteRT's errors have no common class
             raise run_error(exc) from None
         check_output_bytes(
@@ -118,12 +122,12 @@ class ShapedInterpreter:
 
     def _output(self, index: int, declared: TensorInfo) -> Tensor:
         try:
-            array = self._interpreter.get_tensor(index)
+            array = self._interpreter.get_tensor(index)  # a copy
         except Exception as exc:  # LiteRT's errors have no common class
             raise run_error(exc) from None
         if declared.type == STRING:
             return string_tensor(array.flat, array.shape, array.size)
-        return Tensor(array.tobytes(), tuple(array.shape), TYPE_NUMBERS[declared.type])
+        return Tensor(array_bytes(array), tuple(array.shape), TYPE_NUMBERS[declared.type])
 
 
 def _array(declared: TensorInfo, tensor: Tensor) -> Any:
@@ -131,4 +135,7 @@ def _array(declared: TensorInfo, tensor: Tensor) -> Any:
         elements = np.array(unpack_strings(tensor.data), object)
     else:
         elements = np.frombuffer(tensor.data, ARRAY_TYPES[declared.type])
+        if declared.type == "bool" and isinstance(tensor.data, memoryview):
+            elements = elements.copy()
+            check_copy(declared, elements)
     return elements.reshape(tensor.dimensions)

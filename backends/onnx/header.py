@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from .. import ENGINES
 from ..errors import LoadFailed
@@ -40,6 +40,7 @@ FIELDS_MAX = 1_000_000
 TEXT_BYTES_MAX = 64 << 20
 """The bytes of all names and descriptions together."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+R = TypeVar("R")
 
 
 class OnnxHeader(NamedTuple):
@@ -64,9 +65,17 @@ def read_onnx_header(path: str | Path) -> OnnxHeader:
 
     :raises LoadFailed: the file cannot be read, or is not an ONNX file.
     """
+    return _with_file(path, _read_model)
+
+
+def _with_file(path: str | Path, read: Callable[[_Source, int], R]) -> R:
+    """Return the result of *read* on a file, which gets its source and its size.
+
+    :raises LoadFailed: the file cannot be read, or is not an ONNX file.
+    """
     try:
         with open(path, "rb", opener=_open_regular) as file:
-            return _read_model(_Source(file), os.fstat(file.fileno()).st_size)
+            return read(_Source(file), os.fstat(file.fileno()).st_size)
     except OSError as exc:
         raise LoadFailed(
             f"cannot read {str(path)!r}: {exc.strerror or exc}", hint="check the file's path"
@@ -161,6 +170,49 @@ def _read_weight(source: _Source, end: int) -> tuple[str, set[str]]:
             if entry[1] == "location":
                 files.add(entry[2])
     return name, files
+
+
+_TENSORS: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {
+        **{5: "tensor", 10: "tensor", 22: "sparse tensor", 23: "sparse tensor"},
+        **{6: "graph", 11: "graph"},
+    },
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+}
+"""The kinds of messages that are or contain tensors: by the kind of a message, those of its fields.
+"""
+
+
+def check_one_file(path: str, name: str) -> None:
+    """Check that an ONNX file names no other one, at any place where it may have a tensor. Blocks.
+
+    :raises LoadFailed: it names one, cannot be read, or is damaged.
+    """
+    found = _with_file(path, lambda source, size: _named_files(source, size, "model"))
+    if found:
+        raise LoadFailed(
+            f"the graph {name!r} has weights in another file, {found[:100]!r}",
+            hint="save the model with all weights in one file, or load it by its name",
+            data={"model": name},
+        )
+
+
+def _named_files(source: _Source, end: int, kind: str) -> str:
+    """Return the path of the first file that a message of this *kind* names, or empty."""
+    if kind == "tensor":
+        return next(iter(_read_weight(source, end)[1]), "")
+    parts = _TENSORS[kind]
+    for number, wire, field_end in _fields(source, end):
+        if wire == _BYTES and number in parts:
+            found = _named_files(source, field_end, parts[number])
+            if found:
+                return found
+    return ""
 
 
 def _read_value(source: _Source, end: int) -> TensorInfo:
@@ -269,7 +321,9 @@ class OnnxMemoryEstimator(GraphMemoryEstimator):
     def __init__(self, spec: ModelSpec):
         path = model_path(spec)
         header, folder = read_onnx_header(path), Path(path).parent
-        size = file_bytes(path) + sum(_size(folder / one) for one in header.external)
+        # Nothing about other files is reported to the user who passes a graph.
+        others = header.external if spec.fd < 0 else ()
+        size = file_bytes(path) + sum(_size(folder / one) for one in others)
         super().__init__(round(ENGINES["onnx"].weights_factor * size), 0, LIBRARY_BYTES)
 
 

@@ -20,7 +20,10 @@ from ..graphs import (
     DIMENSION_MAX,
     PORTS_MAX,
     TYPE_NUMBERS,
+    VIEW_BYTES_MIN,
     LaneGraph,
+    array_bytes,
+    check_copy,
     check_output_bytes,
     check_types,
     engine_text,
@@ -32,7 +35,7 @@ from ..graphs import (
     run_error,
 )
 from ..model_encodings import SAVED_MODEL
-from ..model_spec import CPU, DEVICE_OPTION, LoadProgress, ModelSpec
+from ..model_spec import CPU, LoadProgress, ModelSpec, device_of
 from ..onnx.header import read_onnx_header
 from ..tensors import ARRAY_TYPES, Inputs, NamedTensor, Tensor, TensorInfo
 from .header import ELEMENT_TYPES, graph_paths, port_names, shortest_name
@@ -93,13 +96,21 @@ def find_device(spec: ModelSpec, core: Any) -> str:
 
     :raises UnsupportedOperation: the engine does not have it.
     """
-    wanted = str(spec.options.get(DEVICE_OPTION, CPU)).upper()
+    wanted = device_of(spec).upper()
     if wanted == CPU.upper():
         return wanted  # a search for others would load their plugins
     available: list[str] = core.available_devices
     if not any(name == wanted or name.startswith(f"{wanted}.") for name in available):
         raise no_device(spec, "OpenVINO", map(str.lower, available))
     return wanted
+
+
+def check_device(spec: ModelSpec) -> None:
+    """Check that the engine has the device that the graph is set to.
+
+    :raises UnsupportedOperation: it does not.
+    """
+    find_device(spec, openvino.Core())
 
 
 def _settings(spec: ModelSpec, device: str) -> dict[str, Any]:
@@ -275,6 +286,7 @@ def _own_tensor(info: TensorInfo, tensor: Tensor) -> tuple[Any, Any]:
     OpenVINO requires.
     """
     array = np.frombuffer(tensor.data, ARRAY_TYPES[info.type]).reshape(tensor.dimensions).copy()
+    check_copy(info, array)
     if info.type in _WIDE_INTEGERS and array.size:
         _check_range(info, int(array.min()), int(array.max()))
     if info.type == "bf16":  # which NumPy does not have
@@ -292,7 +304,9 @@ def _check_range(info: TensorInfo, least: int, most: int) -> None:
 
 
 def _tensor(found: Any, info: TensorInfo) -> Tensor:
-    return Tensor(found.data.tobytes(), tuple(map(int, found.shape)), TYPE_NUMBERS[info.type])
+    array = found.data  # the memory of the request, which its next computation changes
+    data = array_bytes(array.copy() if array.nbytes >= VIEW_BYTES_MIN else array)
+    return Tensor(data, tuple(map(int, found.shape)), TYPE_NUMBERS[info.type])
 
 
 def _short(exc: Exception) -> Exception:

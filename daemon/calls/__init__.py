@@ -14,6 +14,7 @@ from ..core import BeginTable, CallTable, ImmediateCallTable
 from . import (
     between_daemons,
     buffers,
+    channels,
     contexts,
     jobs,
     media,
@@ -32,6 +33,7 @@ _MODULES = (
     models,
     contexts,
     buffers,
+    channels,
     turns,
     texts,
     session_operations,

@@ -11,17 +11,18 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from ...backends.errors import InvalidArgument, TooLarge, not_utf8
-from ...backends.params import nearest
-from ...backends.tensors import OTHER_TYPES, TENSOR_TYPES
+from ...backends.tensors import number_of as number_of
+from ...backends.tensors import type_number
 from ...backends.texts import mark_bytes, offset_of
 from ...ipc.messages import Tensor
 from ...ipc.server.connection import Request
 from ...ipc.server.descriptors import read_tensor, tensor_size
 from ...ipc.server.request_bytes import COPIES
-from ...scheduler import PRIORITIES, Priority
+from ...scheduler.arguments import TIMEOUT_S_MAX as TIMEOUT_S_MAX
+from ...scheduler.arguments import priority_of as priority_of
+from ...scheduler.arguments import seconds_of as seconds_of
 from ...sessions import TurnOptions
 
-TIMEOUT_S_MAX = 30 * 86_400.0
 TEXT_PART_BYTES = 8 << 10
 RAW_BYTES_MAX = 64 << 10
 """Maximum number of bytes of a message that are not UTF-8; replacing one takes 0.3 us."""
@@ -43,56 +44,9 @@ def turn_options(params: Any, options: TurnOptions) -> TurnOptions:
     )
 
 
-def priority_of(name: str) -> Priority | None:
-    """Return the priority of a name, or None for an empty name, which means the session's.
-
-    :raises InvalidArgument: there is no such priority.
-    """
-    if not name:
-        return None
-    if name not in PRIORITIES:
-        raise InvalidArgument(
-            f"there is no priority {name[:50]!r}", hint=f"use one of {', '.join(PRIORITIES)}"
-        )
-    return PRIORITIES[name]
-
-
-def number_of(value: int | str, names: dict[str, int], what: str) -> int:
-    """Return the number of an enum's value, given by number or name.
-
-    :raises InvalidArgument: there is no such value.
-    """
-    if isinstance(value, str):
-        found = names.get(value.lower().replace("-", "").replace("_", ""))
-        if found is not None:
-            return found
-        raise InvalidArgument(
-            f"there is no {what} {value[:50]!r}",
-            hint=nearest(value, names) or f"use one of {', '.join(names)}",
-        )
-    return value
-
-
-def seconds_of(value: float) -> float:
-    """Return a timeout; 0 means none.
-
-    :raises InvalidArgument: the value is negative, too large or not a number.
-    """
-    if not 0 <= value <= TIMEOUT_S_MAX:
-        raise InvalidArgument(
-            f"the timeout {value} s is out of range",
-            hint=f"use 0 (none) to {TIMEOUT_S_MAX:.0f} seconds",
-        )
-    return value
-
-
 def tensor_type(tensor: Tensor) -> int:
-    """Return the number of a tensor's type. No number is refused, because hosts have disagreed on
-    U8 and I32 (2 and 3, 3 and 4).
-    """
-    if isinstance(tensor.type, str) and tensor.type in OTHER_TYPES:
-        return OTHER_TYPES[tensor.type]
-    return number_of(tensor.type, TENSOR_TYPES, "tensor type")
+    """Return the number of a tensor's type; see `type_number`."""
+    return type_number(tensor.type)
 
 
 async def tensor_bytes(request: Request, tensor: Tensor) -> bytes:

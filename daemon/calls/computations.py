@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import structlog
 from structlog.contextvars import bound_contextvars
 
@@ -40,6 +39,7 @@ from .tensors import (
     collect_inputs,
     count_computation,
     named_outputs,
+    requester_of,
     total_timeout,
 )
 
@@ -122,11 +122,12 @@ class _Computation:
             is_turn=True,
         )
         self._timeout_s, wait_s = seconds_of(p.timeout_s), seconds_of(p.queue_timeout_s)
-        if not daemon.registry.loader.admit_at_once(self._model, self._admission):
+        if not daemon.registry.loader.admit_to_loaded(self._model, self._admission):
             return False
         try:
+            requester = requester_of(daemon, session, p.priority)
             self._cancel_computation = client.begin_computation(
-                session.requester, self._inputs.tensors, wait_s, self._inputs.use, self._receive
+                requester, self._inputs.tensors, wait_s, self._inputs.use, self._receive
             )
         except BaseException:
             daemon.registry.loader.end_request(self._model, self._admission)
@@ -134,7 +135,7 @@ class _Computation:
         # From here on nothing fails until the end.
         self._fingerprint = client.info.fingerprint
         session.calls_under_way += 1
-        session.tensors.computation = anyio.Event()
+        session.tensors.computation = asyncio.Event()
         if self._timeout_s:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout_s, self._time_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -22,18 +23,20 @@ from ...backends.errors import (
     WorkerCrashed,
 )
 from ...ipc import messages as w
+from ...ipc.server.buffers import Buffer
 from ...ipc.server.connection import Request
 from ...ipc.server.request_bytes import COPIES
 from ...scheduler import messages as m
+from ...scheduler.channels import reply_too_large
 from ...scheduler.messages import ComputedTensors
+from ...scheduler.owner import Requester
 from ...sessions import Session, WorkerClient
 from ...wire.frames import REPLY_BYTES_MAX
-from ..buffers import Buffer
 from ..core import Daemon
 from ..kept_tensors import KeptTensor
 from ..models.registry import Lease
 from ..workers.deaths import GUILTY, SUSPECT
-from .arguments import seconds_of, tensor_bytes, tensor_type
+from .arguments import priority_of, seconds_of, tensor_bytes, tensor_type
 
 CONFIGURATION_NAMES = ("1", "metadata", "options", "config")
 """Names of the inputs of type u8 that are a language model's parameters as JSON."""
@@ -96,17 +99,21 @@ def collect_inputs(
 
     :raises InferdError: one is not there, as in `find_kept` and `buffer_use`.
     """
-    kept = find_kept(daemon, request, session, [tensor for _, tensor in given])
-    tensors = [(name, _input_of(tensor, kept)) for name, tensor in given]
-    return GivenInputs(tensors, (*kept.values(),), buffer_use(daemon, request, session))
-
-
-def _input_of(tensor: w.Tensor, kept: Mapping[int, KeptTensor]) -> t.Tensor:
-    """Return a named input, which may be one of those *kept*. One in a buffer is left there."""
-    if tensor.kept:
-        return kept[tensor.kept].tensor
-    data = b"" if tensor.buffer else tensor.data
-    return t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
+    kept, tensors, in_buffers = dict[int, KeptTensor](), list[t.NamedTensor](), False
+    if with_handles := [tensor for _, tensor in given if tensor.kept]:
+        kept = find_kept(daemon, request, session, with_handles)
+    for name, tensor in given:
+        in_buffers = in_buffers or bool(tensor.buffer)
+        if tensor.kept:
+            tensors.append((name, kept[tensor.kept].tensor))
+        else:  # one in a buffer is left there
+            data = b"" if tensor.buffer else tensor.data
+            read = t.Tensor(data, tuple(tensor.dimensions), tensor_type(tensor))
+            tensors.append((name, read))
+    use = m.NO_BUFFERS
+    if in_buffers or request.params.outputs:
+        use = buffer_use(daemon, request, session)
+    return GivenInputs(tensors, (*kept.values(),), use)
 
 
 def find_kept(
@@ -136,8 +143,6 @@ def buffer_use(daemon: Daemon, request: Request, session: Session) -> m.BufferUs
     """
     p: w.ComputeParams = request.params
     given = [(name, one) for name, one in p.inputs or () if one.buffer]
-    if not given and not p.outputs:
-        return m.NO_BUFFERS
     if p.inputs is None or not is_graph(session):
         raise InvalidArgument(
             "only a graph's named inputs and outputs are in buffers",
@@ -320,7 +325,8 @@ def named_outputs(
     p: w.ComputeParams = request.params
     staying = _keep_outputs(daemon, request, session, outputs, fingerprint) if p.keep else {}
     try:
-        _charge_outputs(request, [one for one in outputs if one[0] not in staying])
+        sent = [one for one in outputs if one[0] not in staying] if staying else outputs
+        _charge_outputs(request, sent)
     except (Busy, TooLarge):
         daemon.kept_tensors.free_tensors(request.connection, [*staying.values()])
         raise
@@ -348,7 +354,7 @@ def _spelled_outputs(
             w.Tensor(
                 data=b"" if name in staying else tensor.data,
                 dimensions=list(tensor.dimensions),
-                type=spelled.get((name, tensor.type), _spelled_type(tensor)),
+                type=spelled.get((name, tensor.type), t.spelled_type(tensor.type)),
                 kept=staying.get(name, 0),
             ),
         )
@@ -400,12 +406,6 @@ def _keep_outputs(
     return dict(zip(staying, (one.handle for one in kept), strict=True))
 
 
-def _spelled_type(tensor: t.Tensor) -> int | str:
-    """Return the number of a type, or the name of one that has none for clients."""
-    name = t.TYPE_NAMES.get(tensor.type, "")
-    return name if name in t.OTHER_TYPES else tensor.type
-
-
 async def _compute(
     daemon: Daemon, request: Request, session: Session, inputs: GivenInputs
 ) -> tuple[list[t.NamedTensor], str]:
@@ -419,17 +419,18 @@ async def _compute(
     """
     _check_free(session)
     p, timeout_s = request.params, seconds_of(request.params.timeout_s)
-    session.tensors.computation = ended = anyio.Event()
+    requester = requester_of(daemon, session, p.priority)
+    session.tensors.computation = ended = asyncio.Event()
     try:
         with anyio.fail_after(timeout_s) if timeout_s else nullcontext():
             wait_s = seconds_of(p.queue_timeout_s)
             if is_graph(session):
                 computed, client = await _compute_on_graph(
-                    session, inputs, wait_s, request.lost_attempt
+                    session, requester, inputs, wait_s, request.lost_attempt
                 )
             else:
                 client = await session.model.ready()
-                computed = await client.compute_tensors(session.requester, inputs.tensors, wait_s)
+                computed = await client.compute_tensors(requester, inputs.tensors, wait_s)
         count_computation(daemon, session, computed.seconds)
     except TimeoutError:
         raise total_timeout(timeout_s) from None
@@ -439,11 +440,20 @@ async def _compute(
     return computed.outputs, client.info.fingerprint
 
 
+def requester_of(daemon: Daemon, session: Session, name: str) -> Requester:
+    """Return the requester of a computation in the class of this name, or the context's."""
+    priority, lease = priority_of(name), session.model
+    if priority is None:
+        return session.requester
+    if isinstance(lease, Lease):
+        priority = min(priority, lease.ceilings.priority_max)
+    return daemon.ledger.requester(session.owner, priority)
+
+
 def count_computation(daemon: Daemon, session: Session, seconds: float) -> None:
-    """Count the usage of a computation, which is written soon."""
+    """Count the usage of a computation, which is written within about a second."""
     owner, key = session.owner, session.settings.key
     daemon.usage.count_computation(owner, key, session.model, seconds)
-    daemon.journal.note_usage(urgent=False)
 
 
 def _charge_outputs(request: Request, outputs: Sequence[t.NamedTensor]) -> None:
@@ -452,13 +462,9 @@ def _charge_outputs(request: Request, outputs: Sequence[t.NamedTensor]) -> None:
     :raises TooLarge: no reply takes them.
     :raises Busy: the user's requests in flight hold too many bytes.
     """
-    size = sum(len(tensor.data) for _, tensor in outputs)
+    size = sum([len(tensor.data) for _, tensor in outputs])
     if size > REPLY_BYTES_MAX:
-        raise TooLarge(
-            f"the outputs have {size} bytes; a reply has at most {REPLY_BYTES_MAX}",
-            hint="let the outputs be written into a buffer",
-            data={"bytes": size, "reply_bytes_max": REPLY_BYTES_MAX},
-        )
+        raise reply_too_large(size)
     request.charge.grow(COPIES * size)
 
 
@@ -468,7 +474,11 @@ def total_timeout(seconds: float) -> Timeout:
 
 
 async def _compute_on_graph(
-    session: Session, inputs: GivenInputs, wait_s: float, lost: LostAttempt | None
+    session: Session,
+    requester: Requester,
+    inputs: GivenInputs,
+    wait_s: float,
+    lost: LostAttempt | None,
 ) -> tuple[ComputedTensors, WorkerClient]:
     """Compute with a graph, again if its worker dies, unless these inputs are known as the cause.
     If they may be, because others were under way, they are computed alone the next time. *lost* is
@@ -481,7 +491,7 @@ async def _compute_on_graph(
         inputs.check_file(client.info.fingerprint)
         try:
             computed = await client.compute_tensors(
-                session.requester, inputs.tensors, wait_s, alone=alone, use=inputs.use
+                requester, inputs.tensors, wait_s, alone=alone, use=inputs.use
             )
             return computed, client
         except WorkerCrashed as exc:

@@ -83,12 +83,15 @@ def _parse_file(value: Any) -> Path:
 
 _FILE = Form(_parse_file, TEXT)
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
+_PROVIDER = "executionprovider"
+"""The end of the names of ONNX Runtime's providers, which a device's name does not need."""
 
 
 def _parse_device(value: Any) -> str:
     if not isinstance(value, str) or not _DEVICE_NAME.fullmatch(value):
         raise ValueError(f"{shorten(value)} is not the name of a device")
-    return value.lower()
+    lowered = value.lower()
+    return lowered.removesuffix(_PROVIDER) or lowered
 
 
 _DEVICE = Form(_parse_device, {**TEXT, "pattern": f"^{_DEVICE_NAME.pattern}$"})

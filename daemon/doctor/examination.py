@@ -142,7 +142,8 @@ def _probe_engine(models: folders.Models | None) -> engine_checks.EngineReport:
     """Probe the engine and the headers of the models that the caller can read."""
     files = models.files.values() if models is not None else ()
     readable = [file for file in files if os.access(file, READ)]
-    return engine_checks.probe_engine(readable[:FILES_MAX])
+    devices = models.devices if models is not None else {}
+    return engine_checks.probe_engine(readable[:FILES_MAX], devices=devices)
 
 
 def check_all(facts: Facts) -> list[Finding]:

@@ -16,6 +16,7 @@ from ...backends.gguf import FileFacts
 from ...backends.gguf.facts import NUMBER_MAX, read_facts
 from ...backends.gguf.projector import ProjectorHeader
 from ...backends.memory import MemoryNeed
+from ...backends.model_spec import device_of
 from ...backends.tensors import DeclaredTensors
 from ...backends.tuning_choice import ChosenSetting
 from ...ipc.messages import ModelInfo, ShownModel
@@ -53,6 +54,7 @@ def describe_model(registry: Registry, named: NamedModel, facts: FileFacts | Non
         of=model.name if named.is_derived else "",
         state=model.state.value,
         backend=model.config.backend,
+        device=_device(model),
         file=str(file) if file is not None else "",
         swapped_to=model.swapped_to,
         size_bytes=size_bytes(file) if passed is None else passed.size_bytes,
@@ -107,6 +109,13 @@ def show_model(
         inputs=None if declared is None else [asdict(one) for one in declared.inputs],
         outputs=None if declared is None else [asdict(one) for one in declared.outputs],
     )
+
+
+def _device(model: ManagedModel) -> str:
+    """Return the device that computes a graph, or that of its next load; "" of other models."""
+    if not ENGINES[model.config.backend].graphs:
+        return ""
+    return model.config.device if model.loaded is None else device_of(model.loaded.spec)
 
 
 def _drafts(gain: DraftGain) -> dict[str, Any] | None:

@@ -301,7 +301,11 @@ class Loader:
         """Admit *request* to a model that is loaded while no load waits, and return True; else
         return False. `end_request` ends it.
         """
-        if model.loaded is None or self.has_waiting_loads:
+        return model.loaded is not None and self.admit_to_loaded(model, request)
+
+    def admit_to_loaded(self, model: ManagedModel, request: ResidencyRequest) -> bool:
+        """As `admit_at_once`, for a model that is known to be loaded."""
+        if self.has_waiting_loads:
             return False
         model.residency.admit_request(request)
         request.admitted_at = self._seconds()
@@ -729,7 +733,8 @@ class Loader:
     @property
     def has_waiting_loads(self) -> bool:
         """Whether a load waits for other models' memory."""
-        return any(load.is_waiting for load in self._undecided.values())
+        undecided = self._undecided
+        return bool(undecided) and any(load.is_waiting for load in undecided.values())
 
     def _waiting_loads(self, now: float) -> list[Load]:
         """Return the waiting loads in the order in which they are served. A load whose user has

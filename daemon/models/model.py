@@ -89,6 +89,8 @@ class ManagedModel:
         self.swapped_to = ""
         """The target of a swap, a model's name or file; empty for the name's own model."""
         self.leases: set[object] = set()
+        self.lease_ended = anyio.Event()
+        """Set, and replaced, at the end of each lease."""
         self.worker: Worker | None = None
         self.error: InferdError | None = None
         self.passed_file: PassedFile | None = None
@@ -221,6 +223,8 @@ class ManagedModel:
     def hold_turns(self) -> None:
         """Let no turn begin until `release_turns`."""
         self.turns_held, self._released = True, anyio.Event()
+        if self.worker is not None:
+            self.worker.client.close_channels()
 
     def release_turns(self) -> None:
         """Let turns begin again, and wake those that were held back."""
@@ -319,7 +323,14 @@ class ManagedModel:
         tasks = self.worker.client.tasks if self.worker is not None else ()
         return bool(tasks or len(self.recovery))
 
+    @property
+    def is_only_leased(self) -> bool:
+        """Whether the model is leased, and nothing else needs it."""
+        return bool(self.leases) and not (self.has_tasks or self.residency.is_wanted)
+
     def end_lease(self, lease: object) -> None:
         """Remove a lease that has ended."""
         self.leases.discard(lease)
+        ended, self.lease_ended = self.lease_ended, anyio.Event()
+        ended.set()
         self.used_at = self._seconds()

@@ -58,6 +58,8 @@ from .tuning_records import TuningRecords
 log = structlog.get_logger()
 T = TypeVar("T")
 DRAFT_MODEL = "draft-model"
+LEASE_END_S_MAX = 1.0
+"""Twice the longest time for which a gateway keeps a lease without a request."""
 NOBODY = -3
 """No user's id: it sees only the models of all."""
 Report = Callable[[Similarity], None]
@@ -430,9 +432,16 @@ class Registry:
     async def unload_model(self, named: NamedModel, *, force: bool) -> None:
         """Unload a model for an operator, who has given one of its names.
 
+        Leases without work may end soon: a gateway keeps that of a graph for a moment after each
+        request, so that the next one takes one call. Their end is awaited for `LEASE_END_S_MAX`.
+
         :raises Busy: the model is in use, and *force* is not given.
         """
         name, model = named
+        if not force:
+            with anyio.move_on_after(LEASE_END_S_MAX):
+                while model.is_only_leased:
+                    await model.lease_ended.wait()
         if model.busy and not force:
             raise Busy(
                 f"{name!r} is in use; leases: {len(model.leases)}",

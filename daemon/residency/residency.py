@@ -60,7 +60,7 @@ class ResidencyRequest:
         self.user, self.subject = user, subject
         self.is_turn = is_turn
         self.on_wait_begins, self.on_wait_continues = on_wait_begins, on_wait_continues
-        self._limit = WaitLimit.of(timeout_s, queue_timeout_s)
+        self._timeouts_s = timeout_s, queue_timeout_s
         self.number = next(_numbers)
         self.continues_program = False
         """Whether another model was used within `JUST_USED_S` before it, so that it is likely a
@@ -94,10 +94,11 @@ class ResidencyRequest:
         :raises InferdError: the request was refused.
         :raises Timeout: a timeout has passed.
         """
-        with anyio.move_on_after(self._limit.seconds) as self._scope:
+        limit = WaitLimit.of(*self._timeouts_s)
+        with anyio.move_on_after(limit.seconds) as self._scope:
             yield
         if self._scope.cancelled_caught:
-            raise self._error or self._limit.error("the model was not in memory")
+            raise self._error or limit.error("the model was not in memory")
 
     async def wait_woken(self) -> None:
         """Wait for `wake`; return at once if it was called since the last wait."""

@@ -179,6 +179,8 @@ OWNERS_MAX = 1000
 VERDICTS_MAX = 3
 """Verdicts within `QUARANTINE_S` after which the model refuses the owner for `BAN_S`."""
 BAN_S = 600.0
+SUSPECT_S = 60.0
+"""So long after a death during which a channel of a user computed, its computations run alone."""
 GUILTY, SUSPECT = "input", "suspect"
 """The cause in the error of an input that has crashed a process, or may have."""
 WORKER_PROCESS, ENCODER_PROCESS = "worker", "encoder"
@@ -192,7 +194,7 @@ class _Owner:
         self.inputs = RecentDict[bytes, float](INPUTS_MAX)
         """The time at which the quarantine of each input ends, by its hash."""
         self.verdicts: deque[float] = deque(maxlen=VERDICTS_MAX)
-        self.banned_until = 0.0
+        self.banned_until = self.suspect_until = self.passes_daemon_until = 0.0
 
 
 class Quarantine:
@@ -214,6 +216,32 @@ class Quarantine:
     def add_text(self, owner: int, text: object) -> None:
         """Quarantine a text that crashed the worker while it was tokenized or rendered."""
         self._add(owner, _hash(text))
+
+    def add_suspect(self, owner: int) -> None:
+        """Suspect an owner whose channel has sent an input that may have crashed the worker. The
+        daemon does not know that input; the client sends it here next. After a second suspicion
+        within `QUARANTINE_S`, all inputs of the owner pass through the daemon for as long.
+        """
+        found, now = self._owners.get(owner) or _Owner(), self._seconds()
+        self._owners[owner] = found
+        is_again = found.suspect_until and now < found.suspect_until + QUARANTINE_S
+        found.suspect_until = now + SUSPECT_S
+        found.passes_daemon_until = now + (QUARANTINE_S if is_again else SUSPECT_S)
+
+    def is_suspect(self, owner: int) -> bool:
+        """Return whether the inputs of an owner are computed alone, to find the one to blame."""
+        found = self._owners.get(owner)
+        return found is not None and self._seconds() < found.suspect_until
+
+    def trusts(self, owner: int) -> bool:
+        """Return whether an owner may send inputs past the daemon: it was not suspect lately, and
+        none of its inputs is quarantined.
+        """
+        found, now = self._owners.get(owner), self._seconds()
+        if found is None:
+            return True
+        until = max((found.passes_daemon_until, *found.inputs.values()))
+        return now >= until
 
     def refusal_of_task(self, model: str, spec: TaskSpec) -> InferdError | None:
         """Return the error of a task that may not run, or None if it may."""

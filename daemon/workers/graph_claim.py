@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from structlog.contextvars import clear_contextvars
@@ -35,7 +35,7 @@ class GraphClaim:
 
     def __init__(self, changed: Callable[[], None], seconds: Callable[[], float] = time.monotonic):
         self._changed, self._seconds = changed, seconds
-        self._requests: Counter[Requester] = Counter()
+        self._requests: defaultdict[Requester, int] = defaultdict(int)
         self._seen: set[Requester] = set()
         """The requesters since the last sample."""
         self._known: set[Requester] = set()
@@ -43,11 +43,13 @@ class GraphClaim:
         self._is_claimed = False
         self._share = self._busy_s = 0.0
         self._counted_at = self._sampled_at = 0.0
+        self._awaits_report = self._was_reported = False
+        """Whether a report follows soon, and whether one has come since the last sample."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         """Return the number of computations."""
-        return self._requests.total()
+        return sum(self._requests.values())
 
     @property
     def claim(self) -> int | None:
@@ -74,13 +76,7 @@ class GraphClaim:
         """Count a computation until `end`."""
         self._count_time()
         self._requests[requester] += 1
-        self._seen.add(requester)
-        if self._is_claimed and requester not in self._known:
-            self._known.add(requester)
-            self._changed()
-        if self._timer is None:
-            self._sampled_at, self._busy_s = self._counted_at, 0.0
-            self._arm()
+        self._note_requester(requester)
 
     def end(self, requester: Requester) -> None:
         """End the count of a computation."""
@@ -88,6 +84,27 @@ class GraphClaim:
         self._requests[requester] -= 1
         if not self._requests[requester]:
             del self._requests[requester]
+
+    def count_busy(
+        self, requesters: Iterable[Requester], seconds: float, *, reports_follow: bool
+    ) -> None:
+        """Count the time in which computations of *requesters*, which do not pass through the
+        daemon, were under way up to now. With *reports_follow*, the next call comes soon.
+        """
+        self._count_time()
+        self._awaits_report, self._was_reported = reports_follow, True
+        self._busy_s = min(self._busy_s + seconds, self._counted_at - self._sampled_at)
+        for requester in requesters:
+            self._note_requester(requester)
+
+    def _note_requester(self, requester: Requester) -> None:
+        self._seen.add(requester)
+        if self._is_claimed and requester not in self._known:
+            self._known.add(requester)
+            self._changed()
+        if self._timer is None:
+            self._sampled_at, self._busy_s = self._counted_at, 0.0
+            self._arm()
 
     def _count_time(self) -> None:
         now = self._seconds()
@@ -102,6 +119,11 @@ class GraphClaim:
         """Take a sample of the share; begin or end the claim."""
         clear_contextvars()  # a timer has those of the request that set it
         self._timer = None
+        if self._awaits_report and not self._was_reported:
+            self._awaits_report = False  # it is awaited for one more interval
+            self._arm()
+            return
+        self._was_reported = False
         self._count_time()
         passed_s = self._counted_at - self._sampled_at
         if passed_s > 0:

@@ -347,8 +347,12 @@ class HangDetector:
 
     def note_command(self) -> None:
         """Note that a command was sent, which the worker has to read."""
-        if self._recorder.read_activity().at >= self._sent_at:
+        if self._recorder.began_at >= self._sent_at:
             self._sent_at = self._seconds()  # else an earlier unread command counts
+        self.watch()
+
+    def watch(self) -> None:
+        """Check the progress from now on, as long as the worker has work."""
         if self._timer is None:
             self._arm()
 

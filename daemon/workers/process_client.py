@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from itertools import islice
@@ -18,9 +18,11 @@ from ...backends import ENGINES, AdapterInfo, AdapterSpec, ModelInfo, ModelSpec,
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...backends.media import MarkedMedia, MediaContent, MediaTokens
+from ...backends.recent_dict import RecentDict
 from ...backends.tensors import NamedTensor
 from ...ipc.server.request_bytes import RequestBytes, Reserve
 from ...scheduler import messages as m
+from ...scheduler.channels import channel_of
 from ...scheduler.owner import Owner, Requester
 from ...scheduler.rank_text import RankTokens
 from ...scheduler.reasoning import EndOutcome
@@ -42,6 +44,8 @@ ClientText = tuple[int, object]
 NO_USER = m.NOBODY.owner.user
 _BOUNDED = m.InputRequest | m.Lookup
 """Commands with much data, of which a client may cause any number."""
+ENDED_CHANNELS_MAX = 1024
+"""The ended channels whose owners are remembered, in case the process dies of their inputs."""
 _NO_QUERY = 0
 """The query id of a command whose answer is not awaited."""
 
@@ -55,6 +59,9 @@ class WorkerChange(Enum):
     """The process was ordered to quit, perhaps before it was started."""
     EMBEDDING_CONTEXT_CREATED = auto()
     """The embedding context now uses its reserved memory."""
+
+
+_INPUT_VERDICTS = Verdict.REFUSE_INPUT, Verdict.REFUSE_TASK_FOR_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,17 @@ WorkerEvent = (
 """The events of a worker for the owner of its model. The answer to `MemoryEstimate` is, now or
 later, a command `EstimateMemory` for another shape, `Proceed`, or a call of `Worker.refuse_load`.
 """
+
+
+@dataclass(slots=True)
+class ProcessChannel:
+    """A channel of a client to the process. *note_use* gets the reports on it."""
+
+    owner: Owner
+    note_use: Callable[[m.ChannelUse], None]
+    under_way: int = 0
+    """The computations that were under way or waited at the last report."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
 
 
 class _Receiver:
@@ -207,6 +225,11 @@ class ProcessClient:
         """Set once the model is loaded."""
         self.successor: Callable[[Mapping[int, TaskReader]], None] | None = None
         """Receives the tasks of a process that was ordered to quit; without it they fail."""
+        self.channels: dict[int, ProcessChannel] = {}
+        """The channels of clients to a graph, by number."""
+        self._ended_channels = RecentDict[int, Owner](ENDED_CHANNELS_MAX)
+        """The owners of those that have ended, whose computations may still be under way."""
+        self._last_channel = 0
         self._mapped: set[int] = set()
         """The buffers that the process has mapped."""
         self.quitting = False
@@ -228,7 +251,12 @@ class ProcessClient:
     @property
     def work(self) -> int:
         """The number of tasks, or of a graph's computations, that are under way or wait."""
-        return len(self.tasks) + len(self.computations)
+        return len(self.tasks) + len(self.computations) + self.channel_work
+
+    @property
+    def channel_work(self) -> int:
+        """The number of computations in channels, by their last reports."""
+        return sum([channel.under_way for channel in self.channels.values()])
 
     @property
     def claim(self) -> int | None:
@@ -324,6 +352,7 @@ class ProcessClient:
         sent, parts, places = list(inputs), [*use.parts], [*use.places]
         self._map_buffers(use)
         is_graph = ENGINES[self.spec.backend].graphs
+        alone = alone or self.quarantine.is_suspect(requester.owner.user)
         with self.computations.computing(requester) if is_graph else nullcontext():
             computed = await self.query(
                 lambda i: m.ComputeTensors(i, sent, requester, wait_s, alone, parts, places),
@@ -347,11 +376,11 @@ class ProcessClient:
         :raises InferdError: the inputs are quarantined, or a buffer was freed.
         :raises Busy: too much data of the user has not been sent.
         """
-        assert not self._exited.is_set(), "the process runs"
         number, sent, user = self.queries.new_number(), list(inputs), requester.owner.user
         content = _content_of(sent, use)
+        alone = self.quarantine.is_suspect(user)
         command = m.ComputeTensors(
-            number, sent, requester, wait_s, parts=[*use.parts], places=[*use.places]
+            number, sent, requester, wait_s, alone, [*use.parts], [*use.places]
         )
         self._check_sent(command, content, user)
         self._map_buffers(use)
@@ -389,6 +418,66 @@ class ProcessClient:
         if buffer in self._mapped:
             self._mapped.remove(buffer)
             self.send_command(m.UnmapBuffer(buffer))
+
+    # Channels of clients to a graph.
+
+    def open_channel(
+        self, opened: m.OpenChannel, descriptor: int, note_use: Callable[[m.ChannelUse], None]
+    ) -> int:
+        """Let the process serve the socket *descriptor*, which is closed once it was sent. Return
+        the channel's number; *note_use* gets its reports.
+        """
+        self._last_channel += 1
+        opened.channel = self._last_channel
+        self.channels[opened.channel] = ProcessChannel(opened.owner, note_use)
+        self.send_command(opened, descriptor)
+        return opened.channel
+
+    def close_channel(self, number: int, *, at_once: bool = False) -> None:
+        """Close a channel once its computations have ended, or drop these."""
+        if number in self.channels:
+            self.send_command(m.CloseChannel(number, at_once))
+
+    def close_channels(self) -> None:
+        """Close all channels once their computations have ended."""
+        for number in self.channels:
+            self.close_channel(number)
+
+    def note_channels(self, uses: Sequence[m.ChannelUse], busy_s: float = 0.0) -> None:
+        """Take the reports on channels, in which computations were under way for *busy_s*."""
+        channels = self.channels
+        self.computations.count_busy(
+            [
+                Requester(channels[use.channel].owner, use.priority)
+                for use in uses
+                if use.channel in channels and (use.computed or use.under_way)
+            ],
+            busy_s,
+            reports_follow=any(use.under_way for use in uses),
+        )
+        for use in uses:
+            channel = channels.get(use.channel)
+            if channel is None:
+                continue
+            self.tasks.made_progress = self.tasks.made_progress or use.computed > 0
+            channel.under_way = 0 if use.closed else use.under_way
+            if use.closed:
+                del channels[use.channel]
+                self._ended_channels[use.channel] = channel.owner
+            channel.note_use(use)
+            if use.closed:
+                channel.ended.set()
+
+    def _end_channels(self) -> None:
+        """End the channels of the process, which has exited, and suspect those that computed."""
+        death = self.death
+        if death is not None and death.verdict in _INPUT_VERDICTS:
+            for number in {*map(channel_of, death.suspects)}:
+                channel = self.channels.get(number)
+                owner = self._ended_channels.get(number) if channel is None else channel.owner
+                if owner is not None:
+                    self.quarantine.add_suspect(owner.user)
+        self.note_channels([m.ChannelUse(number, closed=True) for number in self.channels])
 
     # KV states and memory.
 
@@ -530,6 +619,7 @@ class ProcessClient:
         with the status *code* if that is known.
         """
         readers, death = self.tasks.remove_tasks(), self.death
+        self._end_channels()
         error = WorkerCrashed(
             f"the worker process of {self.spec.name!r} ended ({describe_exit(code)})",
             data={"model": self.spec.name},

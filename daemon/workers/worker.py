@@ -122,6 +122,7 @@ class Worker:
 
     def bind_model(self, name: str, quarantine: Quarantine) -> None:
         """Serve as the model *name* from now on, with that model's quarantine."""
+        self.client.close_channels()  # their clients' graphs may be another model's now
         self.client.spec = msgspec.structs.replace(self.spec, name=name)
         self.client.quarantine = quarantine
 
@@ -292,6 +293,9 @@ class Worker:
                 client.queries.answer_query(number, value)
             case m.Refused(number, error):
                 client.queries.answer_query(number, error_from_wire(error))
+            case m.ChannelsUsed(uses, busy_s):
+                client.note_channels(uses, busy_s)
+                self._hang_detector.watch()
             case m.KvFileWritten() | m.KvFileLost() | m.MemoryEstimate() | m.Measured():
                 self._emit(report)
             case m.Progress(fraction):
@@ -313,7 +317,8 @@ class Worker:
                 self.loaded.set()
 
     def _is_awaited(self) -> bool:
-        return bool(self.client.tasks or self.client.queries or self.client.quitting)
+        client = self.client
+        return bool(client.tasks or client.queries or client.channel_work or client.quitting)
 
     def _kill_hung_process(self) -> None:
         clear_contextvars()  # a timer has those of the request that set it

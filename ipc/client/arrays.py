@@ -11,18 +11,19 @@ import struct
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ...backends.errors import InvalidArgument, ProtocolError
 from ...backends.tensors import (
     ARRAY_TYPES,
+    FLOATS,
     STRING,
     TYPE_NAMES,
     TensorInfo,
     pack_strings,
     unpack_strings,
 )
-from ..messages import Tensor
+from ..messages import TENSOR_BYTES_MAX, Tensor
 from .kept_tensors import TensorReference
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ ARRAY_NAMES = {
 _TYPES = {name: kind for kind, name in ARRAY_NAMES.items()}
 _TYPES_BY_CODE = {code: kind for kind, code in ARRAY_TYPES.items() if kind != "bf16"}
 """By NumPy's codes, which it need not make first, as it does the names."""
-FLOATS = ("fp16", "fp32", "fp64", "bf16")
 DEPTH_MAX = 32
 """The most dimensions of a list."""
 _WHAT = "an array of NumPy, a list of numbers, a buffer or a Tensor"
@@ -65,7 +65,7 @@ def find_numpy() -> Any:
 def tensor_of(value: ArrayLike, declared: TensorInfo | None, name: str) -> Tensor:
     """Return *value* as a tensor for the input *name*. An array becomes one of the declared type if
     that changes no integer, and a list becomes one if its numbers have that type. The declared
-    shape is left to the daemon.
+    shape is left to the daemon. The data of a tensor that no frame takes may be a view of *value*.
 
     :raises InvalidArgument: the value has another type, or is not an array.
     """
@@ -90,12 +90,23 @@ def _from_array(numpy: Any, given: Any, declared: TensorInfo | None, text: objec
     if kind is None or wanted is None or wanted not in ARRAY_NAMES:
         raise _wrong_type(text, str(given.dtype), wanted)
     if wanted == kind:
-        data = (given if kind == "bf16" else given.astype(dtype_of(kind), copy=False)).tobytes()
+        is_exact = kind == "bf16" or given.dtype.str in _TYPES_BY_CODE
+        found = given if is_exact else given.astype(dtype_of(kind), copy=False)
     elif wanted == "bf16":
-        data = _to_bfloat16(numpy, given.astype("<f4")).tobytes()
+        found = _to_bfloat16(numpy, given.astype("<f4"))
     else:
-        data = _converted(numpy, given, kind, wanted, text).tobytes()
+        found = _converted(numpy, given, kind, wanted, text)
+    data = _array_bytes(numpy, found)
     return Tensor(data=data, dimensions=list(given.shape), type=wanted)
+
+
+def _array_bytes(numpy: Any, array: Any) -> bytes:
+    """Return the bytes of an array. The caller copies those of a large one into a buffer; a copy
+    here would take longer than that one, because its pages are new.
+    """
+    if array.nbytes <= TENSOR_BYTES_MAX:
+        return bytes(array.tobytes())
+    return cast(bytes, numpy.ascontiguousarray(array).reshape(-1).view("u1").data)
 
 
 def _converted(numpy: Any, given: Any, kind: str, wanted: str, text: object) -> Any:
@@ -231,7 +242,9 @@ def _from_buffer(value: Any, declared: TensorInfo | None, text: object) -> Tenso
     if kind is None:
         wanted = None if declared is None else declared.type
         raise _wrong_type(text, f"the format {view.format!r}", wanted)
-    found = Tensor(data=view.tobytes(), dimensions=list(view.shape or ()), type=kind)
+    is_large = view.nbytes > TENSOR_BYTES_MAX and view.c_contiguous
+    data = cast(bytes, view.cast("B")) if is_large else view.tobytes()
+    found = Tensor(data=data, dimensions=list(view.shape or ()), type=kind)
     return found if declared is None else converted_tensor(found, declared)
 
 
@@ -304,7 +317,9 @@ def array_of(tensor: Tensor) -> Any:
         elif kind == "bf16":
             found = (numpy.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
         else:
-            found = numpy.frombuffer(tensor.data, dtype_of(kind)).copy()
+            found = numpy.frombuffer(tensor.data, dtype_of(kind))
+            if not found.flags.writeable:
+                found = found.copy()
         return found.reshape(tensor.dimensions)
     except (ValueError, KeyError) as exc:
         raise ProtocolError(f"an output of {kind} cannot be read: {exc}") from None

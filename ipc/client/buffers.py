@@ -6,7 +6,7 @@ import itertools
 import math
 import mmap
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...backends.errors import InvalidArgument
 from ...backends.shared_memory import ALIGNMENT
@@ -106,6 +106,15 @@ class BufferView(TensorReference):
     def read(self, length: int) -> bytes:
         """Return a copy of the first *length* bytes."""
         return bytes(self.memory[:length])
+
+    def read_into_array(self, length: int) -> bytes:
+        """Return a copy of the first *length* bytes as a view that can be written. NumPy gets large
+        memory in huge pages, without which the pages take longer than the copy.
+        """
+        numpy = find_numpy()
+        if numpy is None:
+            return self.read(length)
+        return cast(bytes, numpy.frombuffer(self.memory[:length], "u1").copy().data)
 
     def resized(self, shape: Sequence[int], type: str) -> BufferView:
         """Return the tensor at the same place that a graph has written."""

@@ -248,8 +248,11 @@ class AsyncCaller:
         descriptors: Sequence[int] = (),
         on_event: Callable[[dict[str, Any]], object] | None = None,
         on_start: Callable[[InFlight], None] | None = None,
+        retries: int | None = None,
     ) -> R:
-        """Make any call of the protocol; *params* and *result* are structs of `messages`."""
+        """Make any call of the protocol; *params* and *result* are structs of `messages`. Without
+        *retries*, those of the client are made.
+        """
         deadline = time.monotonic() + self._seconds(timeout)
         connection = await self._live_connection(deadline)
         requests: list[InFlight] = []
@@ -263,7 +266,8 @@ class AsyncCaller:
             return request
 
         try:
-            request = await retrying(attempt, self._retries, self._driver)
+            count = self._retries if retries is None else retries
+            request = await retrying(attempt, count, self._driver)
             await _pass_events(request, on_event)
         finally:
             for begun in requests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,14 @@ from warnings import warn
 import msgspec
 
 from ...backends import ENGINES
-from ...backends.errors import InferdError, InvalidArgument, ProtocolError, SessionExpired
+from ...backends.errors import (
+    InferdError,
+    InvalidArgument,
+    NotFound,
+    ProtocolError,
+    SessionExpired,
+    TooLarge,
+)
 from ...backends.tensors import DeclaredTensors, TensorInfo
 from .. import messages as w
 from ..handles import Context, Graph
@@ -20,9 +28,10 @@ from .arrays import ArrayLike, array_of, find_numpy, tensor_of, type_name_of
 from .attachment import require_open
 from .buffers import BufferView
 from .caller import CLOSE_S_MAX
+from .channels import GraphChannel
 from .connection.core import ConnectionCore
 from .kept_tensors import KeptTensor
-from .large_tensors import Inputs, LargeTensors, Place
+from .large_tensors import Inputs, LargeTensors, Place, Read
 from .operations import AsyncOperations
 from .results import ShownModel
 from .turn_settings import SchedulingKeywords, takes
@@ -40,11 +49,14 @@ class AsyncTensorGraph:
 
     `async with` opens it, loading the model if necessary, and closes it; `open` and `aclose` do so
     without a block. An open graph keeps the model loaded, and its runs use the same contexts. A run
-    of a graph that is not open takes longer: it opens and closes one.
+    of a graph that is not open takes longer: it opens and closes one. Small runs of an open graph
+    reach its process through a channel, if the daemon opens one.
     """
 
-    def __init__(self, client: AsyncOperations, model: str):
+    def __init__(self, client: AsyncOperations, model: str, *, with_channel: bool = True):
         self._client, self._model = client, model
+        self._with_channel = with_channel
+        self._channel: GraphChannel | None = None
         self._declared: DeclaredTensors | None = None
         self._graph: Graph | None = None
         self._connection: ConnectionCore | None = None
@@ -87,7 +99,7 @@ class AsyncTensorGraph:
         """
         await self._read_declared()
         if self._declared is None:
-            async with AsyncTensorGraph(self._client, self._model) as opened:
+            async with AsyncTensorGraph(self._client, self._model, with_channel=False) as opened:
                 self._declared = opened._declared
         return self
 
@@ -122,6 +134,7 @@ class AsyncTensorGraph:
     async def _open(self) -> None:
         client = self._client
         self._contexts, self._graph, self._unused = [], None, deque()
+        self._close_channel()
         self._large.clear()
         await self._read_declared()
         graph = await client.load_by_name(self._model)
@@ -131,14 +144,22 @@ class AsyncTensorGraph:
                 raise _language_model(self._model)
             if self._declared is None:
                 self._declared = _declared_in(await client.show(self._model)) or _NOTHING_DECLARED
+            if self._with_channel:
+                self._channel = GraphChannel(client, self._connection, graph)
         except BaseException:
             await self.aclose()
             raise
+
+    def _close_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     async def aclose(self) -> None:
         """Close it; a second call does nothing."""
         contexts, graph = self._contexts, self._graph
         self._contexts, self._graph = [], None
+        self._close_channel()
         self._large.clear()
         if graph is None or self._is_lost:
             return  # the daemon has closed them
@@ -154,6 +175,8 @@ class AsyncTensorGraph:
         await self.aclose()
 
     def __del__(self) -> None:
+        if getattr(self, "_channel", None) is not None:  # not after a failed __init__
+            self._close_channel()
         graph, connection = getattr(self, "_graph", None), getattr(self, "_connection", None)
         if graph is None or connection is None or connection.lost or connection.forked:
             return
@@ -197,13 +220,15 @@ class AsyncTensorGraph:
         of NumPy; without NumPy they are tensors. bfloat16 becomes float32. The outputs that *keep*
         names stay in the daemon, as inputs of later runs; in their place are `KeptTensor`s. Those
         in *out* are written there, to buffers of `client.buffer`; their arrays are in place. Other
-        tensors that are too large for a frame are copied through buffers that the graph keeps.
+        tensors that are too large for a frame are copied through buffers that the graph keeps:
+        arrays of more than 8 MiB must not change before the run has ended.
 
         :raises InvalidArgument: an input is missing or unknown, or has another type or shape.
         :raises NotFound: a kept tensor was lost: with its connection, or because the model was
             swapped.
         """
-        found = await self.run_tensors(inputs, keep=keep, out=out, **keywords)
+        read = BufferView.read_into_array
+        found = await self._run_tensors(inputs, keep or (), out or {}, keywords, read)
         return {
             name: self._value_of(tensor, (out or {}).get(name)) for name, tensor in found.items()
         }
@@ -229,32 +254,76 @@ class AsyncTensorGraph:
         have a handle in place of their bytes (`kept`), which the caller frees; those in *out* have
         the place (`buffer`, `offset`, `length`).
         """
+        return await self._run_tensors(inputs, keep or (), out or {}, keywords, BufferView.read)
+
+    async def _run_tensors(
+        self,
+        inputs: Mapping[str, ArrayLike],
+        keep: Collection[str],
+        out: Mapping[str, BufferView],
+        keywords: SchedulingKeywords,
+        read: Read,
+    ) -> dict[str, w.Tensor]:
         if self._graph is None:
             if keep:
                 raise InvalidArgument(
                     "outputs stay only while the graph is open",
                     hint="use `with client.graph(…) as graph:`, or open it",
                 )
-            opened = AsyncTensorGraph(self._client, self._model)
+            opened = AsyncTensorGraph(self._client, self._model, with_channel=False)
             opened._declared = self._declared
             async with opened:
                 self._declared = opened._declared
-                return await opened.run_tensors(inputs, out=out, **keywords)
-        if self._connection is not None and self._connection.lost:
-            if not self._client._reconnects:
-                self._connection.raise_if_lost()
-            await self.open()
-        kept: Collection[str] = keep or ()
-        own = [one.as_place(name) for name, one in (out or {}).items()]
-        placed = {*kept, *(name for name, *_ in own)}
+                return await opened._run_tensors(inputs, (), out, keywords, read)
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            await self._open_if_lost()
+            channel = self._channel
+        named = self._named(inputs)
+        is_plain = not (keep or out or self._unused or self._large.in_buffers)
+        if channel is not None and is_plain and channel.takes(named, keywords):
+            deadline = time.monotonic() + self._client._seconds(keywords.get("timeout"))
+            found = await self._compute_in_channel(channel, named, deadline, keywords)
+            if found is not None:
+                return found
+            await self._open_if_lost()
+            keywords = keywords.copy()
+            keywords["timeout"] = max(0.0, deadline - time.monotonic())
+        own = [one.as_place(name) for name, one in out.items()]
+        placed = {*keep, *(name for name, *_ in own)}
 
         async def compute(inputs: Inputs, places: Sequence[Place]) -> dict[str, w.Tensor]:
-            return await self._compute(inputs, kept, [*own, *places], keywords)
+            return await self._compute(inputs, keep, [*own, *places], keywords)
 
         async def outputs() -> list[str]:
             return [one.name for one in self.outputs if one.name not in placed]
 
-        return await self._large.compute(self._named(inputs), compute, outputs)
+        return await self._large.compute(named, compute, outputs, read=read)
+
+    async def _compute_in_channel(
+        self,
+        channel: GraphChannel,
+        inputs: Inputs,
+        deadline: float,
+        keywords: SchedulingKeywords,
+    ) -> dict[str, w.Tensor] | None:
+        """Return the outputs, or None if the daemon has to compute them."""
+        try:
+            return await channel.compute(inputs, deadline, keywords)
+        except TooLarge as exc:
+            if not self._large.note_outputs(exc):
+                raise
+            return None
+
+    async def _open_if_lost(self) -> None:
+        """Open the graph again if its connection was lost, and the client reconnects.
+
+        :raises ConnectionLost: the client does not.
+        """
+        if self._connection is not None and self._connection.lost:
+            if not self._client._reconnects:
+                self._connection.raise_if_lost()
+            await self.open()
 
     async def free(self, *tensors: KeptTensor | w.Tensor, timeout: float | None = None) -> None:
         """Free tensors that stay in the daemon."""
@@ -262,7 +331,7 @@ class AsyncTensorGraph:
         await self._client.free_tensors(handles, timeout=timeout)
 
     def _named(self, inputs: Mapping[str, ArrayLike]) -> list[tuple[str, w.Tensor]]:
-        if not isinstance(inputs, Mapping):
+        if type(inputs) is not dict and not isinstance(inputs, Mapping):
             raise InvalidArgument(
                 f"the inputs are a {type(inputs).__name__}",
                 hint=f"pass a map by name; {inputs_text(self.inputs)}",
@@ -274,14 +343,16 @@ class AsyncTensorGraph:
     def _find_input(self, name: str) -> TensorInfo | None:
         """Return the input of a name or an index, or None if the graph declares none at all."""
         inputs = self.inputs
-        found = next((info for info in inputs if info.name == name), None)
-        if found is None and name.isascii() and name.isdecimal() and int(name[:6]) < len(inputs):
-            found = inputs[int(name)]
-        if found is None and self._declared is not _NOTHING_DECLARED:
+        for info in inputs:
+            if info.name == name:
+                return info
+        if name.isascii() and name.isdecimal() and int(name[:6]) < len(inputs):
+            return inputs[int(name)]
+        if self._declared is not _NOTHING_DECLARED:
             raise InvalidArgument(
                 f"{self._model[:100]!r} has no input {name[:100]!r}", hint=inputs_text(inputs)
             )
-        return found
+        return None
 
     async def _compute(
         self,
@@ -294,6 +365,10 @@ class AsyncTensorGraph:
             return await self._compute_once(inputs, keep, places, keywords)
         except SessionExpired:  # its contexts were unused for too long
             self._contexts.clear()
+        except (InvalidArgument, NotFound):
+            if self._connection is not None:  # the call may have gone to the next daemon
+                self._connection.raise_if_lost()
+            raise
         return await self._compute_once(inputs, keep, places, keywords)
 
     async def _compute_once(

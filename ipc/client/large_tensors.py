@@ -10,13 +10,15 @@ import msgspec
 
 from ...backends.errors import TooLarge
 from .. import messages as w
-from .buffers import Buffer, SpareBuffers, places_in, room_of
+from .buffers import Buffer, BufferView, SpareBuffers, places_in, room_of
 
 Inputs: TypeAlias = list[tuple[str, w.Tensor]]
 Place: TypeAlias = tuple[str, int, int, int]
 """An output's name, and the handle of a buffer, the offset and the bytes for it there."""
 Compute: TypeAlias = Callable[[Inputs, Sequence[Place]], Awaitable[dict[str, w.Tensor]]]
 """Compute the outputs of inputs, those with places into these."""
+Read: TypeAlias = Callable[[BufferView, int], bytes]
+"""Return a copy of a number of bytes at the begin of a place."""
 
 
 class LargeTensors:
@@ -35,6 +37,18 @@ class LargeTensors:
         self._reply_bytes = 0
         """The bytes of outputs that were too many for a reply."""
 
+    @property
+    def in_buffers(self) -> bool:
+        """Whether outputs come in a buffer, because a reply has not taken them."""
+        return self._reply_bytes > 0
+
+    def note_outputs(self, error: TooLarge) -> bool:
+        """Note the bytes of outputs that a reply has not taken; return whether *error* has them."""
+        if "reply_bytes_max" not in error.data or error.data.get("bytes", 0) <= 0:
+            return False
+        self._reply_bytes = max(self._reply_bytes, error.data["bytes"])
+        return True
+
     def clear(self) -> None:
         """Free the buffers."""
         self._spare.clear()
@@ -45,10 +59,11 @@ class LargeTensors:
         compute: Compute,
         outputs: Callable[[], Awaitable[Sequence[str]]],
         take_memory: Callable[[int], Awaitable[None]] | None = None,
+        read: Read = BufferView.read,
     ) -> dict[str, w.Tensor]:
         """Return the outputs of *inputs*. Once a reply has not taken the *outputs*, which have no
         places of their own, they come in a buffer; *take_memory* is called with their bytes before
-        they are copied from it.
+        they are *read* from it.
         """
         inputs, used = await self._share_inputs(inputs)
         room = self._reply_bytes
@@ -56,7 +71,9 @@ class LargeTensors:
             try:
                 if room:
                     names = await outputs()
-                    found = await self._compute_into(room, inputs, compute, names, take_memory)
+                    found = await self._compute_into(
+                        room, inputs, compute, names, take_memory, read
+                    )
                 else:
                     found = await compute(inputs, ())
                 break
@@ -95,6 +112,7 @@ class LargeTensors:
         compute: Compute,
         names: Sequence[str],
         take_memory: Callable[[int], Awaitable[None]] | None,
+        read: Read,
     ) -> dict[str, w.Tensor]:
         """Return the outputs of *inputs*, those with *names* from a buffer with *room* bytes for
         each.
@@ -107,7 +125,7 @@ class LargeTensors:
             await take_memory(sum(found[name].length for name in names))
         for name, view in views.items():
             tensor = found[name]
-            data = await self._run_in_thread(partial(view.read, tensor.length))
+            data = await self._run_in_thread(partial(read, view, tensor.length))
             found[name] = w.Tensor(data=data, dimensions=tensor.dimensions, type=tensor.type)
         self._spare.put_back(buffer)
         return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeAlias, Unpack, cast
 
-from ...backends.errors import InvalidArgument, OutOfMemory
+from ...backends.errors import Busy, InvalidArgument, OutOfMemory
 from ...backends.shared_memory import new_shared_memory
 from ...wire.frames import FRAME_BYTES_MAX
 from .. import messages as w
@@ -117,6 +118,31 @@ class AsyncOperations(AsyncWasiCalls):
         for begin in range(0, len(handles), w.BUFFERS_FREED_MAX):
             params = w.FreeBuffersParams(buffers=handles[begin : begin + w.BUFFERS_FREED_MAX])
             await self._call("free_buffers", params, w.Empty, timeout)
+
+    async def open_channel(self, graph: int, *, timeout: float | None = None) -> socket.socket:
+        """Return a socket to the process of a graph, which takes the frames of a channel.
+        `AsyncClient.graph` uses one by itself.
+
+        :raises InferdError: there is no channel; use `compute`.
+        """
+        try:
+            own, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as exc:
+            raise Busy(
+                f"there is no socket for a channel: {exc.strerror}",
+                hint="close files, or use the calls of the connection",
+            ) from None
+        try:
+            with passed:
+                params = w.OpenChannelParams(graph=graph, fd=0)
+                descriptors = [passed.fileno()]
+                await self._call(
+                    "open_channel", params, w.Empty, timeout, descriptors=descriptors, retries=0
+                )
+        except BaseException:
+            own.close()
+            raise
+        return own
 
     async def cancel(
         self,

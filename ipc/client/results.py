@@ -184,6 +184,10 @@ class ModelInfo(TypedDict):
     """`cold`, `loading`, `ready`, `unloading` or `failed`."""
     backend: str
     """`llama`, `onnx`, `litert`, `openvino` or `echo`."""
+    device: str
+    """Of a graph, the device that computes it: `cpu`, or the name in the configuration, such as
+    `cuda` or `gpu.1`; empty for other models.
+    """
     file: str
     """Its path; empty for `echo` and for models from descriptors."""
     swapped_to: str
@@ -492,6 +496,8 @@ class JobFileInfo(TypedDict):
     """When it is deleted at the latest; nil: a job needs it, or there is no bound."""
     job: str
     """The job that writes it; empty for requests."""
+    node: NotRequired[str]
+    """In a fleet, its node; otherwise absent."""
 
 
 class JobInfo(TypedDict):
@@ -539,6 +545,8 @@ class JobInfo(TypedDict):
     """The reason for which it failed, else empty."""
     revision: int
     """A number that changes with each change of the job."""
+    node: NotRequired[str]
+    """In a fleet, its node; otherwise absent."""
 
 
 class UsageInfo(TypedDict):

@@ -445,6 +445,7 @@ class Client:
     write_buffer = synchronous(AsyncClient.write_buffer)
     read_buffer = synchronous(AsyncClient.read_buffer)
     free_buffers = synchronous(AsyncClient.free_buffers)
+    open_channel = synchronous(AsyncClient.open_channel)
     compute_single = synchronous(AsyncClient.compute_single)
     get_output = synchronous(AsyncClient.get_output)
     get_output_single = synchronous(AsyncClient.get_output_single)

@@ -18,6 +18,7 @@ from .base import *
 from .between_daemons import *
 from .buffers import *
 from .calls import *
+from .channels import *
 from .contexts import *
 from .graphs import *
 from .jobs import *

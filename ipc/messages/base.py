@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Annotated
 
 import msgspec
 
 from ...wire.frames import CREDIT_MAX as CREDIT_MAX
+from ...wire.frames import Kind as Kind
 
 TENSOR_BYTES_MAX = 8 << 20
 """Maximum size of a prompt or tensor in a descriptor: 2 million tokens of a usual text."""
@@ -81,19 +81,6 @@ PROTOCOL_VERSION = (1, 1)
 """Major, minor. A peer with another major version is refused."""
 CREDIT_DEFAULT = 64
 REQUESTS_MAX = 256
-
-
-class Kind(IntEnum):
-    """The first item of a frame."""
-
-    HELLO = 0
-    REQUEST = 1
-    REPLY = 2
-    ERROR = 3
-    EVENT = 4
-    CREDIT = 5
-    GOODBYE = 6
-    COPY = 7
 
 
 class Limits(Map):

@@ -14,6 +14,7 @@ import msgspec
 from . import (
     between_daemons,
     buffers,
+    channels,
     contexts,
     graphs,
     jobs,
@@ -116,6 +117,10 @@ class Route(Enum):
     """Two nodes: the file of a model passes through the entry."""
     ENTRY = auto()
     """The entry itself."""
+    JOB = auto()
+    """The node that has the job or file, or all nodes for a list."""
+    BUFFER = auto()
+    """The entry itself, which copies the parts of buffers that a node computes."""
     NONE = auto()
     """No node, because the call is between daemons."""
     CONFIGURE = auto()
@@ -179,6 +184,8 @@ class Call(_Messages, frozen=True, kw_only=True):
     handles_in_events: frozenset[str] = frozenset()
     has_descriptors: bool = False
     """Whether its params may refer to descriptors."""
+    has_buffers: bool = False
+    """Whether its params may refer to buffers, by which tensors of any size are passed."""
 
     @property
     def starts_on_context(self) -> bool:
@@ -239,6 +246,7 @@ def completed(name: str, call: Call) -> Call:
         handles_in_result=frozenset(result & (HANDLES | {SESSION})),
         handles_in_events=frozenset(events & HANDLES),
         has_descriptors=not params.isdisjoint(DESCRIPTORS),
+        has_buffers={"inputs", "outputs"} <= params,
     )
 
 
@@ -271,13 +279,20 @@ CALLS: dict[str, Call] = {
     ),
     "free_tensors": Call(contexts.FreeTensorsParams, Empty, right=None, route=Route.NONE),
     "register_buffer": Call(
-        buffers.RegisterBufferParams, buffers.BufferResult, right=Right.USE, route=Route.NONE
+        buffers.RegisterBufferParams, buffers.BufferResult, right=Right.USE, route=Route.BUFFER
     ),
-    "write_buffer": Call(buffers.WriteBufferParams, Empty, right=Right.USE, route=Route.NONE),
+    "write_buffer": Call(buffers.WriteBufferParams, Empty, right=Right.USE, route=Route.BUFFER),
     "read_buffer": Call(
-        buffers.ReadBufferParams, buffers.ReadBufferResult, right=Right.USE, route=Route.NONE
+        buffers.ReadBufferParams, buffers.ReadBufferResult, right=Right.USE, route=Route.BUFFER
     ),
-    "free_buffers": Call(buffers.FreeBuffersParams, Empty, right=None, route=Route.NONE),
+    "free_buffers": Call(buffers.FreeBuffersParams, Empty, right=None, route=Route.BUFFER),
+    "open_channel": Call(
+        channels.OpenChannelParams,
+        Empty,
+        right=Right.USE,
+        route=Route.NONE,
+        model=ModelUse.LOADED,
+    ),
     "compute_single": Call(
         contexts.ComputeSingleParams,
         contexts.ComputeSingleResult,
@@ -597,15 +612,15 @@ CALLS: dict[str, Call] = {
         texts.TemplateParams, texts.TemplateResult, right=Right.USE, model=ModelUse.LOADED
     ),
     "upload_file": Call(
-        jobs.UploadFileParams, jobs.JobFileResult, right=Right.USE, route=Route.NONE
+        jobs.UploadFileParams, jobs.JobFileResult, right=Right.USE, route=Route.JOB
     ),
-    "files": Call(jobs.FilesParams, jobs.FilesResult, right=None, route=Route.NONE),
-    "read_file": Call(jobs.ReadFileParams, jobs.ReadFileResult, right=None, route=Route.NONE),
-    "delete_file": Call(jobs.FileParams, jobs.DeletedResult, right=None, route=Route.NONE),
-    "submit_job": Call(jobs.SubmitJobParams, jobs.JobResult, right=Right.USE, route=Route.NONE),
-    "jobs": Call(jobs.JobsParams, jobs.JobsResult, right=None, route=Route.NONE),
-    "cancel_job": Call(jobs.JobParams, jobs.JobResult, right=None, route=Route.NONE),
-    "delete_job": Call(jobs.JobParams, jobs.DeletedResult, right=None, route=Route.NONE),
+    "files": Call(jobs.FilesParams, jobs.FilesResult, right=None, route=Route.JOB),
+    "read_file": Call(jobs.ReadFileParams, jobs.ReadFileResult, right=None, route=Route.JOB),
+    "delete_file": Call(jobs.FileParams, jobs.DeletedResult, right=None, route=Route.JOB),
+    "submit_job": Call(jobs.SubmitJobParams, jobs.JobResult, right=Right.USE, route=Route.JOB),
+    "jobs": Call(jobs.JobsParams, jobs.JobsResult, right=None, route=Route.JOB),
+    "cancel_job": Call(jobs.JobParams, jobs.JobResult, right=None, route=Route.JOB),
+    "delete_job": Call(jobs.JobParams, jobs.DeletedResult, right=None, route=Route.JOB),
     "log_level": Call(
         monitoring.LogLevelParams,
         monitoring.LogLevelResult,

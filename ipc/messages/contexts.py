@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...wire.channels import TENSORS_MAX
 from ...wire.metadata import Metadata
 from .base import Map, ScheduledParams, Tensor
 from .graphs import GraphParams
 
 METADATA_INDEX = 1
 """The index of a context's parameters, as an input, and of its metadata, as an output."""
-INPUTS_MAX = 128
+INPUTS_MAX = TENSORS_MAX
 """The largest number of inputs of one `compute`, named or set by their indices, and of outputs that
 stay.
 """

@@ -35,6 +35,10 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     """`cold`, `loading`, `ready`, `unloading` or `failed`."""
     backend: str
     """`llama`, `onnx`, `litert`, `openvino` or `echo`."""
+    device: str
+    """Of a graph, the device that computes it: `cpu`, or the name in the configuration, such as
+    `cuda` or `gpu.1`; empty for other models.
+    """
     file: str
     """Its path; empty for `echo` and for models from descriptors."""
     swapped_to: str
@@ -344,6 +348,8 @@ class JobFileInfo(msgspec.Struct, kw_only=True):
     """When it is deleted at the latest; nil: a job needs it, or there is no bound."""
     job: str
     """The job that writes it; empty for requests."""
+    node: str | UnsetType = UNSET
+    """In a [fleet](fleet.md), its node; otherwise absent."""
 
 
 class JobInfo(msgspec.Struct, kw_only=True):
@@ -391,6 +397,8 @@ class JobInfo(msgspec.Struct, kw_only=True):
     """The reason for which it failed, else empty."""
     revision: int
     """A number that changes with each change of the job."""
+    node: str | UnsetType = UNSET
+    """In a [fleet](fleet.md), its node; otherwise absent."""
 
 
 class UsageInfo(msgspec.Struct, kw_only=True):

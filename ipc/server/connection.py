@@ -23,9 +23,15 @@ from ...backends.errors import (
 )
 from ...backends.params import nearest, with_whole_numbers
 from ...scheduler.owner import Owner
-from ...wire.frames import REPLY_BYTES_MAX, check_shape, pack_frame, scalar_size
+from ...wire.frames import (
+    REPLY_BYTES_MAX,
+    UNREADABLE,
+    check_shape,
+    pack_frame,
+    scalar_size,
+)
 from ..chat_messages import passed_data
-from ..messages import CALLS, CREDIT_MAX, Kind
+from ..messages import CALLS, CREDIT_MAX, ComputeParams, Kind
 from ..peer import Peer
 from .descriptors import UnclaimedDescriptors, UserDescriptors
 from .fairness import LoopTime, SharedLimit
@@ -65,6 +71,10 @@ class ServerConnection(SocketConnection):
         self.requests: dict[int, Request] = {}
         self.requests_unstarted = 0
         """The requests whose tasks have not started."""
+        self.turns_unstarted = 0
+        """Those of them that may start at once, before the ones that are queued."""
+        self.requests_queued = 0
+        """The requests that will begin without a task, once they may start."""
         self.software = ""
         self.wants_copies = False
         """Whether the client gets the changes of its sessions."""
@@ -119,6 +129,10 @@ class Request:
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.row = CALLS[call]
         self.uid = connection.uid
+        self.charge = Charge(connection.request_bytes, connection.owner.user)
+        """Its memory, counted for the user on whose behalf the connection acts now. A request that
+        runs at once is not counted.
+        """
         self.descriptors: list[int] = []
         """Descriptors passed with the frame. They are closed with the request, except those that
         the call takes.
@@ -153,13 +167,6 @@ class Request:
         else:
             self.on_cancel()
 
-    @cached_property
-    def charge(self) -> Charge:
-        """Its memory, counted for the user on whose behalf the connection acts now. A request that
-        runs at once is not counted.
-        """
-        return Charge(self.connection.request_bytes, self.connection.owner.user)
-
     @property
     def owner(self) -> Owner:
         """The owner of the objects that the call makes."""
@@ -182,9 +189,9 @@ class Request:
     def close(self) -> None:
         """Close the descriptors that came with the request, and count its memory no more."""
         self.params = None  # a reference cycle may keep the request until a collection
-        if "charge" in vars(self):
-            self.charge.end()
-        self.close_descriptors(tuple(self.descriptors))
+        self.charge.end()
+        if self.descriptors:
+            self.close_descriptors(tuple(self.descriptors))
 
     def close_descriptors(self, descriptors: Sequence[int]) -> None:
         """Close some of the request's descriptors, which the call no longer needs."""
@@ -200,9 +207,6 @@ class Request:
         """Send an event before the reply; without *flush*, the next flush sends it."""
         self.connection.send_frame(pack_frame([_EVENT, self.number, event]), flush=flush)
 
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions that msgspec raises for bytes that it cannot decode."""
 
 _WIRE_NAMES = {"None": "nil", "null": "nil", "object": "map", "bytes": "bin"}
 _TYPES = re.compile(rf"(?<=[` ])({'|'.join(_WIRE_NAMES)})(?=[` ])")
@@ -267,8 +271,7 @@ def decode_request(
         cause = _TYPES.sub(lambda match: _WIRE_NAMES[match[1]], str(exc))
         raise InvalidArgument(f"the params do not match the call: {cause}") from None
     request = Request(connection, number, call, params)
-    if request.row.has_descriptors:
-        parts = _parts_with_descriptors(params)
+    if request.row.has_descriptors and (parts := _parts_with_descriptors(params)):
         request.descriptors += connection.descriptors.claim(len(parts))
         for part, descriptor in zip(parts, request.descriptors, strict=True):
             part.fd = descriptor
@@ -287,6 +290,8 @@ def _decode_params(call: str, raw: msgspec.Raw) -> Any:
 def _parts_with_descriptors(params: Any) -> list[Any]:
     """Return the parts of a call's params that refer to a descriptor, in the frame's order."""
     tensors = [tensor for _, tensor in getattr(params, "inputs", None) or ()]
+    if isinstance(params, ComputeParams):
+        return [tensor for tensor in tensors if tensor.fd >= 0]
     parts = [params, *(getattr(params, name, None) for name in ("weights", "tensor")), *tensors]
     if messages := getattr(params, "messages", None):
         parts += passed_data(messages)

@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import stat
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,8 +27,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from ...backends.errors import Busy, InvalidArgument, ProtocolError, Timeout, TooLarge
-from ...backends.fd_frames import read_with_descriptors
-from ...wire.frames import READ_BYTES
+from ...backends.fd_frames import SCM_MAX_FD, close_descriptor, unread_descriptors
 from ..messages import TENSOR_BYTES_MAX
 
 _LIMIT_MAX = 1 << 20
@@ -191,7 +189,10 @@ class UserDescriptors:
     def _close_socket(self, sock: socket.socket) -> None:
         with suppress(OSError):
             if self.count < SCM_MAX_FD:
-                close_unread_descriptors(sock)
+                # Else the user's descriptors cannot be closed, and there may be no place for more.
+                for descriptor in unread_descriptors(sock):
+                    with suppress(OSError):
+                        close_descriptor(descriptor)
             sock.close()
         with self._lock:
             self.sockets_closing -= 1
@@ -260,47 +261,6 @@ class ClientDescriptors:
         closing = [user.interrupt_closes() for user in list(self._users.values())]
         if any(closing):
             self.interrupt_soon()
-
-
-SCM_MAX_FD = 253
-"""The kernel's bound on the descriptors of a message. The kernel closes those for which the
-receiver has no space, on the receiver's thread.
-"""
-_NO_LINGER = struct.pack("ii", 0, 0)
-
-
-def close_descriptor(descriptor: int) -> None:
-    """Close a descriptor; a socket does not linger.
-
-    The last close of a TCP socket with SO_LINGER waits until its data is sent. Without the option,
-    the kernel sends it afterwards. A socket within an unread message of another socket keeps the
-    option.
-    """
-    with suppress(OSError):  # it is not a socket
-        # The family and type may differ from the socket's; given them, Python queries nothing.
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        finally:
-            sock.detach()
-    os.close(descriptor)
-
-
-def close_unread_descriptors(sock: socket.socket) -> None:
-    """Read what a connection that was shut down still holds, and close all descriptors in it.
-
-    All descriptors of one message are open at once, so call this only for users whose descriptors
-    can be closed.
-    """
-    data = b"unread"
-    with suppress(OSError):  # nothing is left, or the client has reset the connection
-        while data:
-            data, descriptors, _ = read_with_descriptors(
-                sock, READ_BYTES, SCM_MAX_FD, socket.MSG_DONTWAIT
-            )
-            for descriptor in descriptors:
-                with suppress(OSError):
-                    close_descriptor(descriptor)
 
 
 IDLE_S = 2.0

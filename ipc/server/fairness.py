@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
 from typing import Any, TypeVar
@@ -107,7 +107,7 @@ class LoopTime:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._shares = TimeShares(LOOP_SHARE, BURST_S, LONGEST_PAUSE_S, clock)
         self._reading = TimeShares(READING_SHARE, BURST_S, LONGEST_PAUSE_S, clock)
-        self._in_flight: Counter[int] = Counter()
+        self._in_flight: defaultdict[int, int] = defaultdict(int)
 
     def add_requests(self, uid: int, count: int) -> None:
         """Count requests of *uid* that began, or with a negative *count* ended."""
@@ -171,22 +171,27 @@ class FairStarts:
 
     def __init__(self, loop_time: LoopTime) -> None:
         self._loop_time = loop_time
-        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
-        """The waiting requests by user; the first user is next."""
+        self._waiting: dict[int, deque[Callable[[], float]]] = {}
+        """The waiting requests by user; the first user is next. A call starts one, and returns as
+        what part of a start it counts.
+        """
         self._started = 0.0
         """Requests that started in this iteration of the loop."""
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def try_start(self, uid: int, part: float = 1.0) -> bool:
-        """Start a request of *uid*, which counts as *part* of one, if it need not wait; return
-        whether it may start.
-        """
-        self._schedule()
+    def try_start(self, uid: int) -> bool:
+        """Start a request of *uid* if it need not wait; return whether it may start."""
         if not self.may_start(uid):
             return False
-        self._started += part
+        self.count_start(1.0)
         return True
+
+    def count_start(self, part: float) -> None:
+        """Count a request that has started as *part* of one."""
+        self._started += part
+        if not self._is_scheduled:
+            self._schedule()
 
     def may_start(self, uid: int) -> bool:
         """Return whether a request of *uid* need not wait."""
@@ -202,10 +207,25 @@ class FairStarts:
         """
         if self.try_start(uid):
             return
+        self._schedule()
         turn = asyncio.get_running_loop().create_future()
+
+        def start() -> float:
+            if turn.done():  # its request was cancelled
+                return 0.0
+            turn.set_result(None)
+            return 1.0
+
         turns = self._waiting.setdefault(uid, deque())
-        turns.appendleft(turn) if is_first else turns.append(turn)
+        turns.appendleft(start) if is_first else turns.append(start)
         await turn
+
+    def start_later(self, uid: int, start: Callable[[], float]) -> None:
+        """Call *start* once a request of *uid* may start, after the user's other waiting ones. It
+        returns as what part of a start it counts.
+        """
+        self._schedule()
+        self._waiting.setdefault(uid, deque()).append(start)
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -219,13 +239,11 @@ class FairStarts:
         while ready and self._started < STARTS_MAX:
             uid = ready.popleft()
             turns = self._waiting.pop(uid)
-            turn = turns.popleft()
+            start = turns.popleft()
             if turns:
                 self._waiting[uid] = turns  # last in the order
                 ready.append(uid)
-            if not turn.done():  # its request was not cancelled
-                turn.set_result(None)
-                self._started += 1
+            self._started += start()
         if ready:
             self._schedule()
         elif self._waiting:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 
 from ...backends.errors import BackendError, Busy, Cancelled, InferdError, ProtocolError
@@ -136,6 +137,9 @@ class Handler(Protocol):
 
         :raises InferdError: the error to send as the answer.
         """
+
+    def may_begin_call(self, request: Request) -> bool:
+        """Return whether a call of this kind may go on without a task."""
 
     def begin_call(self, request: Request, end: Callable[[Finish], None]) -> bool:
         """Begin a call that goes on without a task, if that is possible; return whether it has
@@ -301,8 +305,9 @@ class Server:
                     self._note_owner(connection, hello, group)
                     greeted = True
                     timer.cancel()
-            if frames.announced:
-                self._incomplete.begin_frame(connection, frames.announced)
+            if not frames.pending:
+                return 0
+            self._incomplete.begin_frame(connection, frames.announced)
             return frames.missing
 
         error = ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
@@ -384,8 +389,15 @@ class Server:
         else:
             connection.requests[number] = request
             if not self._begin_without_task(request, group):
-                connection.requests_unstarted += 1
-                group.start_soon(self._run_request, request)
+                self._start_task(request, group)
+
+    def _start_task(
+        self, request: Request, group: anyio.abc.TaskGroup, *, has_turn: bool = False
+    ) -> None:
+        """Run a request in a task. If it *has_turn*, it may start at once."""
+        request.connection.requests_unstarted += 1
+        request.connection.turns_unstarted += has_turn
+        group.start_soon(self._run_request, request, has_turn)
 
     def _may_run_at_once(self, request: Request) -> bool:
         """Return whether a request can be answered before the next frame is read. It must not
@@ -410,18 +422,67 @@ class Server:
         request.close()
 
     def _begin_without_task(self, request: Request, group: anyio.abc.TaskGroup) -> bool:
-        """Begin a call without a task, as making one takes longer than many computations. Return
-        whether it has begun. It must not overtake earlier ones of its connection.
+        """Begin a call without a task now or once it may start, as making one takes longer than
+        many computations; return whether that is possible. It must not overtake earlier ones of its
+        connection.
         """
         connection = request.connection
-        may_begin = connection.identified is None and not connection.requests_unstarted
-        if not may_begin or not self._starts.may_start(request.uid):
+        is_identified = connection.identified is None or connection.identified.is_set()
+        if connection.requests_unstarted or not is_identified:
             return False
-        if not self._handler.begin_call(request, partial(self._end_call, request, group)):
+        if not self._handler.may_begin_call(request):
             return False
-        self._starts.try_start(request.uid, WITHOUT_TASK)
-        self._loop_time.add_requests(request.uid, 1)
+        if connection.requests_queued or not self._starts.may_start(request.uid):
+            self._queue_start(request, group)
+            return True
+        if not self._begin_call(request, group):
+            return False
+        self._starts.count_start(WITHOUT_TASK)
         return True
+
+    def _begin_call(self, request: Request, group: anyio.abc.TaskGroup) -> bool:
+        has_begun = self._handler.begin_call(request, partial(self._end_call, request, group))
+        if has_begun:
+            self._loop_time.add_requests(request.uid, 1)
+        return has_begun
+
+    def _queue_start(self, request: Request, group: anyio.abc.TaskGroup) -> None:
+        """Begin a call once it may start, in a task if it cannot go on without one then."""
+        connection = request.connection
+
+        def start() -> float:
+            if request.on_cancel is None:  # it was cancelled
+                return 0.0
+            leave()
+            begin_s = time.thread_time()
+            try:
+                if not connection.turns_unstarted and self._begin_call(request, group):
+                    return WITHOUT_TASK
+                self._start_task(request, group, has_turn=True)
+            except Exception as exc:
+                refuse(exc)
+            finally:
+                self._loop_time.charge(request.uid, time.thread_time() - begin_s)
+            return 1.0
+
+        def cancel() -> None:
+            leave()
+            refuse(Cancelled(request.cancelled_why, data=request.cancelled_data))
+
+        def refuse(error: Exception) -> None:
+            self._send_error(request, error)
+            connection.request_ended(request)
+            request.close()
+
+        def leave() -> None:
+            request.on_cancel = None
+            connection.requests_queued -= 1
+            self._loop_time.add_requests(request.uid, -1)
+
+        request.on_cancel = cancel
+        connection.requests_queued += 1
+        self._loop_time.add_requests(request.uid, 1)
+        self._starts.start_later(request.uid, start)
 
     def _end_call(self, request: Request, group: anyio.abc.TaskGroup, finish: Finish) -> None:
         """Answer a call that has run without a task, or run it again in a task."""
@@ -430,8 +491,7 @@ class Server:
         try:
             reply = pack_reply(request, finish())
         except NeedsTask:
-            connection.requests_unstarted += 1
-            group.start_soon(self._run_request, request)
+            self._start_task(request, group)
             return
         except Exception as exc:
             self._send_error(request, exc)
@@ -442,17 +502,17 @@ class Server:
         request.close()
         self._loop_time.charge(request.uid, time.thread_time() - begin_s)
 
-    async def _run_request(self, request: Request) -> None:
+    async def _run_request(self, request: Request, has_turn: bool) -> None:
         connection = request.connection
         self._loop_time.add_requests(request.uid, 1)
         try:
             with request.scope:
                 try:
-                    if connection.identified is not None:
-                        await connection.identified.wait()
-                    await self._starts.wait_start(request.uid, is_first=_cancels_request(request))
+                    if not has_turn:
+                        await self._wait_turn(request)
                 finally:
                     connection.requests_unstarted -= 1
+                    connection.turns_unstarted -= has_turn
                 reply = await self._loop_time.run_counted(request.uid, self._answer(request))
                 connection.requests.pop(request.number, None)
                 connection.send_frame(reply)
@@ -464,6 +524,15 @@ class Server:
             connection.request_ended(request)
             self._loop_time.add_requests(request.uid, -1)
             request.close()
+
+    async def _wait_turn(self, request: Request) -> None:
+        """Wait until a request may start, behind the earlier ones of its connection."""
+        connection = request.connection
+        if connection.identified is not None:
+            await connection.identified.wait()
+        while connection.turns_unstarted:  # their tasks start in this iteration of the loop
+            await anyio.lowlevel.checkpoint()
+        await self._starts.wait_start(request.uid, is_first=_cancels_request(request))
 
     async def _answer(self, request: Request) -> bytes:
         """Run the call of a request and return its reply as a frame."""

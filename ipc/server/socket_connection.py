@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import InferdError, ProtocolError, VersionMismatch
-from ...backends.fd_frames import LENGTH, read_with_descriptors
+from ...backends.fd_frames import LENGTH, SCM_MAX_FD, read_with_descriptors
 from ...wire.frames import READ_BYTES, pack_frame
 from ...wire.reading import SocketReading
 from ..messages import PROTOCOL_VERSION, ClientHello, Kind
 from ..names import check_key_name, check_label, check_user_name
 from ..peer import Peer
-from .descriptors import SCM_MAX_FD, UnclaimedDescriptors, UserDescriptors
+from .descriptors import UnclaimedDescriptors, UserDescriptors
 from .fairness import CHECK_S, LoopTime, SharedLimit
 
 HELLO_TIMEOUT_S = 10.0
@@ -171,7 +171,8 @@ class SocketConnection:
 
     def outbox_emptied(self) -> None:
         """Resume reading if that was paused."""
-        self.resume_reading(Pause.OUTBOX)
+        if self._pauses:
+            self.resume_reading(Pause.OUTBOX)
         self._end_if_answered()
 
     def pause_reading(self, reason: object) -> None:

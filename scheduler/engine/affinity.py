@@ -11,8 +11,8 @@ import os
 
 
 class Affinity:
-    """Confines the threads of this process to some of the cores that it may use. The engine's
-    thread owns it.
+    """Confines the threads of this process to some of the cores that it may use. It belongs to
+    the thread that has the turn.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The clients' buffers as a worker maps them, and the tensors of a computation in them.
 
-Their content can change at any time, also while a graph computes. Floating-point numbers are read
-in place; all others are copied first, since an engine checks an index and then reads it again.
+Their content can change at any time, also during a computation, which copies as much as its engine
+requires (see `GraphModel.new_computation`). A request that waits has no copy.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ...backends.errors import BackendError, InferdError, InvalidArgument, NotFound, TooLarge
-from ...backends.tensors import NamedTensor, Tensor, TensorInfo, find_input
+from ...backends.errors import BackendError, InferdError, NotFound, TooLarge
+from ...backends.tensors import NamedTensor, Tensor
 from .. import messages as m
-
-IN_PLACE = ("fp16", "fp32", "fp64", "bf16")
 
 
 class MappedBuffers:
@@ -63,10 +61,7 @@ class MappedBuffers:
         )
 
     def with_inputs(
-        self,
-        declared: Sequence[TensorInfo],
-        inputs: Sequence[NamedTensor],
-        parts: Sequence[m.BufferPart],
+        self, inputs: Sequence[NamedTensor], parts: Sequence[m.BufferPart]
     ) -> list[NamedTensor]:
         """Return *inputs* with the bytes of those that are *parts* of buffers.
 
@@ -74,27 +69,14 @@ class MappedBuffers:
         """
         found = {part.name: part for part in parts}
         return [
-            (name, self._filled(_is_read_in_place(declared, name), tensor, found[name]))
-            if name in found
-            else (name, tensor)
+            (name, self._filled(tensor, found[name])) if name in found else (name, tensor)
             for name, tensor in inputs
         ]
 
-    def _filled(self, in_place: bool, tensor: Tensor, part: m.BufferPart) -> Tensor:
-        view = self.part_of(part)
+    def _filled(self, tensor: Tensor, part: m.BufferPart) -> Tensor:
         # A view is read as bytes are; msgspec has no type for either of them.
-        data = cast(bytes, view) if in_place else bytes(view)
+        data = cast(bytes, self.part_of(part))
         return Tensor(data, tensor.dimensions, tensor.type)
-
-
-def _is_read_in_place(declared: Sequence[TensorInfo], name: str) -> bool:
-    """Return whether an input is one of floating-point numbers. The other names that an input has
-    in some formats are known to the engine alone.
-    """
-    try:
-        return find_input(declared, name).type in IN_PLACE
-    except InvalidArgument:
-        return False
 
 
 def place_outputs(

@@ -35,8 +35,8 @@ class Standby:
         self.takeovers = 0
         """The number of computations during which the standby has had the turn."""
         self._drive = drive
-        self._turn = threading.Lock()
-        self._turn.acquire()
+        self.turn = threading.Lock()
+        self.turn.acquire()
         self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._call: object | None = None
         """The call under way."""
@@ -59,7 +59,7 @@ class Standby:
         if self.is_resting:
             self.is_resting = False
             self._wanted.put(True)
-        self._turn.release()
+        self.turn.release()
         started = time.monotonic()
         try:
             outcome = function()
@@ -69,16 +69,16 @@ class Standby:
         self._call = None
         if self.takeovers != taken:
             os.eventfd_write(self._ended, 1)
-        self._turn.acquire()
+        self.turn.acquire()
         return CallResult(outcome, seconds)
 
     def close(self) -> None:
         """End the thread; no call is under way."""
         self._wanted.put(False)
         if self._thread.ident is not None:
-            self._turn.release()
+            self.turn.release()
             self._thread.join()
-            self._turn.acquire()
+            self.turn.acquire()
         os.close(self._ended)
 
     def _run(self) -> None:
@@ -99,10 +99,10 @@ class Standby:
                 self._take_turn(call)
 
     def _take_turn(self, call: object) -> None:
-        with self._turn:
+        with self.turn:
             if self._call is not call:
                 return
             with suppress(BlockingIOError):  # of an earlier call
                 os.eventfd_read(self._ended)
             self.takeovers += 1  # from here on the end of the call is announced
-        self._drive(self._ended, lambda: self._call is not call, self._turn)
+        self._drive(self._ended, lambda: self._call is not call, self.turn)

@@ -4,10 +4,12 @@ A lane is a thread that computes; it is started when work first waits for it. Wh
 free, it takes the next request in the order, and joins those behind it whose tensors have the same
 shapes, if the graph allows it and rows then take less time (`JoinCost`). If its caller has left or
 its time has passed, a waiting request is dropped, and the computation of a running one is
-cancelled, unless it is also that of others. A computation that is known to be short, while nothing
-else waits, is made by the engine's own thread; see `Standby`. If a joined computation fails, its
-requests are computed one by one. The record names the requests under way, so that the daemon knows
-the inputs that may have crashed or hung the process.
+cancelled, unless it is also that of others. A lane takes its result and begins the next computation
+in its own thread, if no other thread uses the engine (`take_turn`); in between it may read
+commands. So each method runs in the thread that has the turn. A computation that is known to be
+short, while nothing else waits, is made by the engine's own thread; see `Standby`. If a joined
+computation fails, its requests are computed one by one. The record names the requests under way, so
+that the daemon knows the inputs that may have crashed or hung the process.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 import select
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,9 +47,10 @@ from .affinity import Affinity
 from .mapped_buffers import MappedBuffers, place_outputs
 from .standby import Standby
 
-SHORT_S = 1.5e-4
+SHORT_S = 3e-4
 """The engine's own thread makes computations that take less: CPU time, where it is known. To hand
-one over takes about as long.
+one over, to a thread on a core with other data in its caches, takes about half as long, and the way
+through the daemon longer.
 """
 SHORT_RUNS_MIN, SHORT_RUNS_MAX = 8, 16
 """So many computations of the same shapes have to be short before, and the most that count."""
@@ -106,20 +109,21 @@ class TensorWork:
             return exc
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """The computation of one or more requests, which began at a time on the record's clock."""
 
     works: Sequence[TensorWork]
     joined: JoinedComputation | None
     began_at: float
+    rows: int
+    """The rows of all requests."""
     cpu_s: float = 0.0
     """The CPU time of its thread."""
-
-    @property
-    def rows(self) -> int:
-        """The rows of all requests."""
-        return sum(work.rows for work in self.works)
+    step_s: float = 0.0
+    """The CPU time of the lane's thread since the computation before, in which it took the result
+    and began this one; 0 in another thread.
+    """
 
     @property
     def is_alone(self) -> bool:
@@ -151,14 +155,29 @@ class Run:
 class Lane:
     """A thread that computes in the lane *number* of a model, and the computation in it."""
 
-    def __init__(self, number: int):
-        self.thread = CallThread(f"lane-{number}")
+    def __init__(
+        self,
+        number: int,
+        end_run: Callable[[Lane, CallResult], bool],
+        seconds: Callable[[], float],
+    ):
+        self.thread = CallThread(f"lane-{number}", seconds, take_result=partial(end_run, self))
         self.run: Run | None = None
         self._number = number
+        self._ended_at_s: float | None = None
+        """The CPU time of its thread when the last computation had ended."""
 
     def begin(self) -> None:
         """Begin the computation in its thread."""
-        self.thread.queue_call(self.compute)
+        self.thread.queue_call(self._compute_in_thread)
+
+    def _compute_in_thread(self) -> list[list[NamedTensor] | InferdError]:
+        if self._ended_at_s is not None and self.run is not None:
+            self.run.step_s = time.thread_time() - self._ended_at_s
+        try:
+            return self.compute()
+        finally:
+            self._ended_at_s = time.thread_time()
 
     def compute(self) -> list[list[NamedTensor] | InferdError]:
         """Return the outputs of each request of the computation, or its error."""
@@ -189,6 +208,12 @@ class TensorEngine:
         self._model, self._spec, self._seconds = model, spec, seconds
         self.standby: Standby | None = None
         """Lets the engine's thread make short computations."""
+        self.take_turn: Callable[[Lane, CallResult], bool] | None = None
+        """Takes a result in the thread of its lane, and begins the next computation; returns False
+        if another thread keeps the turn.
+        """
+        self.failure: BaseException | None = None
+        """The error by which a step in the thread of a lane has failed."""
         self._short_runs: RecentDict[Shapes, int] = RecentDict(SHAPES_MAX)
         """The short computations of an input, less the long ones, by the shapes of its tensors."""
         self._is_recorded = False
@@ -200,11 +225,15 @@ class TensorEngine:
         self._buffers = MappedBuffers()
         self._affinity = Affinity()
         self._cost = JoinCost()
-        self._rows_waiting: Counter[JoinKey] = Counter()
+        self._rows_waiting: defaultdict[JoinKey, int] = defaultdict(int)
         self._held_until: float | None = None
         """When the next request begins at the latest, if it waits for others to join."""
         self._deadlines: dict[int, float] = {}
         """By request, the times by which waiting computations must begin, if they have any."""
+        self._first_deadline = math.inf
+        """The first of these times, or an earlier one."""
+        self._running: list[Run] = []
+        """The computations under way, in the order of their begin."""
         self._lanes: dict[int, Lane] = {}
         """By the descriptors of their threads, in the order of their numbers."""
         self._ended = select.epoll()
@@ -238,29 +267,47 @@ class TensorEngine:
         """Return a descriptor that is readable once a computation has ended."""
         return self._ended.fileno()
 
-    def advance(self, commands: Iterable[m.Command]) -> list[m.Report]:
-        """Carry out *commands*, take results, begin computations; return the reports."""
+    @property
+    def is_full(self) -> bool:
+        """Whether all lanes compute, while as many requests wait for them."""
+        if len(self._running) < self._lanes_used_max:
+            return False
+        computed = sum([len(run.works) for run in self._running])
+        return len(self._waiting) + len(self._again) >= computed
+
+    def advance(self, commands: Iterable[m.Command], own: Lane | None = None) -> list[m.Report]:
+        """Carry out *commands*, take results, begin computations; return the reports. The lane
+        *own*, in whose thread this runs, is the first one that computes.
+        """
         reports: list[m.Report] = []
         self._is_recorded = False
+        dropped: set[int] = set()
         for command in commands:
             if isinstance(command, m.Quit):
                 self.quit = True
+            elif isinstance(command, m.DropInput):
+                dropped.add(command.request)
             else:
                 reports += self._handle_command(command)
-        for number, _ in self._ended.poll(0):
+        if dropped:
+            self._drop_requests(dropped)
+        for number, _ in self._ended.poll(0) if self._running else ():
             for result in self._lanes[number].thread.results():
-                reports += self._take_result(self._lanes[number], result)
+                reports += self.take_result(self._lanes[number], result)
         reports += self._expire_waiting()
-        reports += self._begin_waiting()
+        reports += self._begin_waiting(own)
         if not self._is_recorded:
             self._record()
         self._publish()
         return reports
 
+    def _end_run(self, lane: Lane, result: CallResult) -> bool:
+        return self.take_turn is not None and self.take_turn(lane, result)
+
     def wait_s_max(self) -> float | None:
         """Return how many seconds the next call may wait for commands; None: no limit."""
         now = self._seconds()
-        ends = [at - now for at in self._deadlines.values()]
+        ends = [self._first_deadline - now] if self._deadlines else []
         if self._held_until is not None:
             ends.append(self._held_until - now)
         if (due_s := self._page.due_in(now, self._changes)) is not None:
@@ -281,11 +328,6 @@ class TensorEngine:
         for run in self._running:
             run.cancel()
 
-    @property
-    def _running(self) -> list[Run]:
-        """The computations under way."""
-        return [lane.run for lane in self._lanes.values() if lane.run is not None]
-
     # Commands.
 
     def _handle_command(self, command: m.Command) -> Sequence[m.Report]:
@@ -297,9 +339,6 @@ class TensorEngine:
                 return []
             case m.UnmapBuffer(buffer):
                 self._buffers.unmap_buffer(buffer)
-                return []
-            case m.DropInput(number):
-                self._drop_request(number)
                 return []
             case m.SetThreads(threads, first):
                 self._use_threads(threads, first)
@@ -316,7 +355,7 @@ class TensorEngine:
         try:
             inputs, buffers = request.inputs, self._buffers
             if request.parts:
-                inputs = buffers.with_inputs(self._model.info.inputs, inputs, request.parts)
+                inputs = buffers.with_inputs(inputs, request.parts)
             places = {part.name: buffers.part_of(part) for part in request.places}
             computation = self._model.new_computation(inputs)
         except InferdError as exc:
@@ -324,6 +363,7 @@ class TensorEngine:
         begin_by = self._seconds() + request.wait_s if request.wait_s else math.inf
         if request.wait_s:
             self._deadlines[request.id] = begin_by
+            self._first_deadline = min(self._first_deadline, begin_by)
         work = TensorWork(request, computation, self._seconds(), begin_by, places=places)
         self._changes += 1
         if self._joins and (rows := rows_of(computation.inputs)):
@@ -334,12 +374,12 @@ class TensorEngine:
         self._waiting.add_request(request.requester, work)
         return []
 
-    def _drop_request(self, number: int) -> None:
-        self._remove_waiting(lambda work: work.request.id == number)
-        self._again = deque(work for work in self._again if work.request.id != number)
+    def _drop_requests(self, numbers: set[int]) -> None:
+        self._remove_waiting(lambda work: work.request.id in numbers)
+        self._again = deque(work for work in self._again if work.request.id not in numbers)
         for run in self._running:
             for work in run.works:
-                if work.request.id == number:
+                if work.request.id in numbers:
                     work.is_dropped = True
                     if run.is_dropped:
                         run.cancel()
@@ -380,10 +420,10 @@ class TensorEngine:
 
     def _expire_waiting(self) -> list[m.Report]:
         """Refuse the requests that have waited for too long."""
-        now = self._seconds()
-        if all(begin_by >= now for begin_by in self._deadlines.values()):
+        if not self._deadlines or (now := self._seconds()) <= self._first_deadline:
             return []
         late = self._remove_waiting(lambda work: work.begin_by < now)
+        self._first_deadline = min(self._deadlines.values(), default=math.inf)
         return [m.Refused(w.request.id, _timeout(w.request.wait_s).to_wire()) for w in late]
 
     def _remove_waiting(self, is_removed: Callable[[TensorWork], bool]) -> list[TensorWork]:
@@ -409,12 +449,21 @@ class TensorEngine:
             if not self._rows_waiting[work.key]:
                 del self._rows_waiting[work.key]
 
-    def _begin_waiting(self) -> list[m.Report]:
-        """Begin computations while lanes are free; return the reports of those that have ended."""
+    def _begin_waiting(self, own: Lane | None = None) -> list[m.Report]:
+        """Begin computations while lanes are free; return the reports of those that have ended.
+        The lane *own*, in whose thread this runs, is the first one.
+        """
         reports: list[m.Report] = []
         self._held_until = None
-        while not self.quit and (first := self._first_work()) is not None:
-            running = self._running
+        running = self._running
+        while not self.quit:
+            requester = None if self._again else self._waiting.next_requester()
+            if requester is not None:
+                first = self._waiting.first_request(requester)
+            elif self._again:
+                first = self._again[0]
+            else:
+                break
             if len(running) >= self._lanes_used_max or (
                 running and (first.request.alone or any(run.is_alone for run in running))
             ):
@@ -424,15 +473,16 @@ class TensorEngine:
                 self._held_until = held_until
                 break
             try:
-                lane = next((one for one in self._lanes.values() if one.run is None), None)
-                lane = lane or self._start_lane()
+                lane = own if own is not None and own.run is None else self._free_lane()
             except InferdError as exc:
                 self._lanes_max = self._lanes_used_max = len(self._lanes)
                 return [*reports, _lane_failed(self._lanes_max, exc)]
-            works = self._take_works(self._lanes_used_max - len(running))
+            works = self._take_works(requester, self._lanes_used_max - len(running))
+            is_inline = self.standby is not None and own is None and not running
             self._begin_run(lane, works)
-            if self.standby is not None and not running and self._is_short(works):
-                reports += self._take_result(lane, self.standby.make_call(lane.compute))
+            if is_inline and self._is_short(works):
+                assert self.standby is not None
+                reports += self.take_result(lane, self.standby.make_call(lane.compute))
                 self._is_recorded = False
             else:
                 lane.begin()
@@ -443,7 +493,7 @@ class TensorEngine:
         None: fewer rows wait than are computed at once already, and those soon leave their lane.
         Two small computations take more time of the cores than one of both.
         """
-        if first.key is None or self._again:
+        if first.key is None or self._again or not running:
             return None
         joined = [run for run in running if run.joined and run.works[0].key == first.key]
         largest = max(joined, key=lambda run: run.rows, default=None)
@@ -461,29 +511,25 @@ class TensorEngine:
             return False
         return (self._short_runs.get(_shapes_of(works[0])) or 0) >= SHORT_RUNS_MIN
 
-    def _first_work(self) -> TensorWork | None:
-        """Return the next request in the order, which stays there."""
-        if self._again:
-            return self._again[0]
-        requester = self._waiting.next_requester()
-        return None if requester is None else self._waiting.first_request(requester)
-
-    def _take_works(self, lanes_free: int) -> list[TensorWork]:
-        """Remove and return the next request, and those to join with it: of the rows that wait,
-        those that the other free lanes leave, but not fewer than `FULL_ROWS`.
+    def _take_works(self, requester: Requester | None, lanes_free: int) -> list[TensorWork]:
+        """Remove and return the first request of *requester*, and those to join with it: of the
+        rows that wait, those that the other free lanes leave, but not fewer than `FULL_ROWS`.
+        Without a *requester*, return the next one of a joined computation that has failed.
         """
-        if self._again:
+        if requester is None:
             return [self._again.popleft()]
-        requester = self._waiting.next_requester()
-        assert requester is not None
         first = self._waiting.first_request(requester)
         if first.key is None:
             return [self._take_first(requester)]
         waiting = self._rows_waiting[first.key]
         share = max(-(-waiting // lanes_free), min(waiting, FULL_ROWS))
         available = max(first.rows, min(share, self._spec.batch_max))
-        rows_left = self._cost.rows_to_join(first.key, first.rows, available) - first.rows
+        rows_left = 0
+        if available > first.rows:
+            rows_left = self._cost.rows_to_join(first.key, first.rows, available) - first.rows
         self._take_first(requester)
+        if not rows_left:
+            return [first]
         works, bytes_left = [first], JOINED_BYTES_MAX - first.size_bytes
         while rows_left > 0:
             fits = partial(self._fits, first.key, rows_left, bytes_left)
@@ -509,11 +555,15 @@ class TensorEngine:
         self._waiting.count_work(requester.owner, work.charged_s)
         return work
 
+    def _free_lane(self) -> Lane:
+        lane = next((one for one in self._lanes.values() if one.run is None), None)
+        return lane or self._start_lane()
+
     def _start_lane(self) -> Lane:
         number = len(self._lanes)
         if number:
             self._model.add_lane()
-        lane = Lane(number)
+        lane = Lane(number, self._end_run, self._seconds)
         lane.thread.start()
         self._ended.register(lane.thread.fileno(), select.EPOLLIN)
         self._lanes[lane.thread.fileno()] = lane
@@ -524,7 +574,9 @@ class TensorEngine:
         if len(works) > 1:
             joined = JoinedComputation(self._model, [work.computation for work in works])
         # The daemon measures from here whether the computation hangs.
-        lane.run = Run(works, joined, time.monotonic())
+        rows = sum([work.rows for work in works])
+        lane.run = Run(works, joined, time.monotonic(), rows)
+        self._running.append(lane.run)
         now = self._seconds()
         waits_s = [now - work.arrived_at for work in works]
         self._queue_us += round(1e6 * sum(waits_s))
@@ -536,7 +588,7 @@ class TensorEngine:
         says that the commands were read, which the daemon expects.
         """
         self._is_recorded = True
-        running = sorted(self._running, key=lambda run: run.began_at)
+        running = self._running
         if running:
             ids = [work.request.id for run in running for work in run.works]
             oldest, at = len(running[0].works), running[0].began_at
@@ -544,9 +596,11 @@ class TensorEngine:
         else:
             self.recorder.record_activity(ActivityKind.IDLE)
 
-    def _take_result(self, lane: Lane, result: CallResult) -> list[m.Report]:
+    def take_result(self, lane: Lane, result: CallResult) -> list[m.Report]:
+        """Take the *result* of the computation in a lane, and return its reports."""
         run, lane.run = lane.run, None
         assert run is not None, "only computations run in a lane"
+        self._running.remove(run)
         works, outcome = run.works, result.outcome
         failed = isinstance(outcome, BaseException)
         self._changes += 1
@@ -557,7 +611,8 @@ class TensorEngine:
         cost_s = run.cpu_s if in_thread else result.seconds
         key = works[0].key
         if key is not None and (not failed or (run.joined is not None and not run.is_dropped)):
-            self._cost.note_run(key, run.rows, math.inf if failed else cost_s)
+            # Steps take longer than short computations, and joined ones have fewer of them.
+            self._cost.note_run(key, run.rows, math.inf if failed else cost_s + run.step_s)
         if len(works) == 1:
             shapes, is_short = _shapes_of(works[0]), not failed and cost_s < SHORT_S
             count = (self._short_runs.get(shapes) or 0) + (1 if is_short else -LONG_RUN_WEIGHT)
@@ -591,7 +646,7 @@ class TensorEngine:
 
 
 def _shapes_of(work: TensorWork) -> Shapes:
-    return tuple(tensor.dimensions for _, tensor in work.computation.inputs)
+    return tuple([tensor.dimensions for _, tensor in work.computation.inputs])
 
 
 def _answer_of(

@@ -1,7 +1,7 @@
 """The decision how many waiting computations of a graph are joined, by the learned time of a row.
 
 Joining pays where a graph reads weights once for all rows (a multilayer perceptron: 2 to 3 times as
-many rows a second), and not where each row is much work by itself (a convolution over a long
+many rows a second), and little where each row is much work by itself (a convolution over a long
 input). So each number of rows is measured, in powers of two, and rows are joined where one of them
 then takes less time.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from ...backends.recent_dict import RecentDict
 
-GAIN_MIN = 1.1
-"""Rows are joined if this many times as many are then computed in the same time. Less is within the
-error of the measurement.
+GAIN_MIN = 1.05
+"""Rows are joined if this many times as many are then computed in the same time. A convolution over
+a long input gains about as much: it has fewer steps between computations.
 """
 WEIGHT = 1 / 4
 """Weight of the last computation in the time of a row."""
@@ -25,7 +25,7 @@ is twice as many each time that the size does not pay.
 """
 LOSSES_MAX = 5
 """The largest number of measurements without a gain that counts: then 4096 computations pass."""
-JOINED_S_MAX = 0.2
+JOINED_S_MAX = 0.1
 """The longest joined computation, as predicted: it delays those that arrive meanwhile."""
 KEYS_MAX = 64
 """The shapes whose times are remembered."""

@@ -270,17 +270,21 @@ class TextOrder(Generic[T]):
 
     def add_request(self, requester: Requester, request: T) -> None:
         """Add a request behind the others of its owner and class."""
-        self._owners.add_owner(requester.owner, (r.owner for r in self._lines))
-        line = self._lines.setdefault(requester, deque())
+        line = self._lines.get(requester)
+        if line is None:
+            self._owners.add_owner(requester.owner, [r.owner for r in self._lines])
+            line = self._lines[requester] = deque()
         line.append(_WaitingText(request, self._arrivals, self._work_us))
         self._arrivals += 1
 
-    def next_requester(self, may: Callable[[Requester], bool] = lambda _: True) -> Requester | None:
-        """Return the requester whose request is next, among those that *may* be answered."""
+    def next_requester(self, may: Callable[[Requester], bool] | None = None) -> Requester | None:
+        """Return the requester whose request is next, of those that *may* be answered, or all."""
+        if not self._lines:
+            return None
         if len(self._lines) == 1:
             [only] = self._lines
-            return only if may(only) else None
-        able = list(filter(may, self._lines))
+            return only if may is None or may(only) else None
+        able = list(self._lines if may is None else filter(may, self._lines))
         least_us = min((self._owners.served(r.owner)[0] for r in able), default=0)
         return min(able, key=lambda requester: self._key(requester, least_us), default=None)
 

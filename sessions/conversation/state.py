@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
-
-import anyio
 
 from ...backends.errors import ErrorFields, PromptTooLong
 from ...backends.tensors import NamedTensor, Tensor
@@ -32,8 +31,10 @@ class SessionTensors:
 
     inputs: dict[int, Tensor] = field(default_factory=dict)
     outputs: list[Tensor] = field(default_factory=list)
-    computation: anyio.Event | None = None
-    """Set at the end of the computation that is under way."""
+    computation: asyncio.Event | None = None
+    """Set at the end of the computation that is under way. Not made by anyio, whose events take as
+    long as a short computation.
+    """
 
     @property
     def kept_bytes(self) -> int:

@@ -570,11 +570,10 @@ class Journal:
 
     # Usage.
 
-    def note_usage(self, *, urgent: bool = True) -> None:
-        """Write the usage soon; if it is not *urgent*, with the next group of changes."""
+    def note_usage(self) -> None:
+        """Write the usage now."""
         self._wake.set()
-        if urgent:
-            self._urgent.set()
+        self._urgent.set()
 
     async def wait_usage(self) -> None:
         """Wait until the usage of ended requests is written, or writing it has failed."""

@@ -17,7 +17,7 @@ from ...scheduler.messages import count_tokens
 from ...scheduler.owner import Owner
 from ..turn.turn import Turn
 from ..worker_client import ModelSource
-from .limits import LimitState, UsageLimits, check_usage, month_of, states_of
+from .limits import NO_LIMITS, LimitState, UsageLimits, check_usage, month_of, states_of
 from .rows import (
     DAY_HOURS,
     HOUR_S,
@@ -235,17 +235,22 @@ class Usage:
         if more != NOTHING:
             self._add(turn.spec.owner, turn.key, counted.model, more)
 
-    def count_computation(self, owner: Owner, key: str, model: ModelSource, seconds: float) -> None:
-        """Count a computation that is not a turn, such as one of tensors. Its reply does not wait
-        for the write, which can take longer than the computation.
+    def count_computation(
+        self, owner: Owner, key: str, model: ModelSource, seconds: float, number: int = 1
+    ) -> None:
+        """Count a *number* of computations that are not turns, such as those of tensors, and the
+        time of all of them. Their replies do not wait for the write, which can take longer than a
+        computation.
         """
         counted = self._computations
         amounts = counted.setdefault((self.hour, owner, key, self._model_name(model)), [0, 0])
-        amounts[0] += 1
+        is_new = not amounts[0]
+        amounts[0] += number
         amounts[1] += round(seconds * 1e6)
         if len(counted) > _COMPUTATIONS_MAX:
             self._add_computations()
-        self._changed.set()
+        if is_new:
+            self._changed.set()
 
     def _add_computations(self) -> None:
         counted, self._computations = self._computations, {}
@@ -285,7 +290,7 @@ class Usage:
 
         :raises QuotaExceeded: a limit is reached; the data has the time until its period ends.
         """
-        if any(limit is not None for limit in (*limits, *key_limits)):
+        if limits != NO_LIMITS or key_limits != NO_LIMITS:
             self.count_turns(user)
             sum_of, now = self.day_sums.sum_of, self._now()
             check_usage(limits, lambda days: sum_of(user, "", days), now, rule)

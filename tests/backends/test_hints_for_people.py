@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,8 +138,13 @@ def constant_texts(node: ast.expr) -> Iterator[str]:
             yield from (left + right for right in constant_texts(node.right))
 
 
-def errors_of_the_code() -> Iterator[tuple[str, InferdError]]:
-    """Yield each error that the packages raise, and its place."""
+@functools.cache
+def errors_of_the_code() -> list[tuple[str, InferdError]]:
+    """Return each error that the packages raise, and its place."""
+    return list(_errors_of_the_code())
+
+
+def _errors_of_the_code() -> Iterator[tuple[str, InferdError]]:
     classes = classes_by_name()
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):
@@ -157,7 +163,7 @@ def errors_of_the_code() -> Iterator[tuple[str, InferdError]]:
 
 
 def test_no_message_and_no_hint_of_the_code_is_about_calls_when_people_read_it() -> None:
-    found = list(errors_of_the_code())
+    found = errors_of_the_code()
     assert len(found) > 600
     wrong = {
         place: error.text_for_people

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,12 @@ def test_a_session_moves_to_another_daemon_with_its_image() -> None:
         assert media_files(there) == []
 
 
-LARGE = [png(32, 32, padding=11 << 20, text=b"%d" % number) for number in range(3)]
-"""Images that one message and one frame do not take."""
+@cache
+def large() -> list[bytes]:
+    """Return images that one message and one frame do not take; made at their first use."""
+    return [png(32, 32, padding=11 << 20, text=b"%d" % number) for number in range(3)]
+
+
 ROOMY = echo_model("eyes", slots=2, media=True, **{"ctx-size": 100_000})
 PARTS = 40
 """Parts of an export after which its first image has arrived, and its last one has not begun."""
@@ -178,7 +183,7 @@ PARTS = 40
 
 def write_large_diary(daemon: RunningDaemon) -> None:
     with Client(daemon.socket) as client, client.session("eyes", session_id="diary") as session:
-        for picture in LARGE:
+        for picture in large():
             session.chat(asked("What is this", picture), options={"n-predict": 1})
 
 
@@ -204,12 +209,12 @@ def two_daemons() -> Iterator[Daemons]:
 
 def test_a_session_with_more_images_than_one_upload_moves(two_daemons: Daemons) -> None:
     two_daemons.move()
-    assert media_files(two_daemons.there) == sorted(LARGE)
+    assert media_files(two_daemons.there) == sorted(large())
     wait_until(lambda: not media_bytes(two_daemons.here))
     messages = two_daemons.target.history(session_id="diary").messages
     assert [kinds([one]) for one in messages if one["role"] == "user"] == [["text", "image"]] * 3
     with two_daemons.target.session("eyes", session_id="diary") as session:
-        reply = session.chat(asked("And", LARGE[0]), options={"n-predict": 1})
+        reply = session.chat(asked("And", large()[0]), options={"n-predict": 1})
         assert reply.metadata["media_tokens"] > 0
 
 
@@ -225,17 +230,17 @@ def test_images_of_a_session_that_does_not_arrive_are_deleted(two_daemons: Daemo
             with pytest.raises(InvalidArgument, match="after"):
                 two_daemons.target.import_session("diary", "t1", b"part", size, offset=offset + 1)
             begin_copy(two_daemons, 1)
-            wait_until(lambda: media_bytes(two_daemons.there) <= len(LARGE[0]))
+            wait_until(lambda: media_bytes(two_daemons.there) <= len(large()[0]))
             two_daemons.target.end_transfer("t1", "drop")
         else:
             two_daemons.there.kill()
             two_daemons.there.start_again()
         wait_until(lambda: not media_bytes(two_daemons.there))
-        assert media_files(two_daemons.here) == sorted(LARGE), "the session has not left"
+        assert media_files(two_daemons.here) == sorted(large()), "the session has not left"
         two_daemons.source.end_transfer("t1", "keep")
         two_daemons.connect()
     two_daemons.move()
-    assert media_files(two_daemons.there) == sorted(LARGE)
+    assert media_files(two_daemons.there) == sorted(large())
 
 
 def test_a_daemon_that_is_lost_during_an_export_has_the_session_and_its_images(
@@ -244,11 +249,11 @@ def test_a_daemon_that_is_lost_during_an_export_has_the_session_and_its_images(
     begin_copy(two_daemons)
     two_daemons.here.kill()
     two_daemons.here.start_again()
-    assert media_files(two_daemons.here) == sorted(LARGE)
+    assert media_files(two_daemons.here) == sorted(large())
     two_daemons.target.end_transfer("t1", "drop")
     two_daemons.connect()
     two_daemons.move()
-    assert media_files(two_daemons.there) == sorted(LARGE)
+    assert media_files(two_daemons.there) == sorted(large())
     wait_until(lambda: not media_bytes(two_daemons.here))
 
 
@@ -264,7 +269,7 @@ def test_a_daemon_refuses_a_session_whose_images_exceed_its_bounds() -> None:
         with pytest.raises(TooLarge) as refused:
             begin_copy(daemons, 1)
         assert refused.value.data["media_session_bytes_max"] == 12 << 20
-        assert media_files(there) == [] and media_files(here) == sorted(LARGE)
+        assert media_files(there) == [] and media_files(here) == sorted(large())
 
 
 def test_another_user_begins_with_a_shared_state_that_has_an_image() -> None:

@@ -18,6 +18,7 @@ from tests.daemon.command_line import inferd
 from tests.daemon.log_events import JSON, Event, named
 from tests.echo import echo_model
 from tests.models import short_smollm2
+from tests.tiny_gguf import write_tiny
 from tests.waiting import wait_until
 
 SERVE = """
@@ -26,7 +27,7 @@ from inferd.daemon.app import serve
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.tuner import TuningPace
 
-pairs = sys.argv[1:]
+_, *pairs = sys.argv[1:]
 flags = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2])}
 pace = TuningPace(idle_s=0.05, retry_s=0.05, external_cores_max=1e9)
 read = lambda: load_config(flags)
@@ -43,7 +44,7 @@ class TuningDaemon(RunningDaemon):
 
     def _command(self) -> list[str]:
         options = super()._command()[len(("python", "-m", "inferd", "serve")) :]
-        return [sys.executable, "-c", SERVE, *options]
+        return [sys.executable, "-c", SERVE, "serve", *options]
 
 
 def daemon_with(*models: str, settings: str = "") -> TuningDaemon:
@@ -278,18 +279,21 @@ flash-attn = "on"
 
 
 @pytest.mark.model
-def test_a_real_model_is_measured_by_itself() -> None:
-    model = f"""[models.short]
-file = "{short_smollm2()}"
+def test_a_model_of_llama_cpp_is_measured_by_itself(tmp_path: Path) -> None:
+    """It is tiny, so that the measurement reaches its bound on samples within seconds. Its context
+    is too short for the deep probes.
+    """
+    model = f"""[models.tiny]
+file = "{write_tiny("llama", tmp_path)}"
 slots = 4
 threads = 1
-ctx-size = 2048
+ctx-size = 1024
 """
     with daemon_with(model) as daemon, Client(daemon.socket) as client:
-        answer = turn(client, "short")
+        answer = turn(client, "tiny")
         (measured,) = logged(daemon, "tuning.measured")
         assert measured["seconds"] < 125
-        client.unload_model("short", force=True)
-        assert turn(client, "short") == answer
-        found = setting(client, "short")
+        client.unload_model("tiny", force=True)
+        assert turn(client, "tiny") == answer
+        found = setting(client, "tiny")
         assert (found["source"], found["flash_attn"]) == ("measured", measured["flash_attn"])

@@ -2,11 +2,12 @@
 
 The prompt `hold` sends one event and then nothing until it is cancelled; `refuse N` is refused with
 `Busy` N times. Any other prompt is echoed word by word; with `queue_events`, two places in the
-queue come first.
+queue come first. Channels are served by the same rules, from `channel_answers`.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -64,18 +65,62 @@ class Exchange:
         raise Cancelled("the request was cancelled", data={"metadata": CANCELLED})
 
 
-class FakePeer:
-    """A connection at the server's end."""
+class ChannelStream:
+    """The socket of a channel at the server's end."""
 
-    def __init__(self, stream: anyio.abc.UNIXSocketStream):
-        self.stream = stream
+    def __init__(self, descriptor: int):
+        self.socket = socket.socket(fileno=descriptor)
+        self.socket.setblocking(False)
+
+    async def send(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[self.socket.send(data) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self.socket)
+            except OSError as exc:
+                raise anyio.BrokenResourceError from exc
+
+    async def receive_fds(self, size: int, _: int) -> tuple[bytes, list[int]]:
+        await anyio.wait_readable(self.socket)
+        try:
+            data = self.socket.recv(size)
+        except OSError as exc:
+            raise anyio.BrokenResourceError from exc
+        if not data:
+            raise anyio.EndOfStream
+        return data, []
+
+    async def aclose(self) -> None:
+        self.socket.close()
+
+
+class FakePeer:
+    """A connection, or a channel, at the server's end: its answers, and the list of its calls."""
+
+    def __init__(
+        self,
+        stream: anyio.abc.UNIXSocketStream | ChannelStream,
+        answers: dict[str, Answer],
+        calls: list[tuple[str, dict[str, Any]]],
+    ):
+        self.stream, self.answers, self.calls = stream, answers, calls
+        self.ended = False
         self.requests: dict[int, Exchange] = {}
         self.descriptors: list[int] = []
         self._lock = anyio.Lock()
 
     async def send(self, message: Any) -> None:
+        await self.send_bytes(pack_frame(message))
+
+    async def send_bytes(self, data: bytes) -> None:
         async with self._lock:
-            await self.stream.send(pack_frame(message))
+            await self.stream.send(data)
+
+    def shut_down(self) -> None:
+        """End a channel."""
+        assert isinstance(self.stream, ChannelStream)
+        self.stream.socket.shutdown(socket.SHUT_RDWR)
 
 
 Answer = Callable[[Exchange], Awaitable[dict[str, Any]]]
@@ -91,6 +136,9 @@ class FakeServer:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.credits: list[int] = []
         self.peers: list[FakePeer] = []
+        self.channel_answers: dict[str, Answer] = {"compute": _compute, "cancel": _cancel}
+        self.channel_calls: list[tuple[str, dict[str, Any]]] = []
+        self.channels: list[FakePeer] = []
         self.refusals: dict[str, int] = {}
         self.inputs: dict[int, bytes] = {}
         self.remaining_words: dict[int, list[str]] = {}
@@ -108,6 +156,16 @@ class FakeServer:
         while self.names().count(call) < count:
             await self._changed.wait()
 
+    async def await_channel_call(self, call: str, count: int = 1) -> None:
+        """Wait until *call* has arrived *count* times in channels."""
+        while [name for name, _ in self.channel_calls].count(call) < count:
+            await self._changed.wait()
+
+    async def await_channel_end(self) -> None:
+        """Wait until all channels have ended."""
+        while not all(channel.ended for channel in self.channels):
+            await self._changed.wait()
+
     async def await_held_turn(self) -> None:
         """Wait until a turn is held."""
         while not self.busy:
@@ -115,7 +173,7 @@ class FakeServer:
 
     async def await_idle(self) -> None:
         """Wait until no request is in flight."""
-        while any(peer.requests for peer in self.peers):
+        while any(peer.requests for peer in (*self.peers, *self.channels)):
             await self._changed.wait()
 
     async def stop_reading(self) -> None:
@@ -136,22 +194,40 @@ class FakeServer:
         self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         listener = await anyio.create_unix_listener(self.path)
-        async with listener:
+        async with listener, anyio.create_task_group() as self._group:
             task_status.started()
             await listener.serve(self._serve_one)
 
+    def open_channel(self, descriptor: int) -> None:
+        """Serve a channel, which does not end with a connection."""
+        channel = FakePeer(ChannelStream(descriptor), self.channel_answers, self.channel_calls)
+        self.channels.append(channel)
+        self._group.start_soon(self._serve_channel, channel)
+
+    async def _serve_channel(self, channel: FakePeer) -> None:
+        assert isinstance(channel.stream, ChannelStream)
+        with channel.stream.socket:
+            await self._serve_requests(channel)
+
     async def _serve_one(self, stream: anyio.abc.SocketStream) -> None:
         assert isinstance(stream, anyio.abc.UNIXSocketStream)
-        peer = FakePeer(stream)
+        peer = FakePeer(stream, self.answers, self.calls)
         self.peers.append(peer)
-        async with stream, anyio.create_task_group() as group:
+        async with stream:
             if self.hello is not None:
                 await peer.send([0, self.hello])
-            with suppress(*DISCONNECTED):
-                await self._read(peer, group)
-            group.cancel_scope.cancel()
-        peer.requests.clear()
-        self.change()
+            await self._serve_requests(peer)
+
+    async def _serve_requests(self, peer: FakePeer) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                with suppress(*DISCONNECTED):
+                    await self._read(peer, group)
+                group.cancel_scope.cancel()
+        finally:
+            peer.ended = True
+            peer.requests.clear()
+            self.change()
 
     async def _read(self, peer: FakePeer, group: anyio.abc.TaskGroup) -> None:
         frames = FrameReader()
@@ -174,14 +250,14 @@ class FakeServer:
         elif message[0] == 1:
             _, number, call, params = message
             exchange = peer.requests[number] = Exchange(self, peer, number, call, params)
-            self.calls.append((call, params))
+            peer.calls.append((call, params))
             group.start_soon(self._answer, exchange)
         self.change()
 
     async def _answer(self, exchange: Exchange) -> None:
         peer, number = exchange.peer, exchange.number
         try:
-            message: list[Any] = [2, number, await self.answers[exchange.call](exchange)]
+            message: list[Any] = [2, number, await peer.answers[exchange.call](exchange)]
         except InferdError as exc:
             message = [3, number, exc.to_wire()]
         peer.requests.pop(number, None)
@@ -299,7 +375,14 @@ async def _compute(exchange: Exchange) -> dict[str, Any]:
     return {"outputs": inputs, "metadata": METADATA} if inputs else {}
 
 
-def _fixed(**fields: Any) -> Answer:
+async def _open_channel(exchange: Exchange) -> dict[str, Any]:
+    exchange.server.open_channel(exchange.peer.descriptors.pop())
+    return {}
+
+
+def fixed(**fields: Any) -> Answer:
+    """Return an answer with these fields."""
+
     async def answer(_: Exchange) -> dict[str, Any]:
         return fields
 
@@ -317,54 +400,55 @@ ANSWERS: dict[str, Answer] = {
          "remove_adapter", "free_tensors", "write_buffer", "free_buffers"), _empty
     ),
     **dict.fromkeys(("get_output", "get_output_single"), _get_output),
-    "register_buffer": _fixed(buffer=13, size=9),
-    "read_buffer": _fixed(data=b"part"),
-    "swap": _fixed(fingerprint="f", previous_fingerprint="g"),
-    "add_adapter": _fixed(loaded=True, id="a", size_bytes=7),
+    "register_buffer": fixed(buffer=13, size=9),
+    "read_buffer": fixed(data=b"part"),
+    "open_channel": _open_channel,
+    "swap": fixed(fingerprint="f", previous_fingerprint="g"),
+    "add_adapter": fixed(loaded=True, id="a", size_bytes=7),
     "set_input": _set_input,
     "compute": _compute,
     "compute_single": _compute_single,
-    "prompt_compute": _fixed(text="answer"),
-    "run_inference": _fixed(text=b"answer", metadata=METADATA),
-    "init_backend": _fixed(ignored=["device"]),
+    "prompt_compute": fixed(text="answer"),
+    "run_inference": fixed(text=b"answer", metadata=METADATA),
+    "init_backend": fixed(ignored=["device"]),
     "stream": _stream,
     "chat": _chat,
     "cancel": _cancel,
-    "park": _fixed(parked=True),
-    "end_reasoning": _fixed(ended=True),
+    "park": fixed(parked=True),
+    "end_reasoning": fixed(ended=True),
     "fork_session": _fork,
-    "rewind": _fixed(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
-    "history": _fixed(messages=[{"role": "user"}], turns=[0], session={"context": 12}),
-    "session_media": _fixed(data=b"image", size=5, media_type="image/png"),
-    "delete_session": _fixed(deleted=True),
-    "update_session": _fixed(session={"context": 12}),
-    "restore_session": _fixed(session={"context": 12}),
-    "list_deletions": _fixed(deletions=[{"session_id": "old"}]),
-    "end_transfer": _fixed(),
-    "add_model": _fixed(file="/models/m.gguf", size_bytes=9, sha256="f"),
-    "export_model": _fixed(data=b"part", size=9),
-    "import_model": _fixed(arrived=True),
-    "end_model_transfer": _fixed(),
-    "copy_model": _fixed(source="a", size_bytes=9),
-    "exchange_served": _fixed(served={"fake": {"@ada": 5}}),
-    "export_session": _fixed(data=b"part", size=9),
-    "import_session": _fixed(size=9),
-    "read_copy": _fixed(stream="t", number=3, data=b"all", model="echo"),
-    "store_copy": _fixed(),
-    "save_state": _fixed(tokens=5, stored_tokens=5),
-    "list_states": _fixed(states=[{"name": "story"}]),
-    "delete_state": _fixed(deleted=True),
-    "models": _fixed(models=[{"name": "fake"}]),
-    "show": _fixed(models=[{"name": "fake"}]),
-    "sessions": _fixed(sessions=[{"context": 12}]),
-    "queue": _fixed(tasks=[{"id": 1}]),
-    "usage": _fixed(usage=[{"requests": 1}]),
-    "stats": _fixed(stats={"waiting": 0}),
-    "metrics": _fixed(text="inferd_cores 2.0\n"),
-    "log_level": _fixed(levels={"llama": "debug"}),
-    "tokenize": _fixed(tokens=[1, 2]),
-    "detokenize": _fixed(text=b"\xc3"),
-    "apply_template": _fixed(text="<user>é".encode(), tokens=3),
+    "rewind": fixed(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
+    "history": fixed(messages=[{"role": "user"}], turns=[0], session={"context": 12}),
+    "session_media": fixed(data=b"image", size=5, media_type="image/png"),
+    "delete_session": fixed(deleted=True),
+    "update_session": fixed(session={"context": 12}),
+    "restore_session": fixed(session={"context": 12}),
+    "list_deletions": fixed(deletions=[{"session_id": "old"}]),
+    "end_transfer": fixed(),
+    "add_model": fixed(file="/models/m.gguf", size_bytes=9, sha256="f"),
+    "export_model": fixed(data=b"part", size=9),
+    "import_model": fixed(arrived=True),
+    "end_model_transfer": fixed(),
+    "copy_model": fixed(source="a", size_bytes=9),
+    "exchange_served": fixed(served={"fake": {"@ada": 5}}),
+    "export_session": fixed(data=b"part", size=9),
+    "import_session": fixed(size=9),
+    "read_copy": fixed(stream="t", number=3, data=b"all", model="echo"),
+    "store_copy": fixed(),
+    "save_state": fixed(tokens=5, stored_tokens=5),
+    "list_states": fixed(states=[{"name": "story"}]),
+    "delete_state": fixed(deleted=True),
+    "models": fixed(models=[{"name": "fake"}]),
+    "show": fixed(models=[{"name": "fake"}]),
+    "sessions": fixed(sessions=[{"context": 12}]),
+    "queue": fixed(tasks=[{"id": 1}]),
+    "usage": fixed(usage=[{"requests": 1}]),
+    "stats": fixed(stats={"waiting": 0}),
+    "metrics": fixed(text="inferd_cores 2.0\n"),
+    "log_level": fixed(levels={"llama": "debug"}),
+    "tokenize": fixed(tokens=[1, 2]),
+    "detokenize": fixed(text=b"\xc3"),
+    "apply_template": fixed(text="<user>é".encode(), tokens=3),
 }  # fmt: skip
 
 

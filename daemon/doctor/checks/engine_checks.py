@@ -133,13 +133,20 @@ def check_installed(installed: Installed) -> Iterator[Finding]:
 
 
 def probe_engine(
-    files: Sequence[Path], command: Sequence[str] = CHILD, seconds: float = ENGINE_S_MAX
+    files: Sequence[Path],
+    command: Sequence[str] = CHILD,
+    seconds: float = ENGINE_S_MAX,
+    *,
+    devices: Mapping[Path, tuple[str, str]] | None = None,
 ) -> EngineReport:
-    """Load the engine and read the headers of *files* in a separate process."""
-    paths = msgspec.json.encode([str(file) for file in files])
+    """Load the engine and read the headers of *files* in a separate process. Of graphs whose
+    backend and device are set, *devices* has both.
+    """
+    rows = [(str(file), *(devices or {}).get(file, ("", ""))) for file in files]
+    data = msgspec.json.encode(rows)
     try:
         done = subprocess.run(
-            command, input=paths, capture_output=True, timeout=seconds, check=False
+            command, input=data, capture_output=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as exc:
         return _read(exc.stdout or b"", f"it did not answer within {seconds:g} s")

@@ -2,7 +2,8 @@
 
 It is separate because a library that was built for another CPU crashes the process that loads it.
 
-`python -m inferd.daemon.doctor.checks.engine_child` reads a JSON list of paths from standard input.
+`python -m inferd.daemon.doctor.checks.engine_child` reads a JSON list from standard input: an array
+for each file, with its path, its backend, or "" for the file's default one, and a graph's device.
 It writes JSON objects to standard output, one per line: first the engine's, then one per path.
 """
 
@@ -18,16 +19,17 @@ import msgspec
 
 from ....backends import ENGINES, backend_of_file, declared_tensors, function_of
 from ....backends.errors import InferdError
+from ....backends.model_spec import CPU, DEVICE_OPTION, ModelSpec
 
 FAILURE_CHARACTERS_MAX = 300
 
 
 def main() -> None:
     """Report the engine, then each file."""
-    paths = msgspec.json.decode(sys.stdin.buffer.read(), type=list[str])
+    files = msgspec.json.decode(sys.stdin.buffer.read(), type=list[tuple[str, str, str]])
     _write_line(_engine())
-    for path in paths:
-        _write_line(_file(path))
+    for file in files:
+        _write_line(_file(*file))
 
 
 def _engine() -> dict[str, Any]:
@@ -56,11 +58,11 @@ def _media_failure() -> str:
     return ""
 
 
-def _file(path: str) -> dict[str, Any]:
-    backend = backend_of_file(path)
+def _file(path: str, backend: str, device: str) -> dict[str, Any]:
+    backend = backend or backend_of_file(path)
     try:
         if ENGINES[backend].graphs:
-            _check_graph(backend, path)
+            _check_graph(backend, path, device)
         else:
             _check_gguf(path)
     except InferdError as exc:
@@ -76,13 +78,16 @@ def _check_gguf(path: str) -> None:
         read_parts(path, read_gguf(fd, os.path.basename(path)))
 
 
-def _check_graph(backend: str, path: str) -> None:
-    """Check that the engine of a graph is installed, and the header of its file, if the engine has
-    a reader for it.
+def _check_graph(backend: str, path: str, device: str) -> None:
+    """Check that the engine of a graph is installed and has its device, and the header of its file,
+    if the engine has a reader for it.
     """
     function_of(backend, "load")
     if ENGINES[backend].declared:
         declared_tensors(backend, Path(path))
+    if device not in ("", CPU):
+        spec = ModelSpec(name=path, backend=backend, options={DEVICE_OPTION: device})
+        function_of(backend, "check_device")(spec)
 
 
 def _write_line(report: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from ....backends.gguf import parts_of
 from ....backends.gguf.facts import header_of, nextn_refusal, other_content
 from ....backends.gguf.header import DamagedHeader
 from ....backends.gguf.vocabulary import read_vocabulary, vocabulary_mismatch
+from ....backends.model_spec import CPU
 from ....ipc.model_names import find_name
 from ...config.model_settings import ModelConfig
 from ...config.settings import Config
@@ -73,6 +74,8 @@ class Models(msgspec.Struct, frozen=True):
     """By model, the draft model of each model that has one."""
     nextn: dict[str, str] = {}
     """The reasons for which NextN layers cannot draft, or empty, by model that requests them."""
+    devices: dict[Path, tuple[str, str]] = {}
+    """By file, the backend and the device of each graph that is set to a device."""
     pull: str = "inferd pull smollm2"
     """The command by which the caller gets a model into the folder."""
 
@@ -112,6 +115,7 @@ def inspect_models(config: Config, account: Account) -> Models:
         projectors=_find_projectors(config, files) if not denied_at else {},
         drafts=dict(_draft_pairs(config, files)) if not denied_at else {},
         nextn=dict(_nextn_refusals(config, files)) if not denied_at else {},
+        devices=dict(_devices(config, files)),
         pull=pull_command(account.uid, os.geteuid(), folder, _own_folder()),
     )
 
@@ -159,6 +163,13 @@ def _nextn_refusals(config: Config, files: Mapping[str, Path]) -> Iterator[tuple
         else:
             tensors = {tensor for header in headers for tensor in header.tensors}
             yield name, nextn_refusal(headers[0].values, tensors)
+
+
+def _devices(config: Config, files: Mapping[str, Path]) -> Iterator[tuple[Path, tuple[str, str]]]:
+    for name, file in files.items():
+        model = config.models.get(name, ModelConfig()).with_file(file)
+        if model.device != CPU:
+            yield file, (model.backend, model.device)
 
 
 def _denial_of_folder(account: Account, folder: Path) -> tuple[str, bool]:

@@ -67,14 +67,33 @@ async def hold_connection(
         async with own_group() as group:
             with anyio.move_on_after(timeout_s) as scope:
                 await _connect(sock, path)
-                group.start_soon(connection.read_frames)
-                group.start_soon(connection.write_unsent)
-                group.start_soon(connection.watch_deadlines)
+                connection.start_tasks(group)
                 await connection.greet(hello)
             if scope.cancelled_caught:
                 raise connect_timeout_error(path, timeout_s)
             task_status.started(connection)
             await connection.ended.wait()
+
+
+async def hold_channel(
+    sock: socket.socket,
+    connection: ConnectionCore,
+    *,
+    task_status: anyio.abc.TaskStatus[AsyncConnection] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a channel over *sock*, which ends with *connection*, until it is lost, and close it."""
+    with sock:
+        sock.setblocking(False)
+        channel = AsyncConnection(sock, connection.path)
+        channel.accept_server(connection.server)
+        try:
+            async with own_group() as group:
+                channel.start_tasks(group)
+                connection.add_channel(channel)
+                task_status.started(channel)
+                await channel.ended.wait()
+        finally:
+            channel.lose(closed_error(connection.path))  # the reader may not have begun
 
 
 async def _connect(sock: socket.socket, path: str) -> None:
@@ -186,6 +205,16 @@ class AsyncDriver:
         assert isinstance(connection, AsyncConnection)
         return connection
 
+    async def open_channel(
+        self, sock: socket.socket, connection: ConnectionCore
+    ) -> AsyncConnection:
+        """Return a connection over *sock*; see `Driver.open_channel`."""
+        self._check_not_closed()
+        assert self._owner is not None, "it is open"
+        channel = await self._owner.group.start(hold_channel, sock, connection)
+        assert isinstance(channel, AsyncConnection)
+        return channel
+
     def _check_not_closed(self) -> None:
         if self.closed:
             raise client_closed_error(self._path)
@@ -278,6 +307,12 @@ class AsyncConnection(ConnectionCore):
         self._reading = False
         self._changed: dict[InFlight, None] = {}
         """Requests that the present read has changed, in that order."""
+
+    def start_tasks(self, group: anyio.abc.TaskGroup) -> None:
+        """Start the tasks of the connection in *group*."""
+        group.start_soon(self.read_frames)
+        group.start_soon(self.write_unsent)
+        group.start_soon(self.watch_deadlines)
 
     async def start_request(
         self, request: InFlight, params: Any, descriptors: Sequence[int] = ()

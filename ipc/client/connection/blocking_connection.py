@@ -65,6 +65,15 @@ class BlockingDriver:
                     connection = old
         return connection
 
+    async def open_channel(
+        self, sock: socket.socket, connection: ConnectionCore
+    ) -> BlockingConnection:
+        """Return a connection over *sock*; see `Driver.open_channel`."""
+        channel = BlockingConnection(connection.path, sock)
+        channel.accept_server(connection.server)
+        connection.add_channel(channel)
+        return channel
+
     def _connect(self) -> BlockingConnection:
         return BlockingConnection.connect(self._path, self._hello, self._connect_timeout_s)
 
@@ -128,7 +137,10 @@ _FOLLOWER_S_MAX = 1.0
 """A follower checks after this time whether it now leads, as an interrupted leader may have woken
 no thread.
 """
-_POLL_S_MAX = 86400.0
+_LEADER_S_MAX = 1.0
+"""The leader polls for no longer at a time: no poll notices a signal that came just before it, and
+Python handles the signal after the poll.
+"""
 
 
 class _Waiter:
@@ -160,8 +172,11 @@ class BlockingConnection(ConnectionCore):
     The lock is held while a thread changes the state, never while it waits.
     """
 
-    def __init__(self, path: str):
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    def __init__(self, path: str, sock: socket.socket | None = None):
+        """*sock* is connected to the process of a graph; without it, `connect` follows."""
+        if sock is None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket = sock
         self._socket.setblocking(False)
         super().__init__(path, Outbox(self._socket))
         self._lock = threading.RLock()
@@ -213,8 +228,7 @@ class BlockingConnection(ConnectionCore):
             return
         with self._lock:
             self.lose(closed_error(self.path))
-            with suppress(OSError):  # the connection has already ended
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the leader
+            self.shut_down()  # wakes the leader
         for waiter in self._waiters[:]:
             waiter.wake()
         self._close_socket()
@@ -237,6 +251,11 @@ class BlockingConnection(ConnectionCore):
         """Send *request*; see `ConnectionCore.start_request`."""
         self._check_usable()
         self._read_arrived()  # the connection may have ended since the last call
+        self._send_or_wait(request, params, descriptors)
+
+    def _send_or_wait(
+        self, request: InFlight, params: Any, descriptors: Sequence[int] = ()
+    ) -> None:
         while True:
             with self._lock:
                 if self.may_send():
@@ -250,6 +269,17 @@ class BlockingConnection(ConnectionCore):
     ) -> None:
         """Block until *ready* returns true; see `ConnectionCore.wait_for`."""
         self._check_usable()
+        self._wait_for(request, ready, until)
+
+    async def exchange(self, request: InFlight, params: Any) -> None:
+        """Send *request*, and block until it is done; see `ConnectionCore.exchange`. A loss of the
+        connection since the last call is noticed after the request was sent.
+        """
+        self._check_usable()
+        self._send_or_wait(request, params)
+        self._wait_for(request, request.is_done, math.inf)
+
+    def _wait_for(self, request: InFlight, ready: Callable[[], bool], until: float) -> None:
         deadline = math.inf if request.done else request.deadline
         if self._wait_until(ready, min(until, deadline)):
             return
@@ -319,7 +349,7 @@ class BlockingConnection(ConnectionCore):
                     self._read_all(waiter)
                 return waiter.ready()
             if leads:
-                self._lead(waiter, min(remaining_s, _POLL_S_MAX))
+                self._lead(waiter, min(remaining_s, _LEADER_S_MAX))
             elif self._outbox.unsent_bytes:
                 self._poll(select.POLLOUT, min(remaining_s, _FOLLOWER_S_MAX))
             else:

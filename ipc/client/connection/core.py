@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -28,7 +29,7 @@ from ....backends.errors import (
     TooLarge,
     error_from_wire,
 )
-from ....wire.frames import HEADER_BYTES, REPLY_BYTES_MAX, frame_size
+from ....wire.frames import HEADER_BYTES, REPLY_BYTES_MAX, UNREADABLE, frame_size
 from ...greeting import read_server_hello
 from ...messages import ClientHello, Kind, ServerHello
 from ...payloads import pack_message
@@ -73,7 +74,7 @@ class Received(NamedTuple):
                         continue
                 except TooLarge as exc:
                     messages.append(exc)
-                except msgspec.DecodeError as exc:
+                except UNREADABLE as exc:
                     messages.append(unreadable(exc))
             rest = (data[start:],) if start < len(data) else ()
             return Received(self.reads + 1, messages, rest, missing)
@@ -91,7 +92,7 @@ class _UnsentFrame:
 
     def __init__(self, data: bytes, descriptors: Sequence[int]):
         self.data = data
-        self.descriptors = [os.dup(fd) for fd in descriptors]
+        self.descriptors = [os.dup(fd) for fd in descriptors] if descriptors else []
         self.sent: list[int] = []
 
 
@@ -126,7 +127,8 @@ class Outbox:
                     frame.sent.append(len(frame.data) - position)
             else:
                 self._unsent.popleft()
-                _close(frame.descriptors)
+                if frame.descriptors:
+                    _close(frame.descriptors)
         self.unsent_bytes = 0
 
     def _send_part(self, frame: _UnsentFrame, position: int) -> None:
@@ -137,6 +139,11 @@ class Outbox:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", frame.descriptors))
             frame.sent.extend(starmap(self._socket.sendmsg, [([frame.data], [rights])]))
         self.unsent_bytes -= sum(frame.sent) - position
+
+    def shut_down(self) -> None:
+        """End the sending and the reading of the socket."""
+        with suppress(OSError):  # it has already ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Drop the unsent frames."""
@@ -232,6 +239,10 @@ class InFlight:
         """Return whether the first event has arrived, or the request is done."""
         return self.done or self.begun
 
+    def is_done(self) -> bool:
+        """Return whether there is a result or an error for the caller."""
+        return self.done
+
     def is_answered(self) -> bool:
         """Return whether the daemon has answered, or the connection was lost."""
         return self.answered
@@ -289,6 +300,7 @@ class ConnectionCore(ABC):
         self._cancels: set[int] = set()
         self._to_cancel: deque[InFlight] = deque()
         self._actions: deque[Callable[[], object]] = deque()
+        self._channels: list[ConnectionCore] = []
         self._lost: InferdError | None = None
 
     def __repr__(self) -> str:
@@ -314,6 +326,12 @@ class ConnectionCore(ABC):
 
         A request that is not done is timed out at its own deadline.
         """
+
+    async def exchange(self, request: InFlight, params: Any) -> None:
+        """Send *request*, and wait until it is done; see `start_request`."""
+        await self.start_request(request, params)
+        if not request.done:
+            await self.wait_for(request, request.is_done)
 
     @abstractmethod
     async def wait_lost(self, until: float) -> None:
@@ -364,6 +382,25 @@ class ConnectionCore(ABC):
                 hint="make a new client, or one with reconnect=True",
                 data={"cause": self._lost.name},
             )
+
+    def add_channel(self, channel: ConnectionCore) -> None:
+        """Let *channel*, a connection to the process of a graph, end with this connection."""
+        self._channels.append(channel)
+        for one in self._channels[:]:
+            if one.loss is not None:
+                with suppress(ValueError):  # another thread may have removed it
+                    self._channels.remove(one)
+        if self._lost is not None:
+            channel.shut_down()
+
+    def shut_down(self) -> None:
+        """Let the connection end soon. This is safe in any thread, and at any point."""
+        if not self.forked:
+            self._outbox.shut_down()
+
+    def close(self) -> None:
+        """End the connection, and with it its calls. This is safe in `__del__`."""
+        self.shut_down()
 
     def may_send(self) -> bool:
         """Return whether a request can be sent at once, or fails at once."""
@@ -510,7 +547,11 @@ class ConnectionCore(ABC):
         self._notify(None)
 
     def _accept_hello(self, fields: dict[str, Any]) -> None:
-        self.server = read_server_hello(self.path, fields)
+        self.accept_server(read_server_hello(self.path, fields))
+
+    def accept_server(self, server: ServerHello) -> None:
+        """Let requests be sent, within the limits in *server*."""
+        self.server = server
         self._in_flight_max = max(1, self.server.limits.requests_max - _CANCELS_MAX)
         self.greeted = True
         self._notify(None)
@@ -519,6 +560,8 @@ class ConnectionCore(ABC):
         """End the connection: all requests in flight fail with *error*, later ones at once."""
         if self._lost is None:
             self._lost = error
+        for channel in self._channels[:]:
+            channel.shut_down()  # without its lock, which its own thread may wait with
         self._to_cancel.clear()
         self._outbox.close()
         for number, request in tuple(self._in_flight.items()):

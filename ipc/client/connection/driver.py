@@ -6,6 +6,7 @@ driver that blocks they never suspend.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -39,6 +40,13 @@ class Driver(Protocol):
         """Return the connection; connect again, if it was lost.
 
         :raises ConnectionLost: no daemon answers, or the client was closed.
+        """
+
+    async def open_channel(self, sock: socket.socket, connection: ConnectionCore) -> ConnectionCore:
+        """Return a connection over *sock*, the connected socket of a channel, which it closes. It
+        ends with *connection*.
+
+        :raises ConnectionLost: the client was closed.
         """
 
     async def close(self) -> None:

@@ -21,10 +21,14 @@ from inferd.backends.litert import model as litert_model
 from inferd.backends.tensors import ARRAY_TYPES, Tensor, pack_strings, unpack_strings
 from tests.backends.graph_models import (
     TYPES,
+    check_bools_of_a_client,
     check_cancelled_load,
     check_cancelling,
     check_output_bound,
+    check_outputs_stay,
     check_shapes,
+    check_strings_of_a_client,
+    computed_beside_change,
     floats,
     load_graph,
     share_of_caller,
@@ -63,6 +67,28 @@ def test_tensors_of_each_type_keep_their_bytes(tmp_path: Path, kind: str) -> Non
     data = {"bool": b"\1\0"}.get(kind) or bytes(range(1, 17))
     tensor = Tensor(data, (2, len(data) // size // 2), TYPES[kind])
     assert found.compute([("x0", tensor)]) == [("x0", tensor)]
+
+
+@pytest.mark.parametrize("kind", ["i32", "fp32"])
+def test_a_clients_memory_is_copied_before_the_engine_computes(tmp_path: Path, kind: str) -> None:
+    found = loaded(tmp_path, identity(kind, shape=["n"]))
+    assert isinstance(found, litert_model.LiteRtModel)
+    interpreter = found._lanes[0]
+    assert computed_beside_change(found, interpreter, "_interpreter", "invoke", kind) == b"\1" * 64
+
+
+def test_bools_in_a_clients_memory_are_checked_as_they_are_computed(tmp_path: Path) -> None:
+    check_bools_of_a_client(loaded(tmp_path, identity("bool", shape=["n"])))
+
+
+def test_strings_in_a_clients_memory_are_read(tmp_path: Path) -> None:
+    check_strings_of_a_client(loaded(tmp_path, identity("string", shape=["n"])))
+
+
+@pytest.mark.parametrize("count", [3, 1 << 19])
+def test_outputs_stay_when_the_next_ones_are_computed(tmp_path: Path, count: int) -> None:
+    found = loaded(tmp_path, affine())
+    check_outputs_stay(found, count)
 
 
 def strings(*values: bytes, dimensions: tuple[int, ...] | None = None) -> Tensor:

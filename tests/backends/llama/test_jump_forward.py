@@ -20,6 +20,7 @@ from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.owner import Owner
 from tests.backends.driving import prefill
 from tests.backends.tiny import KINDS, SLOTS, assert_as_from_scratch, tokens_of
+from tests.repetitions import FACTOR
 from tests.scheduler.doubles import iterate_engine
 
 pytestmark = pytest.mark.process  # the trial of grammars
@@ -147,8 +148,19 @@ def assert_state_as_from_scratch(runner: Runner, slots_used: int = 2) -> None:
         assert_as_from_scratch(model, slot.index, [*tokens, 9])
 
 
-def test_each_answer_is_the_same_and_its_state_too(tiny: LlamaModel) -> None:
-    for fields in SHORT_PAIRS:
+@pytest.mark.parametrize("loaded", KINDS[:1] if FACTOR == 1 else KINDS, indirect=True)
+def test_each_answer_of_each_sampler_is_the_same_and_its_state_too(tiny: LlamaModel) -> None:
+    assert_alike_with_states(tiny, SHORT_PAIRS)
+
+
+@pytest.mark.parametrize("loaded", KINDS[1:], indirect=True)
+def test_an_answer_is_the_same_and_its_state_too(tiny: LlamaModel) -> None:
+    """Samplers do not depend on the kind of memory."""
+    assert_alike_with_states(tiny, [SHORT_PAIRS[1], SHORT_PAIRS[-1]])
+
+
+def assert_alike_with_states(tiny: LlamaModel, pairs: Iterable[dict[str, Any]]) -> None:
+    for fields in pairs:
         expected, steps = list[dict[int, Answer]](), list[int]()
         for jump_forward in (False, True):
             runner, own = Runner(tiny), dict(fields, jump_forward=jump_forward)
@@ -160,17 +172,33 @@ def test_each_answer_is_the_same_and_its_state_too(tiny: LlamaModel) -> None:
         assert steps[1] < 0.8 * steps[0]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        EngineSettings(quantum_tokens=2),
-        EngineSettings(quantum_tokens=2, kv_ram_bytes=1 << 30, step_s_target=1e-9),
-        EngineSettings(step_s_target=1e-9, step_s_max=1e-9),
-        EngineSettings(step_s_target=0.002, step_s_max=0.002),
-    ],
-    ids=["preempted", "preempted-slow", "one-by-one", "short-steps"],
-)
-def test_preemption_and_the_limits_of_steps_change_no_answer(
+PREEMPTED = {
+    "preempted": EngineSettings(quantum_tokens=2),
+    "preempted-slow": EngineSettings(quantum_tokens=2, kv_ram_bytes=1 << 30, step_s_target=1e-9),
+}
+LIMITED = {
+    "one-by-one": EngineSettings(step_s_target=1e-9, step_s_max=1e-9),
+    "short-steps": EngineSettings(step_s_target=0.002, step_s_max=0.002),
+}
+
+
+@pytest.mark.parametrize("settings", PREEMPTED.values(), ids=PREEMPTED)
+def test_preemption_changes_no_answer(
+    tiny: LlamaModel, expected: dict[int, Answer], settings: EngineSettings
+) -> None:
+    assert_answers_as_expected(tiny, expected, settings)
+
+
+@pytest.mark.parametrize("loaded", KINDS[:2], indirect=True)
+@pytest.mark.parametrize("settings", LIMITED.values(), ids=LIMITED)
+def test_the_limits_of_steps_change_no_answer(
+    tiny: LlamaModel, expected: dict[int, Answer], settings: EngineSettings
+) -> None:
+    """They do not depend on the kind of memory."""
+    assert_answers_as_expected(tiny, expected, settings)
+
+
+def assert_answers_as_expected(
     tiny: LlamaModel, expected: dict[int, Answer], settings: EngineSettings
 ) -> None:
     runner = Runner(tiny, settings)
@@ -179,10 +207,20 @@ def test_preemption_and_the_limits_of_steps_change_no_answer(
     assert (parks > 20) == (settings.quantum_tokens == 2)
 
 
-@pytest.mark.parametrize("requested", [1, 3, 100])
-def test_tokens_on_demand_are_the_same(
+def test_tokens_on_demand_are_the_same(tiny: LlamaModel, expected: dict[int, Answer]) -> None:
+    assert_pulled_alike(tiny, expected, 3)
+
+
+@pytest.mark.parametrize("loaded", KINDS[:2], indirect=True)
+@pytest.mark.parametrize("requested", [1, 100])
+def test_one_token_or_many_on_demand_are_the_same(
     tiny: LlamaModel, expected: dict[int, Answer], requested: int
 ) -> None:
+    """How many are requested at once does not depend on the kind of memory."""
+    assert_pulled_alike(tiny, expected, requested)
+
+
+def assert_pulled_alike(tiny: LlamaModel, expected: dict[int, Answer], requested: int) -> None:
 
     def pull(runner: Runner) -> list[m.Command]:
         alive = [n for n in expected if n not in runner.ends]

@@ -24,7 +24,7 @@ from tests.backends.llama.test_jump_forward import (
     spec_of,
 )
 from tests.backends.tiny import SLOTS
-from tests.models import gemma3
+from tests.small_gemma import small_gemma3
 from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.process  # the trial of grammars
@@ -171,7 +171,7 @@ def test_a_text_is_spelled_without_additions(
 
 @pytest.mark.model
 def test_a_text_is_spelled_without_the_space_that_a_vocabulary_adds(tmp_path: Path) -> None:
-    spec = ModelSpec(name="g", path=str(gemma3()), slots=1, ctx_size=64, threads=1)
+    spec = ModelSpec(name="g", path=str(small_gemma3()), slots=1, ctx_size=64, threads=1)
     model = load_llama(spec, lambda _: True)
     for text in TEXTS:
         tokens = model.spell(text.encode(), False)

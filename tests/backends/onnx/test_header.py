@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -12,7 +13,12 @@ from onnx import TensorProto, helper
 
 from inferd.backends.errors import LoadFailed
 from inferd.backends.onnx import header
-from inferd.backends.onnx.header import SIZE_MAX, declared_tensors, read_onnx_header
+from inferd.backends.onnx.header import (
+    SIZE_MAX,
+    check_one_file,
+    declared_tensors,
+    read_onnx_header,
+)
 from inferd.backends.tensors import TensorInfo
 from tests.onnx_graphs import affine, graph, identity
 
@@ -52,6 +58,68 @@ def test_files_with_weights_are_listed(tmp_path: Path) -> None:
     )
     onnx.save(model, tmp_path / "a.onnx")
     assert read_onnx_header(tmp_path / "a.onnx").external == {"w.bin"}
+
+
+def elsewhere(location: str = "other.bin") -> onnx.TensorProto:
+    """Return a tensor in another file."""
+    made = helper.make_tensor("w", TensorProto.FLOAT, [1], bytes(4), raw=True)
+    onnx.external_data_helper.set_external_data(made, location)
+    made.ClearField("raw_data")
+    return made
+
+
+def in_weights(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(elsewhere())
+
+
+def in_sparse_weights(model: onnx.ModelProto) -> None:
+    model.graph.sparse_initializer.add().values.CopyFrom(elsewhere())
+
+
+def in_an_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Constant", [], ["w"], value=elsewhere()))
+
+
+def in_a_branch(model: onnx.ModelProto) -> None:
+    branch = helper.make_graph([], "branch", [], [], [elsewhere()])
+    inner = helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch)
+    outer = helper.make_graph([inner], "outer", [], [])
+    model.graph.node.append(helper.make_node("Loop", ["n", "c"], ["v"], body=outer))
+
+
+def in_a_function(model: onnx.ModelProto) -> None:
+    node = helper.make_node("Constant", [], ["w"], value=elsewhere())
+    opset = [helper.make_opsetid("", 18)]
+    model.functions.append(helper.make_function("own", "f", [], ["w"], [node], opset))
+
+
+def in_training(model: onnx.ModelProto) -> None:
+    model.training_info.add().algorithm.initializer.append(elsewhere())
+
+
+@pytest.mark.parametrize(
+    "add",
+    [in_weights, in_sparse_weights, in_an_attribute, in_a_branch, in_a_function, in_training],
+)
+def test_another_file_is_found_at_any_place_of_a_tensor(
+    tmp_path: Path, add: Callable[[onnx.ModelProto], None]
+) -> None:
+    model, file = onnx.load_from_string(affine()), tmp_path / "a.onnx"
+    file.write_bytes(model.SerializeToString())
+    check_one_file(str(file), "own")
+    add(model)
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(LoadFailed, match=r"'own' has weights in another file, 'other\.bin'"):
+        check_one_file(str(file), "own")
+
+
+def test_a_search_for_other_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.onnx").write_bytes(affine())
+    monkeypatch.setattr(header, "FIELDS_MAX", 10)
+    with pytest.raises(LoadFailed, match="more than 10 fields"):
+        check_one_file(str(tmp_path / "a.onnx"), "own")
 
 
 def test_a_size_that_no_tensor_has_is_a_free_one(tmp_path: Path) -> None:

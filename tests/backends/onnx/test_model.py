@@ -6,6 +6,7 @@ import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
@@ -22,11 +23,15 @@ from inferd.backends.errors import (
     UnsupportedOperation,
 )
 from inferd.backends.onnx import model as onnx_model
-from inferd.backends.tensors import ARRAY_TYPES, NamedTensor, Tensor, pack_strings
+from inferd.backends.tensors import ARRAY_TYPES, FLOATS, NamedTensor, Tensor, pack_strings
 from tests.backends.graph_models import (
     TYPES,
+    check_bools_of_a_client,
     check_cancelled_load,
     check_output_bound,
+    check_outputs_stay,
+    check_strings_of_a_client,
+    computed_beside_change,
     floats,
     load_graph,
     share_of_caller,
@@ -64,6 +69,40 @@ def test_tensors_of_each_type_keep_their_bytes(tmp_path: Path, kind: str) -> Non
     assert model.compute([("x0", tensor)]) == [("y0", tensor)]
     empty = Tensor(b"", (0, 3), TYPES[kind])
     assert model.compute([("0", empty)]) == [("y0", empty)]
+
+
+def test_bools_in_a_clients_memory_are_checked_as_they_are_computed(tmp_path: Path) -> None:
+    check_bools_of_a_client(loaded(tmp_path, identity("bool")))
+
+
+def test_strings_in_a_clients_memory_are_read(tmp_path: Path) -> None:
+    check_strings_of_a_client(loaded(tmp_path, identity("string")))
+
+
+@pytest.mark.parametrize("count", [3, 1 << 19])
+def test_outputs_stay_when_the_next_ones_are_computed(tmp_path: Path, count: int) -> None:
+    check_outputs_stay(loaded(tmp_path, affine()), count)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ARRAY_TYPES if kind != "bool"])
+def test_integers_in_a_clients_memory_are_copied_before_the_engine_reads_them(
+    tmp_path: Path, kind: str
+) -> None:
+    model = loaded(tmp_path, identity(kind))
+    found = computed_beside_change(model, model, "_session", "run_with_ort_values", kind)
+    assert found == bytes([0 if kind in FLOATS else 1]) * 64
+
+
+@pytest.mark.parametrize("kind", ["i32", "fp32"])
+def test_an_output_that_is_an_input_has_memory_of_its_own(tmp_path: Path, kind: str) -> None:
+    model = loaded(tmp_path, graph([], [("x", kind, ["n"])], [("x", kind, ["n"])]))
+    for count in (3, 1 << 18):
+        data = np.arange(4 * count, dtype=np.uint8)
+        for shared in (data.tobytes(), cast(bytes, data.data)):
+            given = Tensor(shared, (count,), TYPES[kind])
+            [(_, output)] = model.compute([("x", given)])
+            assert output.data == data.tobytes()
+            assert isinstance(output.data, bytes), "it is a copy"
 
 
 def strings(*values: bytes, dimensions: tuple[int, ...] | None = None) -> Tensor:
@@ -217,6 +256,10 @@ def test_memory_is_estimated_from_all_files(tmp_path: Path) -> None:
     assert 1.3 * (1 << 20) < need.weights < 1.4 * (1 << 20)
     assert need.total == need.weights + need.process
     estimator.close()
+    with open(tmp_path / "g.onnx", "rb") as file:  # which says nothing about the other one
+        estimator = estimate_memory(ModelSpec(name="g", backend="onnx", fd=file.fileno()))
+        assert estimator.need(estimator.shape).weights < 1 << 20
+        estimator.close()
 
 
 def test_a_graph_of_one_thread_computes_in_its_caller(tmp_path: Path) -> None:

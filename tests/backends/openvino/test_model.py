@@ -23,10 +23,13 @@ from inferd.backends.openvino import model as openvino_model
 from inferd.backends.tensors import ARRAY_TYPES, Tensor, TensorInfo
 from tests.backends.graph_models import (
     TYPES,
+    check_bools_of_a_client,
     check_cancelled_load,
     check_cancelling,
     check_output_bound,
+    check_outputs_stay,
     check_shapes,
+    computed_beside_change,
     floats,
     load_graph,
     share_of_caller,
@@ -67,6 +70,23 @@ def test_tensors_of_each_type_keep_their_bytes(tmp_path: Path, kind: str) -> Non
     assert found.compute([("x0", tensor)]) == [("y0", tensor)]
     empty = Tensor(b"", (0, 3), TYPES[kind])
     assert found.compute([("0", empty)]) == [("y0", empty)]
+
+
+@pytest.mark.parametrize("kind", ["i32", "fp32"])
+def test_a_clients_memory_is_copied_before_the_engine_computes(tmp_path: Path, kind: str) -> None:
+    found = loaded(tmp_path, identity(kind), ".onnx")
+    assert isinstance(found, openvino_model.OpenVinoModel)
+    request = found._lanes[0]
+    assert computed_beside_change(found, request, "_request", "start_async", kind) == b"\1" * 64
+
+
+def test_bools_in_a_clients_memory_are_checked_as_they_are_computed(tmp_path: Path) -> None:
+    check_bools_of_a_client(loaded(tmp_path, identity("bool"), ".onnx"))
+
+
+@pytest.mark.parametrize("count", [3, 1 << 19])
+def test_outputs_stay_when_the_next_ones_are_computed(tmp_path: Path, count: int) -> None:
+    check_outputs_stay(loaded(tmp_path, affine()), count)
 
 
 @pytest.mark.parametrize("kind", ["i64", "u64"])

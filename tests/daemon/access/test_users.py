@@ -83,8 +83,11 @@ class OnlyItsOwn:
         self.users.check(connection.peer.uid)
         return False
 
-    def begin_call(self, request: Request, end: Any) -> bool:
+    def may_begin_call(self, request: Request) -> bool:
         return False
+
+    def begin_call(self, request: Request, end: Any) -> bool:
+        raise AssertionError("no call may begin")
 
     def runs_at_once(self, request: Request) -> bool:
         return False

@@ -12,12 +12,15 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import numpy as np
+import onnx
 import pytest
 
 from inferd import (
@@ -32,11 +35,12 @@ from inferd import (
 )
 from inferd.backends.errors import InferdError
 from inferd.backends.shared_memory import SIZE_SEALS, new_shared_memory
-from inferd.ipc.messages import BUFFER_PART_BYTES_MAX, BUFFERS_FREED_MAX
+from inferd.ipc.client.arrays import tensor_of
+from inferd.ipc.messages import BUFFER_PART_BYTES_MAX, BUFFERS_FREED_MAX, TENSOR_BYTES_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.ir_graphs import write_ir
-from tests.onnx_graphs import affine, identity, lookup, loop, write_graphs
+from tests.onnx_graphs import ELEMENTS, affine, identity, lookup, loop, write_graphs
 from tests.raw import RawClient
 from tests.tflite_graphs import Signature
 from tests.tflite_graphs import affine as tflite_affine
@@ -112,6 +116,36 @@ def test_large_tensors_need_no_buffer_of_the_program(client: Client) -> None:
             graph.run({"x0": x}, out={"y0": client.buffer(64).view([16])})
         with pytest.raises(TooLarge, match="a buffer of"):
             graph.run({"x0": np.zeros(USER_BYTES // 4 + 1, np.float32)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x[::-1],
+        lambda x: np.repeat(x, 2)[::2],
+        lambda x: x.astype(">f4"),
+        lambda x: x.astype(np.int32),
+        lambda x: array("f", x.tobytes()),
+        lambda x: memoryview(x)[::-1],
+    ],
+    ids=["plain", "reversed", "strided", "big-endian", "integers", "buffer", "strided buffer"],
+)
+def test_large_values_of_any_layout_are_computed(
+    client: Client, make: Callable[[Any], Any]
+) -> None:
+    value = make(np.arange(3 << 20, dtype=np.float32))
+    with client.graph("copy") as graph:
+        for _ in range(2):
+            output = graph.run({"x0": value})["y0"]
+            np.testing.assert_array_equal(output, np.asarray(value).astype(np.float32))
+            output += 1  # it is the program's own
+
+
+def test_a_large_array_is_only_copied_into_its_buffer() -> None:
+    large = np.zeros((TENSOR_BYTES_MAX >> 2) + 1, np.float32)
+    assert np.shares_memory(np.frombuffer(tensor_of(large, None, "x").data, "u1"), large)
+    assert isinstance(tensor_of(large[1:], None, "x").data, bytes), "it is sent in a frame"
 
 
 @pytest.mark.asyncio
@@ -284,6 +318,55 @@ while True:
                     refused += 1
             assert client.show("lookup")["pid"] == pid
         flipping.kill()
+
+
+@pytest.mark.asyncio
+async def test_runs_that_wait_have_no_copies_of_their_inputs(tmp_path: Path) -> None:
+    """Else one user's waiting runs would take the memory of a graph's process."""
+    model = onnx.load_from_string(loop())
+    for kind in ("i32", "bool"):
+        port = onnx.helper.make_tensor_value_info(kind, ELEMENTS[kind], ["m"])
+        model.graph.input.append(port)
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(f"y-{kind}", ELEMENTS[kind], ["m"])
+        )
+        model.graph.node.append(onnx.helper.make_node("Identity", [kind], [f"y-{kind}"]))
+    (tmp_path / "many.onnx").write_bytes(model.SerializeToString())
+    config = f"[models.many]\nfile = {json.dumps(str(tmp_path / 'many.onnx'))}\nthreads = 1\n"
+    with running_daemon(config) as daemon:
+        async with AsyncClient(daemon.socket) as client, client.graph("many") as graph:
+            buffer = await client.buffer(LARGE)
+            small = {"i32": buffer.view([1], "i32"), "bool": buffer.view([1], "bool")}
+            large = {
+                "i32": buffer.view([LARGE // 8], "i32"),
+                "bool": buffer.view([LARGE // 2], "bool", LARGE // 2),
+            }
+            pid = (await client.show("many"))["pid"]
+            async with anyio.create_task_group() as group:
+                for inputs, running, waiting in (
+                    (small, 1, 0),
+                    *((large, 1, n) for n in (1, 2, 3)),
+                ):
+                    run = partial(graph.run, {"x": [1.0], "times": FOREVER, **inputs})
+                    group.start_soon(run)
+                    while await counts_of(client, "many") != (running, waiting):
+                        pass
+                    if not waiting:
+                        before = data_bytes(pid)
+                assert data_bytes(pid) < before + LARGE // 2
+                group.cancel_scope.cancel()
+
+
+async def counts_of(client: AsyncClient, model: str) -> tuple[int, int]:
+    """Return how many computations of a graph run and wait."""
+    found = (await client.stats())["models"].get(model, {})
+    return found.get("computations_running", 0), found.get("computations_waiting", 0)
+
+
+def data_bytes(pid: int) -> int:
+    """Return the bytes that a process has allocated, which `RLIMIT_DATA` bounds."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition("VmData:")[2].split()[0])
 
 
 @pytest.mark.parametrize(

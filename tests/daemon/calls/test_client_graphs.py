@@ -29,6 +29,10 @@ from inferd.ipc.client import arrays, graphs
 from inferd.testing import RunningDaemon, running_daemon
 from tests.onnx_graphs import affine, identity, loop, write_graphs
 
+CHANNEL: str | None = None
+DAEMON = f"00-{'1' * 32}-{'2' * 16}-01"
+"""The spans of runs in the graph's channel, and of those that the daemon makes on a context."""
+WAYS = pytest.mark.parametrize("way", [CHANNEL, DAEMON])
 KINDS = {kind: name for kind, name in arrays.ARRAY_NAMES.items() if kind != "bf16"}
 
 
@@ -66,12 +70,16 @@ def test_a_graph_computes_arrays_and_names_its_inputs(client: Client) -> None:
     assert sessions_and_leases(client, "affine") == (0, 0)
 
 
-def test_an_open_graph_uses_one_lease_and_one_context_again(client: Client) -> None:
+@pytest.mark.parametrize(("way", "contexts"), [(CHANNEL, 0), (DAEMON, 1)])
+def test_an_open_graph_uses_one_lease_and_at_most_one_context_again(
+    client: Client, way: str | None, contexts: int
+) -> None:
     with client.graph("affine") as graph:
         for number in range(5):
-            found = graph.run({"a": [[number, 0]], "b": [[0, 0]]}, priority="low", timeout=60)
+            inputs = {"a": [[number, 0]], "b": [[0, 0]]}
+            found = graph.run(inputs, priority="low", timeout=60, traceparent=way)
             assert found["y"].tolist() == [[2 * number, 0]]
-            assert sessions_and_leases(client, "affine") == (1, 1)
+            assert sessions_and_leases(client, "affine") == (contexts, 1)
     assert sessions_and_leases(client, "affine") == (0, 0)
     graph.close()
     assert graph.run({"a": [[1, 1]], "b": [[0, 0]]})["y"].tolist() == [[2, 2]]
@@ -200,12 +208,13 @@ def test_a_language_model_is_no_graph_and_echo_takes_any_tensor(client: Client) 
     assert found["any"].tolist() == [1.5]
 
 
-def test_threads_share_a_graph(client: Client) -> None:
+@WAYS
+def test_threads_share_a_graph(client: Client, way: str | None) -> None:
     failures: list[Any] = []
 
     def call(number: int) -> None:
         for n in range(20):
-            found = graph.run({"a": [[number, n]], "b": [[0, 0]]})["y"].tolist()
+            found = graph.run({"a": [[number, n]], "b": [[0, 0]]}, traceparent=way)["y"].tolist()
             if found != [[2 * number, 2 * n]]:
                 failures.append((number, n, found))
 
@@ -220,8 +229,9 @@ def test_threads_share_a_graph(client: Client) -> None:
     assert sessions_and_leases(client, "affine") == (0, 0)
 
 
+@WAYS
 @pytest.mark.anyio
-async def test_tasks_share_a_graph(daemon: RunningDaemon) -> None:
+async def test_tasks_share_a_graph(daemon: RunningDaemon, way: str | None) -> None:
     found: dict[int, Any] = {}
     async with AsyncClient(daemon.socket) as client:
         graph = client.graph("affine")
@@ -230,7 +240,7 @@ async def test_tasks_share_a_graph(daemon: RunningDaemon) -> None:
         assert (await graph.describe()).inputs[0].name == "a"
 
         async def call(number: int) -> None:
-            outputs = await graph.run({"a": [[number, 1]], "b": [[0, 0]]})
+            outputs = await graph.run({"a": [[number, 1]], "b": [[0, 0]]}, traceparent=way)
             found[number] = outputs["y"].tolist()
 
         async with graph, anyio.create_task_group() as group:
@@ -242,31 +252,38 @@ async def test_tasks_share_a_graph(daemon: RunningDaemon) -> None:
     assert found == {number: [[2 * number, 2]] for number in range(40)}
 
 
+@pytest.mark.parametrize(("way", "contexts"), [(CHANNEL, 0), (DAEMON, 1)])
 @pytest.mark.anyio
-async def test_a_cancelled_run_leaves_a_usable_graph(daemon: RunningDaemon) -> None:
+async def test_a_cancelled_run_leaves_a_usable_graph(
+    daemon: RunningDaemon, way: str | None, contexts: int
+) -> None:
     endless: dict[str, Any] = {"x": [1.0], "times": 1 << 62}
     async with AsyncClient(daemon.socket) as client, client.graph("loop") as graph:
         with pytest.raises(Timeout):
-            await graph.run(endless, timeout=0.2)
+            await graph.run(endless, timeout=0.2, traceparent=way)
         with anyio.move_on_after(0.2):
-            await graph.run(endless)
-        assert (await graph.run({"x": [1.0], "times": 2}))["y"].tolist() == [1]
-        assert len([one for one in await client.sessions() if one["model"] == "loop"]) == 1
+            await graph.run(endless, traceparent=way)
+        assert (await graph.run({"x": [1.0], "times": 2}, traceparent=way))["y"].tolist() == [1]
+        sessions = [one for one in await client.sessions() if one["model"] == "loop"]
+        assert len(sessions) == contexts
 
 
-def test_a_client_that_reconnects_opens_the_graph_again(daemon: RunningDaemon) -> None:
+@WAYS
+def test_a_client_that_reconnects_opens_the_graph_again(
+    daemon: RunningDaemon, way: str | None
+) -> None:
     with Client(daemon.socket, reconnect=True) as client, client.graph("affine") as graph:
         inputs = {"a": [[1, 2]], "b": [[0, 0]]}
-        graph.run(inputs)
+        graph.run(inputs, traceparent=way)
         connection = client._asynchronous._open_connection
-        connection.close()  # type: ignore[attr-defined]
-        assert graph.run(inputs)["y"].tolist() == [[2, 4]]
+        connection.close()
+        assert graph.run(inputs, traceparent=way)["y"].tolist() == [[2, 4]]
 
 
 def test_unused_contexts_are_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "CONTEXTS_MAX", 0)
     with client.graph("affine") as graph:
-        graph.run({"a": [[1, 2]], "b": [[0, 0]]})
+        graph.run({"a": [[1, 2]], "b": [[0, 0]]}, traceparent=DAEMON)
         assert sessions_and_leases(client, "affine") == (0, 1)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,13 @@ from inferd.backends import ModelSpec
 from inferd.backends.errors import UnsupportedOperation
 from inferd.backends.onnx.model import find_provider
 from inferd.backends.openvino.model import find_device
+from inferd.cli.monitoring.status_commands import processor_text
+from inferd.daemon.config.sources import load_config
+from inferd.daemon.doctor.checks.accounts import own_account
+from inferd.daemon.doctor.checks.engine_checks import probe_engine
+from inferd.daemon.doctor.checks.folders import inspect_models
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import inferd
 from tests.onnx_graphs import affine, write_graphs
 
 MODELS = {
@@ -64,6 +72,55 @@ def test_a_device_that_the_engine_does_not_have_is_refused(
         assert f"the installed {engine} has no device '{device}'" in caught.value.message
         assert "set `device` to one of cpu" in caught.value.hint
         assert caught.value.data["device"] == device
+
+
+def test_the_device_is_part_of_a_models_description(daemon: RunningDaemon) -> None:
+    with Client(daemon.socket) as client:
+        client.load_by_name("provider")
+        found = {model["name"]: model["device"] for model in client.models()}
+        assert [found[name] for name in MODELS] == ["cpu", "cpu", "cuda", "azure", "cpu", "npu"]
+        assert found["echo"] == ""
+        assert client.show("cuda")["device"] == "cuda"
+        samples = client.stats()["metrics"]["graph_info"]
+        labels = {"model_name": "provider", "backend": "onnx", "device": "cpu", "value": 1}
+        assert labels in samples
+    lines = inferd("show", "cuda", socket=daemon.socket).stdout.splitlines()
+    assert ["device", "cuda"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({"device": "cuda", "info": {}}, "CUDA"),
+        ({"device": "gpu.1", "info": {}}, "GPU.1"),
+        ({"device": "cpu", "info": {}}, "100% CPU"),
+        ({"device": "", "info": {"n_gpu_layers": 3}}, "3 layers on GPU"),
+        ({"info": {"n_gpu_layers": 0}}, "100% CPU"),  # of an older daemon
+    ],
+)
+def test_ps_names_the_device(model: dict[str, Any], text: str) -> None:
+    assert processor_text(model) == text
+
+
+def test_doctor_finds_the_devices_that_an_engine_does_not_have(tmp_path: Path) -> None:
+    names = {"a.onnx": ("onnx", "cpu"), "b.onnx": ("onnx", "cuda"), "c.onnx": ("openvino", "npu")}
+    write_graphs(tmp_path, {name.removesuffix(".onnx"): affine() for name in names})
+    config = tmp_path / "config.toml"
+    config.write_text(
+        "".join(
+            f'[models.{name[0]}]\nfile = "{name}"\nbackend = "{backend}"\ndevice = "{device}"\n'
+            for name, (backend, device) in names.items()
+        )
+    )
+    found = inspect_models(
+        load_config({"config": config, "models_dir": tmp_path}, {}), own_account()
+    )
+    paths = [tmp_path / name for name in names]
+    assert found.devices == {tmp_path / n: row for n, row in names.items() if row[1] != "cpu"}
+    seen = probe_engine(paths, devices=found.devices).files
+    assert [bool(file.error) for file in seen] == [False, True, True]
+    assert "ONNX Runtime has no device 'cuda'" in seen[1].error and "one of cpu" in seen[1].hint
+    assert "OpenVINO has no device 'npu'" in seen[2].error
 
 
 def test_the_names_of_providers_have_short_forms() -> None:

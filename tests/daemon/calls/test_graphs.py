@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 
 from inferd import (
+    Cancelled,
     Client,
     InferdError,
     InvalidArgument,
@@ -28,6 +29,7 @@ from inferd import (
     UnsupportedOperation,
     WorkerCrashed,
 )
+from inferd.daemon.workers.process import cpu_seconds
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document
 from tests.daemon.command_line import inferd as run_inferd
@@ -42,7 +44,16 @@ from tests.daemon.graph_calls import (
     state_of,
 )
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
-from tests.onnx_graphs import affine, allocation, division, graph, identity, loop, write_graphs
+from tests.onnx_graphs import (
+    affine,
+    allocation,
+    division,
+    graph,
+    identity,
+    loop,
+    square,
+    write_graphs,
+)
 from tests.raw import RawClient
 
 GRAPHS = {
@@ -55,6 +66,7 @@ GRAPHS = {
     "broken": b"\x08\x0a" + bytes(100),
     "allocation": allocation(),
     "odd": identity("u8", "i64", shape=[]),
+    "square": square(),
 }
 FOREVER = 1 << 62
 
@@ -86,6 +98,9 @@ file = {json.dumps(str(models / "affine.onnx"))}
 latency = true
 batch-max = 1
 threads = 2
+[models.square]
+latency = true
+threads = 2
 """
     with running_daemon(config, models_dir=models) as running:
         yield running
@@ -103,6 +118,12 @@ def engine_statistics(client: Client, model: str) -> dict[str, Any]:
     while model not in (found := client.stats()["models"]):
         pass
     return dict(found[model])
+
+
+def counts_of(client: Client, model: str) -> tuple[int, int]:
+    """Return how many computations of a model run and wait."""
+    found = engine_statistics(client, model)
+    return found["computations_running"], found["computations_waiting"]
 
 
 def test_a_file_of_the_models_directory_is_served_by_name_and_by_index(client: Client) -> None:
@@ -330,6 +351,20 @@ def test_a_graph_has_a_lane_for_each_thread_or_one_with_all_of_them(client: Clie
         assert engine_statistics(client, name)["lanes"] == lanes
 
 
+def test_threads_of_a_graph_that_wait_use_no_cpu_time(client: Client) -> None:
+    """By default, threads of ONNX Runtime spin for some milliseconds after each computation."""
+    pause, calls, size = threading.Event(), 20, 256
+    x = np.ones((size, size), np.float32)
+    with client.graph("square") as graph:
+        graph.run({"x": x})
+        pid = state_of(client, "square")["pid"]
+        before = cpu_seconds(pid)
+        for _ in range(calls):
+            pause.wait(0.02)
+            assert graph.run({"x": x})["y"][0, 0] == size
+        assert cpu_seconds(pid) - before < 0.008 * calls
+
+
 def test_a_graph_that_is_never_idle_shares_the_cores_with_a_language_model(tmp_path: Path) -> None:
     write_graphs(tmp_path, {"busy": loop()})
     config = "[daemon]\ncores = 2\n[models.slow]\nbackend = 'echo'\necho = { step-ms = 50 }\n"
@@ -347,6 +382,38 @@ def test_a_graph_that_is_never_idle_shares_the_cores_with_a_language_model(tmp_p
                 assert client.queue(), "the language model still answers"
                 [listed] = [model for model in client.models() if model["name"] == "busy"]
                 assert listed["tasks"] == 3
+
+
+def test_an_urgent_computation_waits_for_one_of_low_priority_at_most(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"busy": loop()})
+    config = "[models.busy]\nthreads = 1\n"
+    with (
+        running_daemon(config, models_dir=tmp_path) as daemon,
+        Client(daemon.socket) as client,
+        RawClient(daemon.socket) as raw,
+    ):
+        contexts = [raw.context("busy") for _ in range(8)]
+
+        def begin(context: int, times: int, priority: str) -> int:
+            inputs = [[name, message_of(tensor)] for name, tensor in looped(times).items()]
+            params = {"context": context, "inputs": inputs, "priority": priority}
+            return raw.start_request("compute", **params)
+
+        for _ in range(3):
+            running = begin(contexts[0], FOREVER, "low")
+            while counts_of(client, "busy") != (1, 0):
+                pass
+            low = [begin(context, 2, "low") for context in contexts[1:-1]]
+            urgent = begin(contexts[-1], 2, "urgent")
+            while counts_of(client, "busy") != (1, len(low) + 1):
+                pass
+            assert raw.call("cancel", request=running)["cancelled"]
+            with pytest.raises(Cancelled):
+                raw.wait_result(running)
+            assert raw.wait_result(urgent)["outputs"]
+            assert not any(raw.has_answer(number) for number in low), "the urgent one came first"
+            for number in low:
+                assert raw.wait_result(number)["outputs"]
 
 
 def message_of(tensor: Tensor) -> dict[str, Any]:

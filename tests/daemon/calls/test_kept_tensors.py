@@ -382,7 +382,7 @@ def test_a_client_that_reconnects_has_lost_its_tensors(daemon: RunningDaemon) ->
     with Client(daemon.socket, reconnect=True) as client, client.graph("affine") as graph:
         kept = graph.run({"a": [[1, 2]], "b": [[0, 0]]}, keep=["y"])["y"]
         connection = client._asynchronous._open_connection
-        connection.close()  # type: ignore[attr-defined]
+        connection.close()
         with pytest.raises(NotFound, match="no kept tensor") as caught:
             graph.run({"a": kept, "b": [[0, 0]]})
         assert "begin again" in caught.value.hint

@@ -8,6 +8,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import openvino
 import pytest
 from onnx import helper
 
@@ -37,11 +39,11 @@ from tests.daemon.graph_calls import (
 )
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
 from tests.ir_graphs import write_ir
-from tests.onnx_graphs import affine, allocation, graph, identity, loop, write_graphs
+from tests.onnx_graphs import affine, allocation, graph, identity, loop, square, write_graphs
 from tests.raw import RawClient
 from tools.get_graphs import MISSING, basic_pitch
 
-HANG_S = 5
+HANG_S = 3
 """A load that computes for twice as long is ended."""
 INTEGER_MAX = (1 << 31) - 1
 """The largest integer of an input; as many iterations or elements are too many."""
@@ -85,7 +87,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     graphs = {"other": affine(), "slow": slow_to_load(), "loop": loop(), "plain": affine()}
     write_graphs(models, graphs)
     (models / "settings.xml").write_text('<?xml version="1.0"?><settings/>')
-    config = "[daemon]\nworker-hang-timeout-s = 5\n" + "".join(
+    config = f"[daemon]\nworker-hang-timeout-s = {HANG_S}\n" + "".join(
         f'[models.{name}]\nbackend = "openvino"\nthreads = 1\n'
         for name in ("other", "slow", "loop", "plain")
     )
@@ -110,6 +112,27 @@ def test_files_of_the_models_directory_are_served(client: Client) -> None:
     for name, encoding in (("affine", "onnx"), ("other", "openvino"), ("affine", "tensorflow")):
         with pytest.raises(InvalidEncoding):
             client.load(name, encoding=encoding)
+
+
+def test_bf16_has_the_digits_of_bf16_if_the_cpu_has_instructions_for_it(tmp_path: Path) -> None:
+    write_graphs(tmp_path, {"square": square()})
+    file = json.dumps(str(tmp_path / "square.onnx"))
+    config = "".join(
+        f'[models.{precision}]\nfile = {file}\nbackend = "openvino"\nprecision = "{precision}"\n'
+        for precision in ("f32", "bf16")
+    )
+    x = np.random.default_rng(1).standard_normal((128, 128)).astype(np.float32)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        found = {name: client.graph(name).run({"x": x})["y"] for name in ("f32", "bf16")}
+    exact = x.astype(np.float64) @ x
+    errors = {name: np.abs(y - exact) for name, y in found.items()}
+    sums = np.abs(x).astype(np.float64) @ np.abs(x)  # of the products' magnitudes
+    assert (errors["f32"] <= 128 * 2**-24 * sums).all()
+    # Both factors of each product, and the sum, are rounded to 8 binary digits.
+    assert (errors["bf16"] <= 1.01 * 2**-8 * sums + 2**-8 * np.abs(exact)).all()
+    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    share = np.sqrt(np.square(errors["bf16"]).mean() / np.square(exact).mean())
+    assert share > 2**-11 or not has_bf16, f"{share:.1e}: it has computed in f32"
 
 
 def test_xml_that_is_not_a_graph_is_not_offered(daemon: RunningDaemon, client: Client) -> None:
@@ -154,7 +177,7 @@ def test_show_prints_inputs_and_outputs_before_the_first_load(
 ) -> None:
     for name, rows in (("fresh", "?"), ("plain", "n")):
         text = run_inferd("show", name, socket=daemon.socket).stdout
-        assert "state   not loaded" in text
+        assert "state    not loaded\n  device   " in text
         shape = f"fp32 [{rows}, 2]"
         assert f"Inputs\n  a   {shape}\n  b   {shape}\n\nOutputs\n  y   {shape}\n" in text
         assert [info.name for info in client.graph(name).inputs] == ["a", "b"]
@@ -204,7 +227,7 @@ def test_a_computation_past_the_limit_on_memory_fails(client: Client) -> None:
 
 
 def test_a_load_that_computes_constants_for_ever_is_ended(client: Client) -> None:
-    with pytest.raises(LoadFailed, match="has computed for more than 10 s"):
+    with pytest.raises(LoadFailed, match=f"has computed for more than {2 * HANG_S} s"):
         client.load("slow")
     with pytest.raises(LoadFailed, match=r"\(failed .* s ago"):  # at once
         client.load("slow")

@@ -511,10 +511,11 @@ def test_older_results_of_the_same_user_make_space_for_newer_ones() -> None:
 def test_a_user_whose_jobs_all_run_gets_no_space() -> None:
     config = HEAD + "jobs-user-bytes-max = 20000\n" + CONFIG
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
-        client.jobs.submit(chats(4, "stuck"))
+        stuck = client.jobs.submit(chats(4, "stuck"))
         with pytest.raises(QuotaExceeded, match="jobs-user-bytes-max"):
             client.jobs.submit(chats(300))
         assert len(client.jobs.list()) == 1
+        client.jobs.cancel(stuck["id"])
 
 
 def test_a_full_disk_of_all_users_deletes_nobody_elses_files() -> None:
@@ -552,9 +553,10 @@ def test_ended_jobs_are_deleted_by_age() -> None:
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
         job = client.jobs.submit(chats(1))
         client.jobs.wait(job["id"])
-        client.jobs.submit([chat("stuck", "stuck")])  # wakes the search
+        stuck = client.jobs.submit([chat("stuck", "stuck")])  # wakes the search
         wait_until(lambda: job["id"] not in [each["id"] for each in client.jobs.list()])
         assert len(client.jobs.list()) == 1
+        client.jobs.cancel(stuck["id"])  # else its turn may have begun, and delays the shutdown
 
 
 def test_a_swap_computes_the_rest_of_a_job_with_the_new_model() -> None:

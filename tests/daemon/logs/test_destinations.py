@@ -223,7 +223,7 @@ def test_unread_standard_error_blocks_no_client(tmp_path: Path) -> None:
         while b"daemon.ready" not in read:
             read += os.read(theirs, 1 << 16)
         fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
-        with Client(tmp_path / "s", timeout=20) as client:
+        with Client(tmp_path / "s", timeout=60) as client:
             for _ in range(100):
                 client.models()
             read += os.read(theirs, 1 << 16)

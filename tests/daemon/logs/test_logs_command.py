@@ -86,7 +86,7 @@ class FollowingCommand:
             self._lines.put(line)
 
     def next(self) -> dict[str, Any]:
-        event: dict[str, Any] = msgspec.json.decode(self._lines.get(timeout=20))
+        event: dict[str, Any] = msgspec.json.decode(self._lines.get(timeout=60))
         return event
 
     def close(self) -> None:

@@ -514,20 +514,20 @@ def settled(name: str, ctx_size: int, client: RawClient) -> tuple[int, int]:
     context = client.context(name)
     client.set_input(context, b'{"regex": "x", "prompt-logprobs": 1}', index=1)
     client.set_input(context, b"one two three four five six seven " * (ctx_size * 14 // 15 // 7))
-    client.call("compute", context=context, timeout_s=60)
+    client.call("compute", context=context, timeout_s=150)
     found = model(client, name)
     return found["memory"]["total"], psutil.Process(found["pid"]).memory_info().rss
 
 
 @pytest.mark.model
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_real_model_is_evicted_for_another_and_each_takes_its_estimate() -> None:
     """700 MB are enough for either, and not for both. A slow machine computes small batches, which
     use less memory than full ones of the usual size.
     """
     with running_daemon(REAL + ONE_THREAD + "n-predict = 1\nbatch-size = 64\n") as daemon:
         for name, others, ctx_size in (("smollm2", "gemma3", 256), ("gemma3", "smollm2", 512)):
-            with RawClient(daemon.socket, timeout_s=100) as client:
+            with RawClient(daemon.socket, timeout_s=200) as client:
                 estimate, resident = settled(name, ctx_size, client)
                 sys.stderr.write(
                     f"{name}: estimated {estimate / 1e6:.1f}, has {resident / 1e6:.1f} MB\n"

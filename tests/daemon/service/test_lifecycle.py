@@ -285,7 +285,7 @@ def test_a_state_directory_that_cannot_be_written_does_not_stop_the_daemon(
                 assert client.call("models")["models"]
         finally:
             process.terminate()
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

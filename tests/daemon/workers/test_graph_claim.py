@@ -134,3 +134,29 @@ async def test_a_graph_claims_cores_while_a_call_waits_for_its_outputs() -> None
     while len(changes) == 1:
         await changed.wait()
     assert changes[1] == (None, set(), 0)
+
+
+async def test_a_graph_claims_cores_by_the_use_of_channels_that_is_reported() -> None:
+    scene = Scene()
+    for tick in range(SAMPLES):
+        scene.now += TICK_S
+        if tick % 2:  # a report comes in every other interval, of twice as long a time
+            scene.claim.count_busy([BOB], 2 * 0.9 * TICK_S, reports_follow=True)
+        scene.claim.take_sample()
+    assert (scene.claim.claim, scene.claim.users) == (Priority.HIGH, {2})
+    for _ in range(SAMPLES):
+        scene.now += TICK_S
+        scene.claim.take_sample()
+    assert scene.changes == [(Priority.HIGH, {2}), (None, set())]
+
+
+async def test_channels_do_not_count_more_time_than_has_passed() -> None:
+    scene = Scene()
+    for _ in range(2):
+        scene.now += TICK_S
+        scene.claim.count_busy([ADA], 60.0, reports_follow=False)
+        scene.claim.take_sample()
+    for _ in range(3):
+        scene.now += TICK_S
+        scene.claim.take_sample()
+    assert scene.claim.claim is None, "the share falls at once"

@@ -11,6 +11,7 @@ from inferd.daemon.workers.deaths import (
     INPUTS_MAX,
     OWNERS_MAX,
     QUARANTINE_S,
+    SUSPECT_S,
     VERDICTS_MAX,
     Quarantine,
 )
@@ -126,3 +127,30 @@ def test_it_is_bounded_by_owner_and_in_all() -> None:
         scene.quarantine.add_text(owner, b"bad")
     assert scene.text_refusal(1, b"1") is None
     assert scene.text_refusal(2, b"bad") == WorkerCrashed.name
+
+
+def test_a_suspect_computes_alone_for_a_while_and_gets_channels_again_after_that() -> None:
+    scene = Scene()
+    scene.quarantine.add_suspect(1)
+    assert scene.quarantine.is_suspect(1) and not scene.quarantine.trusts(1)
+    assert not scene.quarantine.is_suspect(2) and scene.quarantine.trusts(2)
+    scene.now = SUSPECT_S
+    assert not scene.quarantine.is_suspect(1) and scene.quarantine.trusts(1)
+
+
+def test_a_second_suspicion_within_an_hour_ends_the_channels_of_a_user_for_an_hour() -> None:
+    scene = Scene()
+    for scene.now in (0.0, SUSPECT_S):
+        scene.quarantine.add_suspect(1)
+    scene.now = QUARANTINE_S
+    assert not scene.quarantine.is_suspect(1) and not scene.quarantine.trusts(1)
+    scene.now = SUSPECT_S + QUARANTINE_S
+    assert scene.quarantine.trusts(1)
+
+
+def test_a_user_with_a_quarantined_input_gets_no_channel() -> None:
+    scene = Scene()
+    scene.quarantine.add_text(1, b"x")
+    assert not scene.quarantine.trusts(1)
+    scene.now = QUARANTINE_S
+    assert scene.quarantine.trusts(1)

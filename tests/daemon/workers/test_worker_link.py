@@ -151,6 +151,7 @@ async def test_descriptors_arrive_in_the_order_of_their_commands() -> None:
         ]
         for descriptor in passed:
             os.close(descriptor)
+        del worker
     assert open_files() == before, "each is closed after it was sent"
 
 

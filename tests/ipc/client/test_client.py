@@ -395,7 +395,10 @@ async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (AsyncClient, "aclose buffer connected graph jobs load_file open server session"),
+        (
+            AsyncClient,
+            "aclose buffer connected graph jobs load_file open open_channel server session",
+        ),
         (
             AsyncSession,
             " ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import linecache
 import os
 import signal
@@ -284,6 +285,21 @@ def test_ctrl_c_also_interrupts_a_thread_that_waits_for_the_reading_one(
     client.cancel(100)
     with pytest.raises(Exception, match="cancelled"):
         leading.result(timeout=60)
+
+
+def test_ctrl_c_just_before_the_client_waits_interrupts_it(
+    client: Client, server: FakeServer, portal: BlockingPortal
+) -> None:
+    def interrupt() -> None:
+        portal.call(server.await_call, "chat")
+        _thread.interrupt_main()  # a signal that does not interrupt a system call
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        client.chat(12, "hold", timeout=3600)
+    thread.join()
+    assert client.chat(13, "next") == "next"
 
 
 def test_another_thread_reads_after_ctrl_c_in_the_reading_one(

@@ -15,6 +15,7 @@ PRODUCT = ("backends", "cli", "daemon", "gateways", "ipc", "scheduler", "session
 KNOWN_BY_NAME = {
     "ipc/messages/calls.py": "the table",
     "ipc/client/": "the methods of the client",
+    "scheduler/channels.py": "the two calls that a channel takes",
     "gateways/conformance": "it knows the protocol from its page alone",
     "gateways/wasm/host_functions.py": "the functions of wasi-nn, by their names for guests",
     "sessions/table.py": "the state table of a session, which does not know the protocol",

@@ -44,9 +44,10 @@ EXPECTED = {
     Route.CONFIGURE: "init_backend",
     Route.END_BACKEND: "deinit_backend",
     Route.NONE: "export_session import_session end_transfer read_copy store_copy exchange_served"
-    " add_model export_model import_model end_model_transfer upload_file files read_file"
-    " delete_file submit_job jobs cancel_job delete_job free_tensors"
-    " register_buffer write_buffer read_buffer free_buffers",
+    " add_model export_model import_model end_model_transfer free_tensors"
+    " open_channel",
+    Route.JOB: "upload_file files read_file delete_file submit_job jobs cancel_job delete_job",
+    Route.BUFFER: "register_buffer write_buffer read_buffer free_buffers",
     Route.COPY: "copy_model",
 }
 
@@ -109,6 +110,7 @@ def test_fields_with_descriptors_are_found() -> None:
             "compute",
             "run_inference",
             "register_buffer",
+            "open_channel",
         }
         | with_messages
     )
@@ -117,6 +119,10 @@ def test_fields_with_descriptors_are_found() -> None:
             has_part = any(hasattr(kind, "fd") for kind in _parts(field.type))
             expected = has_part or field.name in ("fd", "messages")
             assert (field.name in DESCRIPTORS) == expected, field.name
+
+
+def test_calls_with_tensors_in_buffers_are_found() -> None:
+    assert {name for name, call in CALLS.items() if call.has_buffers} == {"compute"}
 
 
 def _parts(kind: Any) -> set[Any]:
@@ -137,7 +143,7 @@ def test_calls_that_start_turns_wait_for_their_model() -> None:
     starting = {name for name, call in CALLS.items() if call.starts is not None}
     assert names(ModelUse.QUEUED, "model") == starting | {"save_state"}
     assert names(ModelUse.LOADED, "model") == {
-        *("set_input", "tokenize", "detokenize", "apply_template")
+        *("set_input", "tokenize", "detokenize", "apply_template", "open_channel")
     }
     assert names(Operation.COMPLETION, "operation") == {
         *("compute", "compute_single", "prompt_compute")

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, Timeout
+from inferd.backends.fd_frames import SCM_MAX_FD
 from inferd.ipc.server import descriptors
-from inferd.ipc.server.descriptors import SCM_MAX_FD, USERS_WITH_THREADS, ClientDescriptors
+from inferd.ipc.server.descriptors import USERS_WITH_THREADS, ClientDescriptors
 
 pytestmark = pytest.mark.asyncio
 

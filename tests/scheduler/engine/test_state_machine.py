@@ -496,5 +496,5 @@ MACHINES = EngineMachine, WindowMachine, RecurrentMachine, HybridMachine
 def test_any_order_of_events(machine: type[EngineMachine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=hypothesis.settings(max_examples=repetitions(50), stateful_step_count=30),
+        settings=hypothesis.settings(max_examples=repetitions(30), stateful_step_count=30),
     )

@@ -82,6 +82,8 @@ export const LIMITS = {
   PROBABILITIES_MAX: 20000,
   PROMPT_LOGPROBS_MAX: 32768,
   INPUTS_MAX: 128,
+  TENSORS_MAX: 128,
+  RANK_MAX: 64,
   FREED_MAX: 1024,
   BUFFER_PART_BYTES_MAX: 1048576,
   BUFFERS_FREED_MAX: 1024,
@@ -310,6 +312,8 @@ export interface ModelInfo {
   state: string;
   /** `llama`, `onnx`, `litert`, `openvino` or `echo`. */
   backend: string;
+  /** Of a graph, the device that computes it: `cpu`, or the name in the configuration, such as `cuda` or `gpu.1`; empty for other models. */
+  device: string;
   /** Its path; empty for `echo` and for models from descriptors. */
   file: string;
   /** The name or file that a `swap` has put behind the name; empty: none. */
@@ -769,6 +773,13 @@ export function readReadBufferResult(fields: Fields): ReadBufferResult {
 export interface FreeBuffersParams {
   /** The handles; unknown ones are ignored. */
   buffers: number[];
+}
+
+export interface OpenChannelParams {
+  /** The graph's handle. */
+  graph: Graph;
+  /** 0 or more: a connected Unix stream socket in a descriptor. */
+  fd: number;
 }
 
 export interface ComputeSingleParams {
@@ -2114,6 +2125,7 @@ export interface Calls {
   write_buffer: { params: WriteBufferParams; result: Empty; event: never };
   read_buffer: { params: ReadBufferParams; result: ReadBufferResult; event: never };
   free_buffers: { params: FreeBuffersParams; result: Empty; event: never };
+  open_channel: { params: OpenChannelParams; result: Empty; event: never };
   compute_single: { params: ComputeSingleParams; result: ComputeSingleResult; event: never };
   get_output: { params: GetOutputParams; result: GetOutputResult; event: never };
   get_output_single: { params: GetOutputParams; result: GetOutputResult; event: never };
@@ -2211,6 +2223,7 @@ export const READERS: Readers = {
   write_buffer: { result: () => ({}), event: null },
   read_buffer: { result: readReadBufferResult, event: null },
   free_buffers: { result: () => ({}), event: null },
+  open_channel: { result: () => ({}), event: null },
   compute_single: { result: readComputeSingleResult, event: null },
   get_output: { result: readGetOutputResult, event: null },
   get_output_single: { result: readGetOutputResult, event: null },

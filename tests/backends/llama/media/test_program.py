@@ -258,40 +258,44 @@ def png_of(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-IMAGES = [
-    *(mutated(png(), number) for number in range(20)),
-    *(mutated(encoded_image(picture(), "JPEG"), number) for number in range(20)),
-    *(mutated(encoded_image(picture(), "WEBP"), number) for number in range(10)),
-    *(mutated(encoded_image(picture(), "GIF"), number) for number in range(10)),
-    *(mutated(encoded_image(picture(), "BMP"), number) for number in range(10)),
-    *(png_of(*size) for size in ((1, 60_000), (60_000, 1), (30_000, 30_000), (0, 0), (1, 200))),
-    encoded_image(picture(1, 1), "PNG"),
-    encoded_image(picture(2, 300), "PNG"),
-    encoded_image(picture(), "GIF", save_all=True, append_images=[picture(seed=2)] * 5),
-    png() + b"PK\x03\x04<html><script>alert(1)</script>",
-    b"GIF89a" + png(),
-    b"<svg xmlns='http://www.w3.org/2000/svg' width='9999999' height='9999999'/>",
-    b"\x00\x00\x00\x18ftypheic" + bytes(100),
-    b"PK\x03\x04" + bytes(100),
-    b"",
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff",
-    bytes(1000),
-    wav(0.1),
-]
-SOUNDS = [
-    *(mutated(wav(0.3), number) for number in range(repetitions(8))),
-    *(mutated(mp3(30), number) for number in range(repetitions(8))),
-    *(mutated(flac(0.5), number) for number in range(repetitions(8))),
-    wav(0.0),
-    wav(0.02),
-    wav(0.02)[:46],
-    b"RIFF\xff\xff\xff\xffWAVE",
-    b"fLaC",
-    b"ID3",
-    b"",
-    png(),
-]
+def hostile_images() -> list[bytes]:
+    return [
+        *(mutated(png(), number) for number in range(20)),
+        *(mutated(encoded_image(picture(), "JPEG"), number) for number in range(20)),
+        *(mutated(encoded_image(picture(), "WEBP"), number) for number in range(10)),
+        *(mutated(encoded_image(picture(), "GIF"), number) for number in range(10)),
+        *(mutated(encoded_image(picture(), "BMP"), number) for number in range(10)),
+        *(png_of(*size) for size in ((1, 60_000), (60_000, 1), (30_000, 30_000), (0, 0), (1, 200))),
+        encoded_image(picture(1, 1), "PNG"),
+        encoded_image(picture(2, 300), "PNG"),
+        encoded_image(picture(), "GIF", save_all=True, append_images=[picture(seed=2)] * 5),
+        png() + b"PK\x03\x04<html><script>alert(1)</script>",
+        b"GIF89a" + png(),
+        b"<svg xmlns='http://www.w3.org/2000/svg' width='9999999' height='9999999'/>",
+        b"\x00\x00\x00\x18ftypheic" + bytes(100),
+        b"PK\x03\x04" + bytes(100),
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"\xff\xd8\xff",
+        bytes(1000),
+        wav(0.1),
+    ]
+
+
+def hostile_sounds() -> list[bytes]:
+    return [
+        *(mutated(wav(0.3), number) for number in range(repetitions(8))),
+        *(mutated(mp3(30), number) for number in range(repetitions(8))),
+        *(mutated(flac(0.5), number) for number in range(repetitions(8))),
+        wav(0.0),
+        wav(0.02),
+        wav(0.02)[:46],
+        b"RIFF\xff\xff\xff\xffWAVE",
+        b"fLaC",
+        b"ID3",
+        b"",
+        png(),
+    ]
 
 
 def survivors(
@@ -328,14 +332,16 @@ def survivors(
 
 @pytest.mark.parametrize("kind", ["mlp", "idefics3", "qwen2vl_merger"])
 def test_hostile_images_end_in_an_error_or_a_result(kind: str, folder: Path) -> None:
-    results, refusals, ends = survivors(write_pair(kind, folder), "image", IMAGES)
-    assert results + refusals + ends == len(IMAGES) > 60
+    images = hostile_images()
+    results, refusals, ends = survivors(write_pair(kind, folder), "image", images)
+    assert results + refusals + ends == len(images) > 60
     assert results > 5 and refusals > 30
     assert not ends  # none is known that gets past the checks
 
 
 def test_hostile_sounds_end_in_an_error_or_a_result(folder: Path) -> None:
-    results, refusals, ends = survivors(write_pair("ultravox", folder), "audio", SOUNDS)
-    assert results + refusals + ends == len(SOUNDS) > 30
+    sounds = hostile_sounds()
+    results, refusals, ends = survivors(write_pair("ultravox", folder), "audio", sounds)
+    assert results + refusals + ends == len(sounds) > 30
     assert results > 5 and refusals > 10
     assert not ends
