@@ -1,9 +1,9 @@
 """The graphs of the bench, and callers that compute them in a daemon and in this process.
 
 Three graphs: magika (a convolution over a long input), a perceptron with four layers of 1024
-(matrix work), and one that adds up 8 KiB and returns 1 KiB. The daemon's callers are contexts of
-asynchronous clients in this process. In this process by itself, as many threads as there are cores
-compute one input at a time, each on one thread; callers wait for them.
+(matrix work), and one that adds up 8 KiB and returns 1 KiB. The daemon's callers are tasks of this
+process, which share graphs of asynchronous clients. In this process by itself, as many threads as
+there are cores compute one input at a time, each on one thread; callers wait for them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from inferd import AsyncClient, Tensor
+from inferd import AsyncClient, AsyncTensorGraph, Tensor
 from tests.onnx_graphs import graph
 
 from .machine import THREADS
@@ -38,6 +39,8 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "-latency": ("latency = true",),
 }
 """The settings of a graph's models in the daemon, by the ends of their names."""
+KINDS = {"<f4": "fp32", "<i4": "i32", "<i8": "i64"}
+"""Types of tensors by NumPy's codes."""
 SMALL_IN, SMALL_OUT = 2048, 256
 """The numbers of float32 in the inputs and outputs of the small graph."""
 
@@ -146,30 +149,28 @@ class InProcess:
 
 
 class InDaemon:
-    """Contexts of asynchronous clients of a daemon."""
+    """Callers of a daemon, of which `CALLERS_OF_A_CLIENT` share an asynchronous client and its
+    graph.
+    """
 
-    def __init__(self, clients: Sequence[AsyncClient], contexts: Sequence[int], work: Work):
-        self._clients, self._contexts = clients, contexts
-        kind = {"int32": "i32", "float32": "fp32"}[str(work.value.dtype)]
-        data = work.value.tobytes()
-        self._inputs = {work.name: Tensor(data=data, dimensions=[*work.value.shape], type=kind)}
+    def __init__(self, graphs: Sequence[AsyncTensorGraph], inputs: Mapping[str, Any]):
+        self._graphs = graphs
+        self._inputs = {
+            name: Tensor(
+                data=array.tobytes(), dimensions=[*array.shape], type=KINDS[array.dtype.str]
+            )
+            for name, array in inputs.items()
+        }
 
     @classmethod
-    async def open(cls, socket: str, name: str, work: Work) -> InDaemon:
-        clients = [AsyncClient(socket) for _ in range(-(-CALLERS_MAX // CALLERS_OF_A_CLIENT))]
-        graphs = [await client.load(name) for client in clients]
-        contexts = [
-            await clients[caller // CALLERS_OF_A_CLIENT].init_execution_context(
-                graphs[caller // CALLERS_OF_A_CLIENT]
-            )
-            for caller in range(CALLERS_MAX)
-        ]
-        return cls(clients, contexts, work)
+    async def open(
+        cls, stack: AsyncExitStack, socket: str, model: str, inputs: Mapping[str, Any]
+    ) -> InDaemon:
+        """Open the graph of each client, until the end of *stack*. *inputs* are arrays by name."""
+        count = -(-CALLERS_MAX // CALLERS_OF_A_CLIENT)
+        clients = [await stack.enter_async_context(AsyncClient(socket)) for _ in range(count)]
+        graphs = [await stack.enter_async_context(client.graph(model)) for client in clients]
+        return cls(graphs, inputs)
 
     async def call(self, caller: int) -> None:
-        client = self._clients[caller // CALLERS_OF_A_CLIENT]
-        await client.compute(self._contexts[caller], self._inputs)
-
-    async def aclose(self) -> None:
-        for client in self._clients:
-            await client.aclose()
+        await self._graphs[caller // CALLERS_OF_A_CLIENT].run_tensors(self._inputs)

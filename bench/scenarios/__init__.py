@@ -12,7 +12,10 @@ from . import (
     gateway,
     gateway_first,
     gateway_many,
+    graph_buffers,
     graph_call,
+    graph_text,
+    graph_urgent,
     graphs,
     guests,
     hybrid,
@@ -42,6 +45,6 @@ _ALL = (
     *(schema, forced_keys, first_schema, guests),
     *(speculation, draft_model, media, media_sessions),
     *(gateway, gateway_first, gateway_many),
-    *(graphs, graph_call),
+    *(graphs, graph_call, graph_text, graph_buffers, graph_urgent),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}

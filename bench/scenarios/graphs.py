@@ -61,7 +61,7 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 
 async def start(stack: AsyncExitStack) -> Started:
-    """Start a daemon with the graphs, and open contexts for all callers."""
+    """Start a daemon with the graphs, and open them for all callers."""
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     graphs = {name: work for name, work in works(Path(folder)).items() if name in SHOWN}
     daemon = await stack.enter_async_context(running_daemon(configuration(graphs)))
@@ -71,8 +71,8 @@ async def start(stack: AsyncExitStack) -> Started:
     for side, suffix in VARIANTS.items():
         calls: dict[str, Call] = {}
         for name, work in graphs.items():
-            callers = await InDaemon.open(daemon.socket, f"{name}{suffix}", work)
-            stack.push_async_callback(callers.aclose)
+            inputs = {work.name: work.value}
+            callers = await InDaemon.open(stack, daemon.socket, f"{name}{suffix}", inputs)
             calls[name] = callers.call
         sides[side] = partial(drive, calls)
     return Started(sides, {"onnxruntime": onnxruntime.__version__})
