@@ -17,7 +17,7 @@ from tests.models import ONE_THREAD, short_smollm2
 
 pytestmark = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(300)]
 
-TOKENS, TRIES = 200, 3
+TOKENS, FIRST_TOKENS, TRIES = 200, 50, 3
 SHARE = 0.4
 """Least part of the pace alone: half of it, less what the other program takes from the cores."""
 CONNECTIONS = 4
@@ -28,7 +28,7 @@ def words(count: int) -> str:
 
 
 def embed(client: Client, stopped: Event) -> None:
-    client.embed("m", [words(30) for _ in range(16)])
+    client.embed("m", [words(30) for _ in range(4)])
 
 
 def prompt(client: Client, stopped: Event) -> None:
@@ -82,11 +82,11 @@ def flood(daemon: RunningDaemon, works: list[Work]) -> Iterator[None]:
                 thread.join()
 
 
-def pace(daemon: RunningDaemon) -> float:
+def pace(daemon: RunningDaemon, tokens: int = TOKENS) -> float:
     """Return the tokens per second of a stream, its begin included. Drafts would make it faster
     while it is alone, and are left out under load.
     """
-    options = {"n-predict": TOKENS, "ignore-eos": True, "speculation": "off"}
+    options = {"n-predict": tokens, "ignore-eos": True, "speculation": "off"}
     with as_user(ADA):
         client = Client(daemon.socket)
     with client, client.session("m", raw=True) as session:
@@ -99,7 +99,7 @@ def pace(daemon: RunningDaemon) -> float:
 def daemon() -> Iterator[RunningDaemon]:
     model = f'[models.m]\nfile = "{short_smollm2()}"\nslots = 4\nctx-size = 8192\n'
     with daemon_for_all(model + ONE_THREAD) as running:
-        pace(running)  # the model is loaded, and the cost of steps is known
+        pace(running, FIRST_TOKENS)  # the model is loaded, and the cost of steps is known
         yield running
 
 
@@ -107,7 +107,7 @@ def share_kept(daemon: RunningDaemon, works: list[Work]) -> float:
     """Return the pace of a stream beside a flood, in proportion to its pace alone just before."""
     alone = pace(daemon)
     with flood(daemon, works):
-        pace(daemon)  # the cost of shared steps is known
+        pace(daemon, FIRST_TOKENS)  # the cost of shared steps is known
         return pace(daemon) / alone
 
 

@@ -49,8 +49,11 @@ class SizedReplies:
             protocol=w.PROTOCOL_VERSION, software="sized", instance=1, limits=limits
         )
 
-    def begin_call(self, request: Request, end: Any) -> bool:
+    def may_begin_call(self, request: Request) -> bool:
         return False
+
+    def begin_call(self, request: Request, end: Any) -> bool:
+        raise AssertionError("no call may begin")
 
     def runs_at_once(self, request: Request) -> bool:
         return self.at_once

@@ -30,7 +30,7 @@ def serve_beside(daemon: RunningDaemon, folder: Path) -> subprocess.CompletedPro
         ],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 

@@ -26,7 +26,7 @@ def booted() -> Iterator[BootedMachine]:
         yield machine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def machine() -> Iterator[BootedMachine]:
     """The machine that the service is installed on."""
     with booted() as machine:

@@ -27,8 +27,26 @@ with BootedMachine() as machine:
 """
 
 
-def mounts() -> str:
-    return Path("/proc/self/mountinfo").read_text()
+BOOT_AND_COMPARE = """
+from tests.boot.machine import BootedMachine
+from tests.boot.test_machine import state
+before = state()
+with BootedMachine() as machine:
+    machine.boot()
+    assert state() == before, (before, state())
+assert state() == before, (before, state())
+"""
+ALONE = (
+    *("unshare", "--mount", "--uts", "--net", "--propagation=private"),
+    *("sh", "-c", 'mount --make-rshared / && exec "$@"', "sh"),
+)
+"""Runs a command where no other process mounts, and where mounts propagate, as systemd has it."""
+
+
+def state() -> tuple[str, str, list[tuple[int, str]]]:
+    """Return the mounts, the name and the interfaces that this process sees."""
+    mounts = Path("/proc/self/mountinfo").read_text()
+    return mounts, os.uname().nodename, socket.if_nameindex()
 
 
 def groups() -> list[Path]:
@@ -42,7 +60,7 @@ def groups() -> list[Path]:
 
 
 def test_systemd_is_the_first_process_of_a_machine_of_its_own() -> None:
-    before = mounts(), os.uname().nodename, socket.if_nameindex(), groups()
+    before = groups()
     with booted() as machine:
         assert (machine.root / "proc/1/comm").read_text() == "systemd\n"
         assert machine.run("systemctl", "is-system-running").stdout == "running\n"
@@ -55,7 +73,13 @@ def test_systemd_is_the_first_process_of_a_machine_of_its_own() -> None:
         assert not Path("/etc/here").exists()
         pid = machine.pid
     assert not psutil.pid_exists(pid)
-    assert (mounts(), os.uname().nodename, socket.if_nameindex(), groups()) == before
+    assert groups() == before
+
+
+def test_no_mount_name_or_interface_of_a_machine_is_seen_outside_of_it() -> None:
+    command = [*ALONE, sys.executable, "-c", BOOT_AND_COMPARE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_machine_ends_with_the_killed_process_that_booted_it() -> None:
@@ -71,7 +95,7 @@ def test_the_machine_ends_with_the_killed_process_that_booted_it() -> None:
     finally:
         process.kill()
         process.communicate()
-    _, alive = psutil.wait_procs(all_of_it, timeout=20)
+    _, alive = psutil.wait_procs(all_of_it, timeout=60)
     assert not alive and not groups()
 
 

@@ -53,7 +53,7 @@ def refusal(daemon: RunningDaemon, *arguments: str) -> str:
 
 def test_show_prints_inputs_and_outputs_before_the_first_load(daemon: RunningDaemon) -> None:
     text = inferd("show", "fresh", socket=daemon.socket).stdout
-    assert "state   not loaded" in text
+    assert "state    not loaded\n  device   " in text
     assert "Inputs\n  x0   i32 [n, 3]\n  x1   bf16 [n, 3]\n\nOutputs\n  y0   i32 [n, 3]\n" in text
     shown = document(inferd("show", "fresh", "--json", socket=daemon.socket))
     assert shown["info"] is None

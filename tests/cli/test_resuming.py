@@ -150,7 +150,7 @@ def test_ctrl_c_ends_the_wait_of_a_run() -> None:
             daemon.kill()
             assert WAITS.encode() in process.stderr.readline()
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
         assert process.returncode == 130
 
 

@@ -59,6 +59,7 @@ swap-grace-s = 0.1
 [defaults]
 ctx-size = 2048
 slots = 1
+threads = 1
 """
 CONFIG += "".join(f'[models.{name}]\nfile = "tiny-llama.gguf"\n' for name in ("tiny", "one", "two"))
 EVENTS = 3

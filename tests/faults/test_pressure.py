@@ -64,7 +64,8 @@ from inferd.daemon.config.sources import load_config
 from inferd.daemon.residency.machine import MachineMemory
 from inferd.daemon.residency.pressure import Pace
 
-proc, pairs = Path(sys.argv[1]), sys.argv[2:]
+_, proc, *pairs = sys.argv[1:]
+proc = Path(proc)
 flags = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2])}
 pace = Pace(poll_s_ample=0.01, poll_s=0.01, poll_s_pressed=0.01, settle_s=0.05, calm_s=0.05)
 sys.exit(serve(load_config(flags), MachineMemory(proc, proc / "cgroups"), pace))
@@ -80,7 +81,7 @@ class WatchingDaemon(RunningDaemon):
 
     def _command(self) -> list[str]:
         options = super()._command()[len(("python", "-m", "inferd", "serve")) :]
-        return [sys.executable, "-c", SERVE, str(self._proc.folder), *options]
+        return [sys.executable, "-c", SERVE, "serve", str(self._proc.folder), *options]
 
 
 @asynccontextmanager

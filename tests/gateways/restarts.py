@@ -7,8 +7,8 @@ from tests.echo import echo_model
 
 __all__ = ("CONFIG", "TEXT", "restart")
 
-CONFIG = echo_model("slow", step_ms=20)
-TEXT = b"a text that takes the slow model a second or so to echo"
+CONFIG = echo_model("slow", step_ms=40)
+TEXT = b"a text that takes the slow model two seconds to echo"
 
 
 def restart(daemon: RunningDaemon) -> None:
