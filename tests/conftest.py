@@ -26,6 +26,11 @@ sys.dont_write_bytecode = False
 
 import_when_used()
 
+# Shells without job control start commands in the background with Ctrl-C ignored, and the processes
+# that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 STARTERS = frozenset(
     (
         *("subprocess", "multiprocessing", "running_daemon", "RunningDaemon"),

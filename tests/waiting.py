@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ("wait_until",)
+__all__ = ("size_of", "wait_until")
 
 SECONDS_MAX = 60.0
 POLL_S, POLL_S_MAX = 0.002, 0.05
@@ -26,3 +27,11 @@ def wait_until(condition: Callable[[], Found | None], seconds: float = SECONDS_M
         assert waited < seconds, f"the condition was not met in {seconds:g} s"
         pause.wait(min(POLL_S_MAX, max(POLL_S, waited / 20)))
     return found
+
+
+def size_of(file: Path) -> int:
+    """Return the bytes of a file, which may come and go; 0 without it."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -30,7 +30,7 @@ from tests.daemon.pull.web_server import serving
 from tests.pictures import png
 from tests.tiny_gguf import write_tiny
 from tests.tiny_projector import write_pair
-from tests.waiting import wait_until
+from tests.waiting import size_of, wait_until
 
 HEADER = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 """A model without tensors and entries."""
@@ -190,7 +190,7 @@ def test_a_client_that_vanishes_and_a_daemon_that_is_killed_leave_nothing(
     def begin() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", ADD, daemon.socket, str(large)]
         program = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        wait_until(lambda: part.exists() and part.stat().st_size > BLOCK)
+        wait_until(lambda: size_of(part) > BLOCK)
         return program
 
     with begin() as program:

@@ -30,7 +30,7 @@ from tests.gateways.fleet.members import RunningFleet, running_fleet
 from tests.pictures import png
 from tests.tiny_gguf import write_tiny
 from tests.tiny_projector import write_pair
-from tests.waiting import wait_until
+from tests.waiting import size_of, wait_until
 
 HEADER = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 LARGE_BYTES = 8 << 30
@@ -70,7 +70,7 @@ def files_on(fleet: RunningFleet, node: str) -> list[str]:
 def until_arriving(fleet: RunningFleet) -> None:
     """Wait until a part of the file is on node b."""
     part = models_dir(fleet, "b") / "m.gguf.import"
-    wait_until(lambda: part.exists() and part.stat().st_size > 0)
+    wait_until(lambda: size_of(part) > 0)
 
 
 @contextmanager
@@ -175,13 +175,13 @@ def test_an_interrupted_copy_keeps_neither_the_projector_nor_the_model(tmp_path:
         with inferd_process(
             "fleet", "copy", file.stem, "--to", "b", socket=fleet.socket
         ) as process:
-            wait_until(lambda: part.exists() and part.stat().st_size > 0)
+            wait_until(lambda: size_of(part) > 0)
             assert f"{file.stem}-mmproj.gguf.import" in files_on(fleet, "b")
             process.kill()
             wait_until(lambda: files_on(fleet, "b") == [])
             process.communicate()
         copy = pool.submit(client.copy_model, file.stem, "b")
-        wait_until(lambda: part.exists() and part.stat().st_size > 0)
+        wait_until(lambda: size_of(part) > 0)
         fleet.daemons["b"].kill()
         with pytest.raises(WorkerCrashed):
             copy.result()
