@@ -19,18 +19,19 @@ import select
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 from ...backends import Computation, GraphModel, InferdError, ModelSpec
-from ...backends.errors import Timeout, UnsupportedOperation, error_of
+from ...backends.errors import BackendError, Timeout, UnsupportedOperation, error_of
 from ...backends.joining import JoinedComputation, JoinKey, key_of, rows_of
 from ...backends.recent_dict import RecentDict
 from ...backends.tensors import NamedTensor
 from .. import messages as m
 from ..call_thread import CallResult, CallThread
-from ..owner import Requester
+from ..owner import Priority, Requester
 from ..policy.join_cost import JoinCost
 from ..policy.order import TextOrder
 from ..reasoning import EndOutcome
@@ -63,6 +64,10 @@ EXPECTED_GAIN = 1 / 8
 FULL_ROWS = 8
 """Where joining pays, rows are not divided among lanes into smaller computations: from about this
 number on, the computation of the rows takes longer than reading the weights.
+"""
+LOW_NICE = 5
+"""The niceness of threads that compute requests of the class `low`: of a core that another thread
+needs too, such as that of another graph for an urgent request, they get a quarter.
 """
 HELD_S_MAX = 0.005
 """Fewer rows wait for a joined computation that is expected to take no longer than this, and no
@@ -126,6 +131,11 @@ class Run:
     """
 
     @property
+    def is_low(self) -> bool:
+        """Whether all requests are of the class `low`."""
+        return all(work.request.requester.priority == Priority.LOW for work in self.works)
+
+    @property
     def is_alone(self) -> bool:
         """Whether no other one may run beside it."""
         return self.works[0].request.alone
@@ -153,7 +163,11 @@ class Run:
 
 
 class Lane:
-    """A thread that computes in the lane *number* of a model, and the computation in it."""
+    """The threads that compute in the lane *number* of a model, and the computation in it.
+
+    One of the *threads* is for requests of the class `low`, and has a niceness; at most one of them
+    computes.
+    """
 
     def __init__(
         self,
@@ -161,23 +175,32 @@ class Lane:
         end_run: Callable[[Lane, CallResult], bool],
         seconds: Callable[[], float],
     ):
-        self.thread = CallThread(f"lane-{number}", seconds, take_result=partial(end_run, self))
+        take = partial(end_run, self)
+        self.threads = (
+            CallThread(f"lane-{number}", seconds, take_result=take),
+            CallThread(f"low-lane-{number}", seconds, LOW_NICE, take_result=take),
+        )
         self.run: Run | None = None
         self._number = number
-        self._ended_at_s: float | None = None
-        """The CPU time of its thread when the last computation had ended."""
+        self._ended_at_s: list[float | None] = [None, None]
+        """The CPU time of each thread when its last computation had ended."""
 
-    def begin(self) -> None:
+    def begin(self, *, is_low: bool) -> None:
         """Begin the computation in its thread."""
-        self.thread.queue_call(self._compute_in_thread)
+        if is_low:
+            with suppress(BackendError):  # no more threads now: the other one computes
+                self.threads[1].queue_call(partial(self._compute_in_thread, 1))
+                return
+        self.threads[0].queue_call(partial(self._compute_in_thread, 0))
 
-    def _compute_in_thread(self) -> list[list[NamedTensor] | InferdError]:
-        if self._ended_at_s is not None and self.run is not None:
-            self.run.step_s = time.thread_time() - self._ended_at_s
+    def _compute_in_thread(self, thread: int) -> list[list[NamedTensor] | InferdError]:
+        before_s = self._ended_at_s[thread]
+        if before_s is not None and self.run is not None:
+            self.run.step_s = time.thread_time() - before_s
         try:
             return self.compute()
         finally:
-            self._ended_at_s = time.thread_time()
+            self._ended_at_s[thread] = time.thread_time()
 
     def compute(self) -> list[list[NamedTensor] | InferdError]:
         """Return the outputs of each request of the computation, or its error."""
@@ -234,8 +257,11 @@ class TensorEngine:
         """The first of these times, or an earlier one."""
         self._running: list[Run] = []
         """The computations under way, in the order of their begin."""
-        self._lanes: dict[int, Lane] = {}
-        """By the descriptors of their threads, in the order of their numbers."""
+        self._lanes: list[Lane] = []
+        self._lane_threads: dict[int, tuple[Lane, CallThread]] = {}
+        """By their descriptors."""
+        # The threads of an engine have their own niceness.
+        self._yields_cores = spec.lane_threads == 1 and model.computes_in_caller
         self._ended = select.epoll()
         """Readable once a computation has ended in one of them."""
         self._lanes_max = spec.lanes
@@ -292,8 +318,9 @@ class TensorEngine:
         if dropped:
             self._drop_requests(dropped)
         for number, _ in self._ended.poll(0) if self._running else ():
-            for result in self._lanes[number].thread.results():
-                reports += self.take_result(self._lanes[number], result)
+            lane, thread = self._lane_threads[number]
+            for result in thread.results():
+                reports += self.take_result(lane, result)
         reports += self._expire_waiting()
         reports += self._begin_waiting(own)
         if not self._is_recorded:
@@ -319,8 +346,8 @@ class TensorEngine:
         self.cancel_running()
         if self.standby is not None:
             self.standby.close()
-        for lane in self._lanes.values():
-            lane.thread.close()
+        for _, thread in self._lane_threads.values():
+            thread.close()
         self._ended.close()
 
     def cancel_running(self) -> None:
@@ -485,7 +512,8 @@ class TensorEngine:
                 reports += self.take_result(lane, self.standby.make_call(lane.compute))
                 self._is_recorded = False
             else:
-                lane.begin()
+                assert lane.run is not None, "it has begun"
+                lane.begin(is_low=self._yields_cores and lane.run.is_low)
         return reports
 
     def _hold(self, first: TensorWork, running: Sequence[Run]) -> float | None:
@@ -556,7 +584,7 @@ class TensorEngine:
         return work
 
     def _free_lane(self) -> Lane:
-        lane = next((one for one in self._lanes.values() if one.run is None), None)
+        lane = next((one for one in self._lanes if one.run is None), None)
         return lane or self._start_lane()
 
     def _start_lane(self) -> Lane:
@@ -564,9 +592,11 @@ class TensorEngine:
         if number:
             self._model.add_lane()
         lane = Lane(number, self._end_run, self._seconds)
-        lane.thread.start()
-        self._ended.register(lane.thread.fileno(), select.EPOLLIN)
-        self._lanes[lane.thread.fileno()] = lane
+        lane.threads[0].start()
+        for thread in lane.threads:
+            self._ended.register(thread.fileno(), select.EPOLLIN)
+            self._lane_threads[thread.fileno()] = lane, thread
+        self._lanes.append(lane)
         return lane
 
     def _begin_run(self, lane: Lane, works: Sequence[TensorWork]) -> None:

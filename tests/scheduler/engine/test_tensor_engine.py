@@ -22,7 +22,13 @@ from inferd.scheduler import messages as m
 from inferd.scheduler import worker
 from inferd.scheduler.engine import tensor_engine
 from inferd.scheduler.engine.standby import Standby
-from inferd.scheduler.engine.tensor_engine import FULL_ROWS, HELD_S_MAX, TensorEngine
+from inferd.scheduler.engine.tensor_engine import (
+    FULL_ROWS,
+    HELD_S_MAX,
+    LOW_NICE,
+    Lane,
+    TensorEngine,
+)
 from inferd.scheduler.owner import Owner, Priority, Requester
 from inferd.scheduler.policy.order import AGEING_S
 from inferd.scheduler.record import (
@@ -321,6 +327,32 @@ def test_users_share_the_lanes_by_the_time_that_their_computations_are_expected_
     assert lanes.under_way() == (4, 6), "the first computation of a user precedes the second one"
 
 
+@pytest.fixture
+def niceness(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], int]:
+    """The niceness of the threads that compute, by their requests, above that of this process."""
+    found: dict[tuple[int, ...], int] = {}
+    compute = Lane.compute
+
+    def note_and_compute(lane: Lane) -> object:
+        assert lane.run is not None
+        ids = tuple(work.request.id for work in lane.run.works)
+        own, first = threading.get_native_id(), os.getpid()
+        found[ids] = os.getpriority(os.PRIO_PROCESS, own) - os.getpriority(os.PRIO_PROCESS, first)
+        return compute(lane)
+
+    monkeypatch.setattr(Lane, "compute", note_and_compute)
+    return found
+
+
+def test_requests_of_the_class_low_are_computed_in_threads_that_yield_their_cores(
+    lanes: Bench, niceness: dict[tuple[int, ...], int]
+) -> None:
+    for number, priority in enumerate(Priority):
+        lanes.send(request(number, priority=priority))
+        lanes.wait_reports(number + 1)
+    assert niceness == {(0,): LOW_NICE, (1,): 0, (2,): 0, (3,): 0}
+
+
 class FewThreads:
     """A model that has no further lane."""
 
@@ -373,10 +405,15 @@ def row_inputs(times: int, *values: float) -> list[NamedTensor]:
 
 
 def row_request(
-    number: int, times: int = 1, *values: float, user: int = 1, alone: bool = False
+    number: int,
+    times: int = 1,
+    *values: float,
+    user: int = 1,
+    alone: bool = False,
+    priority: Priority = Priority.NORMAL,
 ) -> m.ComputeTensors:
     values = values or (number,)
-    requester = Requester(Owner(user))
+    requester = Requester(Owner(user), priority)
     return m.ComputeTensors(number, row_inputs(times, *values), requester, 0.0, alone)
 
 
@@ -405,6 +442,20 @@ def test_waiting_requests_are_computed_together_and_each_gets_its_rows(rows: Row
         report.value.seconds for report in reports[1:] if isinstance(report, m.CommandResult)
     ]
     assert seconds[0] == seconds[2] == pytest.approx(seconds[1] / 2)
+
+
+def test_a_joined_computation_yields_its_core_if_all_its_requests_are_of_the_class_low(
+    rows: Rows, niceness: dict[tuple[int, ...], int]
+) -> None:
+    rows.occupy()
+    rows.send(*(row_request(n, priority=Priority.LOW) for n in (2, 3)))
+    rows.send(m.DropInput(1))
+    rows.wait_reports(3)
+    rows.occupy()
+    rows.send(row_request(4, priority=Priority.LOW), row_request(5))
+    rows.send(m.DropInput(1))
+    rows.wait_reports(6)
+    assert niceness == {(1,): 0, (2, 3): LOW_NICE, (5, 4): 0}
 
 
 def test_the_record_names_all_requests_of_a_joined_computation(rows: Rows) -> None:
