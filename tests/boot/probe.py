@@ -89,6 +89,7 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "make a set-user-id file": lambda: set_id(0o4755),
     "change a mode": lambda: set_id(0o640),
     "change the personality": lambda: call("personality", UNAME26),
+    "yield its cores": lambda: os.setpriority(os.PRIO_PROCESS, 0, os.nice(0) + 1),
     "choose its cores": lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
     "talk to the kernel": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
     "connect to this machine": lambda: connect(HERE),

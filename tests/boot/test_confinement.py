@@ -49,6 +49,7 @@ ALSO = {
     "use random numbers",
     "read free memory",
     "change a mode",
+    "yield its cores",
 }
 """Actions that the daemon must be able to do."""
 NOT_SHOWN = {
