@@ -48,6 +48,7 @@ from ..backends.fd_frames import read_with_descriptors
 from ..backends.library import library_log
 from ..backends.memory import return_large_blocks
 from ..wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
+from ..wire.spinning import Spinning
 from . import messages as m
 from .build import EXIT_OTHER_BUILD, build_id
 from .call_thread import CallResult
@@ -93,6 +94,9 @@ class SocketLink:
         """Watches what ends a rest: results of lanes, and `wake`."""
         self._rests_until = 0.0
         self._is_resting = False
+        self._spinning = Spinning()
+        self.may_spin = False
+        """Whether short waits may spin: no thread computes, so that a core is free."""
         self._reads = 0
         """How often commands were received, by any thread."""
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
@@ -246,7 +250,10 @@ class SocketLink:
                 self._rest()
                 if timeout_s is not None:
                     timeout_s = max(0.0, self._waits_until - time.monotonic())
-            found = self._poll.poll(timeout_s)
+            if self.may_spin:
+                found = self._spinning.poll(self._poll.poll, timeout_s)
+            else:
+                found = self._poll.poll(timeout_s)
         finally:
             self.turn.acquire()
             self._waits_until = -math.inf
@@ -550,9 +557,10 @@ that for each request, on a core that computes, takes longer than to read it, an
 
 
 def end_step(link: SocketLink, engine: TensorEngine, reports: Sequence[m.Report]) -> None:
-    """Send the *reports* of a step, and let the engine's thread rest from now on, or not."""
+    """Send the *reports* of a step, and let the engine's thread rest, or spin in short waits."""
     link.send_reports(reports)
     link.rest_for(REST_S if engine.is_full else 0.0)
+    link.may_spin = not engine.is_computing
 
 
 def take_turn(

@@ -294,6 +294,11 @@ class TensorEngine:
         return self._ended.fileno()
 
     @property
+    def is_computing(self) -> bool:
+        """Whether a computation is under way."""
+        return bool(self._running)
+
+    @property
     def is_full(self) -> bool:
         """Whether all lanes compute, while as many requests wait for them."""
         if len(self._running) < self._lanes_used_max:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from ....backends.errors import InvalidArgument
 from ....wire.frames import READ_BYTES
+from ....wire.spinning import Spinning
 from ...greeting import connect_error, connect_timeout_error
 from ...messages import ClientHello
 from ...paths import check_server, check_socket_folder
@@ -174,6 +175,7 @@ class BlockingConnection(ConnectionCore):
 
     def __init__(self, path: str, sock: socket.socket | None = None):
         """*sock* is connected to the process of a graph; without it, `connect` follows."""
+        self._spinning = None if sock is None else Spinning()
         if sock is None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket = sock
@@ -388,7 +390,10 @@ class BlockingConnection(ConnectionCore):
     def _poll(self, events: int, s_max: float) -> None:
         poll = select.poll()
         poll.register(self._socket, events)
-        poll.poll(math.ceil(s_max * 1000))
+        if self._spinning is None:
+            poll.poll(math.ceil(s_max * 1000))
+        else:
+            self._spinning.poll(poll.poll, math.ceil(s_max * 1000))
         if events & select.POLLOUT:
             with self._lock:
                 self._flush()
