@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from ...backends.recent_dict import RecentDict
 
 GAIN_MIN = 1.05
-"""Rows are joined if this many times as many are then computed in the same time. A convolution over
-a long input gains about as much: it has fewer steps between computations.
+"""More rows are joined if this many times as many are then computed in the same time. A convolution
+over a long input gains about as much with a few: it has fewer steps between computations. With many
+it loses, since their data leave the caches of a core.
 """
 WEIGHT = 1 / 4
 """Weight of the last computation in the time of a row."""
@@ -89,8 +90,9 @@ class JoinCost:
         found = {
             n: s for n in range(single, wanted + 1) if (s := self._known(sizes, n)) is not None
         }
-        best = min(found, key=lambda n: (found[n], n))
-        if found[best] * GAIN_MIN > alone:
+        enough_s = GAIN_MIN * min(found.values())
+        best = next(n for n, row_s in found.items() if row_s <= enough_s)
+        if best == single:
             return own
         return available if best == wanted else (1 << best + 1) - 1
 

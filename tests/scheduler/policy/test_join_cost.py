@@ -50,6 +50,15 @@ def test_the_smaller_number_is_used_if_the_larger_one_pays_less() -> None:
     assert run(cost, seconds, 16, 3) == [16, 7, 7]
 
 
+def test_of_two_numbers_that_pay_alike_the_smaller_one_is_used() -> None:
+    def seconds(rows: int) -> float:
+        return 1e-3 * rows * (1 if rows == 1 else 0.93 if rows < 4 else 0.91)
+
+    cost = JoinCost()
+    assert run(cost, seconds, 3, 3) == [1, 3, 3]
+    assert run(cost, seconds, 7, 3) == [7, 3, 3]
+
+
 def test_times_that_are_old_are_measured_again() -> None:
     cost = JoinCost()
     assert run(cost, convolution, 4, STALE_RUNS + 4).count(4) == 2
