@@ -174,18 +174,19 @@ def test_several_answers_to_one_prompt(client: Client) -> None:
 
 
 def test_a_parked_turn_continues(path: Path, answers: dict[str, str]) -> None:
-    config = configured(path, slots=1)
-    with (
-        running_daemon(config) as daemon,
-        Client(daemon.socket) as client,
-        client.session("t5", priority="low") as session,
-    ):
-        stream = session.stream(TEXTS[0])
-        text = next(stream)
-        assert str(client.chat("t5", TEXTS[1], priority="urgent")) == answers[TEXTS[1]]
-        text += "".join(stream)
-        assert text == answers[TEXTS[0]]
-        assert session.metadata["parks"] >= 1
+    config, parks = configured(path, slots=1), 0
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        for _ in range(5):  # it may have ended before the urgent one arrives
+            with client.session("t5", priority="low") as session:
+                stream = session.stream(TEXTS[0])
+                text = next(stream)
+                assert str(client.chat("t5", TEXTS[1], priority="urgent")) == answers[TEXTS[1]]
+                text += "".join(stream)
+                assert text == answers[TEXTS[0]]
+                parks = session.metadata["parks"]
+            if parks:
+                break
+        assert parks >= 1
 
 
 @pytest.mark.parametrize("kept", ["long", None], ids=["session", "unnamed"])
