@@ -21,7 +21,7 @@ class Spinning:
     """The waits of one thread at a time for one other end.
 
     A wait spins if the last one was short, so that after a series of short waits one spins in vain.
-    Any other thread that has to run on the core goes first.
+    Other threads of its session that have to run on the core go first.
     """
 
     def __init__(self) -> None:
