@@ -111,7 +111,7 @@ class CallThread:
     def _work(self) -> None:
         if self._nice:
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+                os.nice(self._nice)  # of this thread
         while (call := self._next_call()) is not None:
             started = self._seconds()
             try:
