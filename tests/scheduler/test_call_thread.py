@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from inferd.scheduler.call_thread import CallThread
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_a_thread_holds_no_result_of_an_earlier_call(thread: CallThread) -> None
     alive = weakref.ref(large)
     del large
     gc.collect()
-    assert alive() is None
+    wait_until(lambda: alive() is None)  # the thread drops it after it has announced it
 
 
 def test_closing_waits_for_the_present_call_and_drops_the_others() -> None:
