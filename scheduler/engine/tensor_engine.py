@@ -672,6 +672,8 @@ class TensorEngine:
                 for work, outputs in zip(works, outcome, strict=True)
                 if not work.is_dropped
             ]
+        if self.quit:
+            return []  # the order has cancelled it: the daemon lets another process compute it
         if run.joined is not None:
             self._again += (work for work in works if not work.is_dropped)
             return []
