@@ -130,17 +130,18 @@ class JobProcess:
                 for frame in frames.read_frames(data):
                     command = decoder.decode(frame)
                     if isinstance(command, j.Compute):
-                        group.start_soon(self._answer, command)
-                    elif (scope := self._scopes.get(command.number)) is not None:
-                        scope.cancel()
+                        scope = self._scopes[command.number] = anyio.CancelScope()
+                        group.start_soon(self._answer, command, scope)
+                    elif command.number in self._scopes:
+                        self._scopes[command.number].cancel()
 
     async def _write(self, answer: j.Answer) -> None:
         async with self._writing:
             with anyio.CancelScope(shield=True):  # half a frame could not be read
                 await self._stream.send(pack_frame(answer))
 
-    async def _answer(self, command: j.Compute) -> None:
-        with anyio.CancelScope() as self._scopes[command.number]:
+    async def _answer(self, command: j.Compute, scope: anyio.CancelScope) -> None:
+        with scope:
             done = await self._compute(command)
             await self._write(done)
         del self._scopes[command.number]
