@@ -70,7 +70,10 @@ class Standby:
         if self.takeovers != taken:
             os.eventfd_write(self._ended, 1)
         self.turn.acquire()
-        return CallResult(outcome, seconds)
+        try:
+            return CallResult(outcome, seconds)
+        finally:
+            del outcome  # an exception keeps this frame, which would keep it in turn
 
     def close(self) -> None:
         """End the thread; no call is under way."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import select
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -51,6 +54,30 @@ def test_the_standby_has_the_turn_until_a_long_call_ends(turns: Turns) -> None:
 def test_an_exception_is_the_outcome(turns: Turns) -> None:
     assert isinstance(turns.standby.make_call(lambda: 1 // 0).outcome, ZeroDivisionError)
     assert turns.standby.make_call(lambda: 1).outcome == 1
+
+
+@pytest.mark.parametrize("is_raised", [False, True])
+def test_an_exception_keeps_nothing_once_it_is_dropped(turns: Turns, *, is_raised: bool) -> None:
+    class Inputs:
+        pass
+
+    def fail(given: Inputs) -> list[Exception]:
+        try:
+            raise ValueError(given)
+        except ValueError as exc:
+            if is_raised:
+                raise KeyError from None  # it has the other one as its context
+            return [exc]  # of one of several requests
+
+    inputs = Inputs()
+    alive = weakref.ref(inputs)
+    gc.disable()
+    try:
+        turns.standby.make_call(partial(fail, inputs))
+        del inputs
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_standby_that_rests_watches_the_next_call(
