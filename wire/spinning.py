@@ -13,26 +13,30 @@ SPIN_S = 4e-4
 """The longest wait that spins. Each wakeup of a thread that has blocked takes 30 to 50 us, and the
 caches of its core may have lost what it needs: small calls take about half as long without them.
 """
+SHORT_WAITS_MIN = 2
+"""With one, each long wait would spin where short and long ones alternate."""
 AWAY_S = 1e-4
 """A thread that was away for so long shares its core with another one, and ends its spinning."""
 
 
 class Spinning:
-    """The waits of one thread at a time for one other end.
+    """The waits for one other end, by one thread at a time.
 
-    A wait spins if the last one was short, so that after a series of short waits one spins in vain.
-    Other threads of its session that have to run on the core go first.
+    A wait spins if the `SHORT_WAITS_MIN` before it were short: after a series of short ones, one
+    spins in vain. Other threads of its session that have to run on the core go first.
     """
 
     def __init__(self) -> None:
-        self._spins = False
+        self._short_waits = 0
+        """The short waits since the last other one."""
 
     def poll(self, poll: Callable[[T], list[tuple[int, int]]], timeout: T) -> list[tuple[int, int]]:
         """Return what *poll*, a method of `select.poll` or `select.epoll`, returns by *timeout*,
         in its unit, or up to `SPIN_S` later.
         """
         began = now = time.monotonic()
-        if self._spins:
+        spins = self._short_waits >= SHORT_WAITS_MIN and timeout != 0
+        if spins:
             while now < began + SPIN_S:
                 if found := poll(0):
                     return found
@@ -41,5 +45,6 @@ class Spinning:
                 if now > before + AWAY_S:
                     break
         found = poll(timeout)
-        self._spins = not self._spins and time.monotonic() < began + SPIN_S
+        is_short = not spins and time.monotonic() < began + SPIN_S
+        self._short_waits = self._short_waits + 1 if is_short else 0
         return found

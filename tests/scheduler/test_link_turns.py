@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -23,7 +24,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.call_thread import CallResult
 from inferd.scheduler.engine.tensor_engine import Lane, TensorEngine
 from inferd.scheduler.record import WRITTEN_S
-from inferd.scheduler.worker import LinkClosed, SocketLink, take_turn
+from inferd.scheduler.worker import LinkClosed, SocketLink, end_step, take_turn
 from inferd.wire.frames import ANY_LENGTH, FrameReader, pack_frame
 from tests.onnx_graphs import loop
 
@@ -180,6 +181,31 @@ def new_engine(folder: Path, clock: list[float]) -> TensorEngine:
     return TensorEngine(model, spec, lambda: clock[0])
 
 
+def computation_for_ever() -> m.ComputeTensors:
+    x = Tensor(struct.pack("f", 1), (1,), TENSOR_TYPES["fp32"])
+    times = Tensor(struct.pack("q", FOREVER), (), TENSOR_TYPES["i64"])
+    return m.ComputeTensors(1, [("x", x), ("times", times)])
+
+
+def test_the_owners_thread_spins_only_while_no_lane_computes(
+    shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    monkeypatch.setattr(
+        shared.link, "_spinning", SimpleNamespace(poll=lambda poll, s: waits.append(s) or poll(s))
+    )
+    engine = new_engine(tmp_path, [0.0])
+    engine.start()
+    for number, command in enumerate((m.Queue(1), computation_for_ever())):
+        end_step(shared.link, engine, engine.advance([command]))
+        shared.wait(None)
+        shared.turn.release()
+        shared.daemon.sendall(pack_frame([m.Queue(2)]))
+        assert shared.join() == [[m.Queue(2)]] * (number + 1)
+    assert engine.is_computing and waits == [None]
+    engine.close()
+
+
 def test_the_owners_thread_is_woken_again_after_a_failure(shared: Shared, tmp_path: Path) -> None:
     engine = new_engine(tmp_path, [0.0])
     engine.failure = ValueError("a bug")
@@ -199,11 +225,7 @@ def test_a_lane_that_takes_the_turn_reports_and_wakes_the_owners_thread(
     engine.start()
     shared.link.wake_on(engine.fileno())
     engine.take_turn = partial(take_turn, shared.link, engine, shared.turn)
-    inputs = [
-        ("x", Tensor(struct.pack("f", 1), (1,), TENSOR_TYPES["fp32"])),
-        ("times", Tensor(struct.pack("q", FOREVER), (), TENSOR_TYPES["i64"])),
-    ]
-    engine.advance([m.ComputeTensors(1, inputs)])
+    engine.advance([computation_for_ever()])
     clock[0] = 2 * WRITTEN_S
     engine.advance([])
     assert engine.wait_s_max() is None

@@ -34,6 +34,7 @@ from inferd import (
 from inferd.ipc.client import channels
 from inferd.ipc.client.graphs import AsyncTensorGraph
 from inferd.ipc.client.sync_client import TensorGraph
+from inferd.wire.spinning import Spinning
 from tests.ipc.fake_server import Exchange, FakeServer, fake_server, fixed
 from tests.processes import open_descriptors
 
@@ -282,6 +283,18 @@ def test_a_channel_that_was_closed_between_two_runs_is_noticed(
         portal.call(server.await_channel_end)
         assert graph.run_tensors(NUMBERS) == {"x": TENSOR}
         assert server.names() == [*OPENED, "open_channel", *COMPUTED]
+
+
+def test_waits_of_a_blocking_client_may_spin_in_its_channels_alone(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    poll = Spinning.poll
+    monkeypatch.setattr(Spinning, "poll", lambda *args: waits.append(args) or poll(*args))
+    with opened_in_thread(server) as (_, graph):
+        assert not waits
+        graph.run_tensors(NUMBERS)
+        assert waits
 
 
 @pytest.mark.anyio

@@ -353,6 +353,22 @@ def test_requests_of_the_class_low_are_computed_in_threads_that_yield_their_core
     assert niceness == {(0,): LOW_NICE, (1,): 0, (2,): 0, (3,): 0}
 
 
+def test_without_another_thread_requests_of_the_class_low_are_computed_in_that_of_the_others(
+    lanes: Bench, niceness: dict[tuple[int, ...], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_few(thread: threading.Thread) -> None:
+        if thread.name.startswith("low-lane"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    lanes.send(request(1, priority=Priority.LOW))
+    assert output_of(lanes.wait_reports(1)[0]) == (1, 1.0)
+    assert niceness == {(1,): 0}
+
+
 class FewThreads:
     """A model that has no further lane."""
 
