@@ -460,18 +460,22 @@ def test_waiting_requests_are_computed_together_and_each_gets_its_rows(rows: Row
     assert seconds[0] == seconds[2] == pytest.approx(seconds[1] / 2)
 
 
+@pytest.mark.parametrize(
+    ("second", "order", "nice"),
+    [(Priority.LOW, (2, 3), LOW_NICE), (Priority.NORMAL, (3, 2), 0)],
+)
 def test_a_joined_computation_yields_its_core_if_all_its_requests_are_of_the_class_low(
-    rows: Rows, niceness: dict[tuple[int, ...], int]
+    rows: Rows,
+    niceness: dict[tuple[int, ...], int],
+    second: Priority,
+    order: tuple[int, ...],
+    nice: int,
 ) -> None:
     rows.occupy()
-    rows.send(*(row_request(n, priority=Priority.LOW) for n in (2, 3)))
+    rows.send(row_request(2, priority=Priority.LOW), row_request(3, priority=second))
     rows.send(m.DropInput(1))
     rows.wait_reports(3)
-    rows.occupy()
-    rows.send(row_request(4, priority=Priority.LOW), row_request(5))
-    rows.send(m.DropInput(1))
-    rows.wait_reports(6)
-    assert niceness == {(1,): 0, (2, 3): LOW_NICE, (5, 4): 0}
+    assert niceness == {(1,): 0, order: nice}
 
 
 def test_the_record_names_all_requests_of_a_joined_computation(rows: Rows) -> None:
