@@ -127,6 +127,10 @@ class SocketLink:
             self.flush()
         return commands
 
+    def has_arrived(self) -> bool:
+        """Return whether `receive_commands` would return at once."""
+        return bool(self._poll.poll(0))
+
     def send_reports(self, reports: Sequence[m.Report]) -> None:
         """Send one frame, or keep the rest that the socket does not accept for the next call. The
         answers to channels are sent there.
@@ -530,6 +534,7 @@ def _serve_graph(
         engine.standby = standby
         link.share(standby.turn)
         engine.take_turn = partial(take_turn, link, engine, standby.turn)
+        engine.has_arrived = link.has_arrived
     received = commands.for_engine()
     while not engine.quit:
         end_step(link, engine, engine.advance(received))

@@ -6,10 +6,12 @@ shapes, if the graph allows it and rows then take less time (`JoinCost`). If its
 its time has passed, a waiting request is dropped, and the computation of a running one is
 cancelled, unless it is also that of others. A lane takes its result and begins the next computation
 in its own thread, if no other thread uses the engine (`take_turn`); in between it may read
-commands. So each method runs in the thread that has the turn. A computation that is known to be
-short, while nothing else waits, is made by the engine's own thread; see `Standby`. If a joined
-computation fails, its requests are computed one by one. The record names the requests under way, so
-that the daemon knows the inputs that may have crashed or hung the process.
+commands. So each method runs in the thread that has the turn.
+
+While nothing else waits, the engine's own thread makes a computation that is known to be short, or
+during which nothing is expected to arrive, since nothing did during the last ones; see `Standby`.
+If a joined computation fails, its requests are computed one by one. The record names the requests
+under way, so that the daemon knows the inputs that may have crashed or hung the process.
 """
 
 from __future__ import annotations
@@ -52,6 +54,10 @@ SHORT_S = 3e-4
 """The engine's own thread makes computations that take less: CPU time, where it is known. To hand
 one over, to a thread on a core with other data in its caches, takes about half as long, and the way
 through the daemon longer.
+"""
+SINGLE_RUNS_MIN = 8
+"""After so many computations during which nothing arrived, it makes longer ones, too. A request
+that arrives during one waits for up to twice `standby.CHECK_S`.
 """
 SHORT_RUNS_MIN, SHORT_RUNS_MAX = 8, 16
 """So many computations of the same shapes have to be short before, and the most that count."""
@@ -235,6 +241,10 @@ class TensorEngine:
         """Takes a result in the thread of its lane, and begins the next computation; returns False
         if another thread keeps the turn.
         """
+        self.has_arrived: Callable[[], bool] = lambda: False
+        """Returns whether there are commands to read."""
+        self._single_runs = 0
+        """The computations since the last one during which a request arrived."""
         self.failure: BaseException | None = None
         """The error by which a step in the thread of a lane has failed."""
         self._short_runs: RecentDict[Shapes, int] = RecentDict(SHAPES_MAX)
@@ -392,6 +402,8 @@ class TensorEngine:
             computation = self._model.new_computation(inputs)
         except InferdError as exc:
             return [m.Refused(request.id, exc.to_wire())]
+        if self._running:
+            self._single_runs = 0
         begin_by = self._seconds() + request.wait_s if request.wait_s else math.inf
         if request.wait_s:
             self._deadlines[request.id] = begin_by
@@ -510,15 +522,18 @@ class TensorEngine:
                 self._lanes_max = self._lanes_used_max = len(self._lanes)
                 return [*reports, _lane_failed(self._lanes_max, exc)]
             works = self._take_works(requester, self._lanes_used_max - len(running))
-            is_inline = self.standby is not None and own is None and not running
+            may_compute = self.standby is not None and own is None and not running
             self._begin_run(lane, works)
-            if is_inline and self._is_short(works):
+            assert lane.run is not None, "it has begun"
+            is_low = self._yields_cores and lane.run.is_low
+            if may_compute and self._is_inline(works, is_low=is_low):
                 assert self.standby is not None
                 reports += self.take_result(lane, self.standby.make_call(lane.compute))
+                if self.has_arrived():
+                    self._single_runs = 0
                 self._is_recorded = False
             else:
-                assert lane.run is not None, "it has begun"
-                lane.begin(is_low=self._yields_cores and lane.run.is_low)
+                lane.begin(is_low=is_low)
         return reports
 
     def _hold(self, first: TensorWork, running: Sequence[Run]) -> float | None:
@@ -536,12 +551,14 @@ class TensorEngine:
         is_short = expected_s is not None and expected_s <= HELD_S_MAX
         return largest.began_at + HELD_S_MAX if is_short else None
 
-    def _is_short(self, works: Sequence[TensorWork]) -> bool:
-        """Return whether *works* are one input that is expected to be computed in a short time,
-        while nothing else waits.
+    def _is_inline(self, works: Sequence[TensorWork], *, is_low: bool) -> bool:
+        """Return whether the engine's thread computes *works*: one input while nothing else waits,
+        that is expected to take a short time, or during which nothing is expected to arrive.
         """
         if len(works) > 1 or works[0].request.alone or len(self._waiting) or self._again:
             return False
+        if self._single_runs >= SINGLE_RUNS_MIN and not is_low:
+            return True
         return (self._short_runs.get(_shapes_of(works[0])) or 0) >= SHORT_RUNS_MIN
 
     def _take_works(self, requester: Requester | None, lanes_free: int) -> list[TensorWork]:
@@ -639,6 +656,7 @@ class TensorEngine:
         works, outcome = run.works, result.outcome
         failed = isinstance(outcome, BaseException)
         self._changes += 1
+        self._single_runs += 1
         self._counts["compute_runs"] += 1
         self._counts["compute_us"] += round(1e6 * result.seconds)
         # Beside busy processes, the time of one computation says little about the next one's.

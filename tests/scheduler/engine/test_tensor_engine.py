@@ -698,11 +698,44 @@ def test_a_shape_is_no_longer_short_after_a_long_computation(
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_engine, "SHORT_S", 0.0)
+    linked.engine.has_arrived = lambda: True
     linked.send(request(1))
     assert len(linked.reports) == 1
     linked.send(request(2))
     assert len(linked.reports) == 1, "a lane computes it"
     linked.wait_reports(2)
+
+
+def test_long_computations_are_made_without_a_lane_while_nothing_arrives_during_them(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_engine, "SHORT_S", 0.0)
+    for number, has_arrived in enumerate((False, False, True)):
+        monkeypatch.setattr(linked.engine, "has_arrived", partial(bool, has_arrived))
+        linked.send(request(number))
+        assert len(linked.reports) == number + 1
+    for number in range(3, 3 + tensor_engine.SINGLE_RUNS_MIN):
+        linked.send(request(number))
+        assert len(linked.reports) == number, "a lane computes it"
+        linked.wait_reports(number + 1)
+    linked.send(request(0))
+    assert len(linked.reports) == 4 + tensor_engine.SINGLE_RUNS_MIN
+    linked.send(request(1, priority=Priority.LOW))
+    assert len(linked.reports) == 4 + tensor_engine.SINGLE_RUNS_MIN, "a lane yields its core"
+    linked.wait_reports(4 + tensor_engine.SINGLE_RUNS_MIN)
+
+
+def test_requests_that_arrive_during_others_leave_these_to_the_lanes(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_engine, "SHORT_S", 0.0)
+    linked.send(request(1))  # its shape is no longer short
+    linked.send(request(2, FOREVER, priority=Priority.LOW))
+    linked.send(request(3), m.DropInput(2))
+    linked.wait_reports(3)
+    linked.send(request(4))
+    assert len(linked.reports) == 3, "a lane computes it"
+    linked.wait_reports(4)
 
 
 def test_commands_are_handled_while_the_engines_thread_computes_for_long(linked: Linked) -> None:
@@ -734,6 +767,7 @@ def test_an_order_to_quit_cancels_the_computation_of_the_engines_thread(linked: 
 
 def test_what_an_order_to_quit_cancels_in_a_lane_is_not_reported(linked: Linked) -> None:
     linked.engine._short_runs.clear()
+    linked.engine._single_runs = 0
     linked.send(request(1, FOREVER))
     linked.send_from_daemon(m.Quit())
     ended, turn = linked.daemon.fileno(), threading.Lock()
