@@ -9,11 +9,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -191,12 +190,16 @@ def test_the_owners_thread_spins_only_while_no_lane_computes(
     shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = []
-    monkeypatch.setattr(
-        shared.link, "_spinning", SimpleNamespace(poll=lambda poll, s: waits.append(s) or poll(s))
-    )
+
+    def note_and_poll(poll: Callable[[float | None], Any], timeout: float | None) -> Any:
+        waits.append(timeout)
+        return poll(timeout)
+
+    monkeypatch.setattr(shared.link._spinning, "poll", note_and_poll)
     engine = new_engine(tmp_path, [0.0])
     engine.start()
-    for number, command in enumerate((m.Queue(1), computation_for_ever())):
+    commands: list[m.Command] = [m.Queue(1), computation_for_ever()]
+    for number, command in enumerate(commands):
         end_step(shared.link, engine, engine.advance([command]))
         shared.wait(None)
         shared.turn.release()

@@ -26,7 +26,7 @@ def job_process(daemon_socket: str) -> Iterator[socket.socket]:
     with ours:
         with theirs:
             command = [sys.executable, "-m", MODULE, daemon_socket]
-            process = subprocess.Popen(command, stdin=theirs)
+            process = subprocess.Popen(command, stdin=theirs.fileno())
         with process:
             try:
                 yield ours

@@ -288,9 +288,13 @@ def test_a_channel_that_was_closed_between_two_runs_is_noticed(
 def test_waits_of_a_blocking_client_may_spin_in_its_channels_alone(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits = []
-    poll = Spinning.poll
-    monkeypatch.setattr(Spinning, "poll", lambda *args: waits.append(args) or poll(*args))
+    waits, spin = [], Spinning.poll
+
+    def note_and_spin(spinning: Spinning, poll: Callable[[float], Any], timeout: float) -> Any:
+        waits.append(timeout)
+        return spin(spinning, poll, timeout)
+
+    monkeypatch.setattr(Spinning, "poll", note_and_spin)
     with opened_in_thread(server) as (_, graph):
         assert not waits
         graph.run_tensors(NUMBERS)
