@@ -6,6 +6,7 @@ would have none: these models have no token for it.)
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -89,9 +90,16 @@ class Runner:
         specs = list(specs)
         self.iterate(*map(m.Submit, specs))
         while any(spec.id not in self.ends for spec in specs):
+            self._wait_for_disk()
             self.iterate(*commands(self))
             assert self.iterations < 10_000, "a task starves"
         return {spec.id: self.answer(spec.id) for spec in specs}
+
+    def _wait_for_disk(self) -> None:
+        """Wait for a KV file as a worker does, if there is nothing else to do."""
+        disk, wait_s = self.engine.kv.disk, self.engine.wait_s_max()
+        if disk is not None and wait_s != 0:
+            select.select([disk], [], [], wait_s)
 
     def answer(self, number: int) -> Answer:
         events, end = self.tokens.get(number, []), self.ends[number]
