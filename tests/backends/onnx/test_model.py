@@ -140,6 +140,15 @@ def test_strings_are_computed_from_numbers_and_numbers_from_strings(tmp_path: Pa
         [("y", "i32", ["n"])],
     )
     assert loaded(tmp_path, back).compute([("x", strings(b"7", b"-12"))]) == [("y", numbers)]
+    nodes = [
+        onnx.helper.make_node("Cast", ["x"], ["z"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Cast", ["z"], ["y"], to=onnx.TensorProto.STRING),
+    ]
+    halves = graph(nodes, [("x", "bf16", ["n"])], [("y", "string", ["n"]), ("z", "fp32", ["n"])])
+    [(_, text), _] = loaded(tmp_path, halves).compute(
+        [("x", Tensor(b"\x80\x3f\x00\xc0", (2,), TYPES["bf16"]))]
+    )
+    assert text == strings(b"1", b"-2")
 
 
 def test_strings_are_utf8_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
