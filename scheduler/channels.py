@@ -192,6 +192,11 @@ class Channels:
         """Whether a socket has not accepted all of its answers."""
         return any(channel.unsent for channel in self._by_number.values())
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether frames were read and not handled."""
+        return bool(self._backlog)
+
     def open_channel(self, opened: m.OpenChannel) -> None:
         """Serve a channel."""
         # A descriptor for which the process has no number left does not arrive.

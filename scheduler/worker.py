@@ -129,7 +129,8 @@ class SocketLink:
 
     def has_arrived(self) -> bool:
         """Return whether `receive_commands` would return at once."""
-        return bool(self._poll.poll(0))
+        has_backlog = self.channels is not None and self.channels.has_backlog
+        return has_backlog or bool(self._poll.poll(0))
 
     def send_reports(self, reports: Sequence[m.Report]) -> None:
         """Send one frame, or keep the rest that the socket does not accept for the next call. The
@@ -620,7 +621,9 @@ def drive_graph(
                 wait_s = link.due_in(engine.wait_s_max(), STANDBY_WAIT_S)
             except LinkClosed:
                 engine.quit = True
-            if engine.quit:
+            except BaseException as exc:  # a bug, which ends the process
+                engine.failure = exc
+            if engine.quit or engine.failure is not None:
                 engine.cancel_running()
                 return
 

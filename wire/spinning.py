@@ -20,7 +20,7 @@ AWAY_S = 1e-4
 
 
 class Spinning:
-    """The waits for one other end, by one thread at a time.
+    """The waits for one other end.
 
     A wait spins if the `SHORT_WAITS_MIN` before it were short: after a series of short ones, one
     spins in vain. Other threads of its session that have to run on the core go first.
@@ -34,8 +34,10 @@ class Spinning:
         """Return what *poll*, a method of `select.poll` or `select.epoll`, returns by *timeout*,
         in its unit, or up to `SPIN_S` later.
         """
+        if timeout == 0:
+            return poll(timeout)
         began = now = time.monotonic()
-        spins = self._short_waits >= SHORT_WAITS_MIN and timeout != 0
+        spins = self._short_waits >= SHORT_WAITS_MIN
         if spins:
             while now < began + SPIN_S:
                 if found := poll(0):

@@ -98,7 +98,7 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
         # Without the second one, operators that the first one lacks would fail the load.
         providers = list(dict.fromkeys((provider, PROVIDER)))
         session = onnxruntime.InferenceSession(path, options, providers=providers)
-        session.disable_fallback()  # to the CPU, which an operator has not chosen
+        session.disable_fallback()  # an error of a device is not hidden by another one
         names = [one.name for one in session.get_inputs()]
     except Exception as exc:  # the engine's errors have no common class
         raise load_error("ONNX Runtime", "onnxruntime", spec, exc) from None

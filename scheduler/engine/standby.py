@@ -1,9 +1,10 @@
 """A thread that takes the turn of the engine's thread while that computes by itself for long.
 
 To hand a computation over to a lane and its result back takes longer than many computations. The
-engine's thread therefore makes those that are known to be short by itself. It gives the turn, the
-right to use the engine and the link, up meanwhile. If such a computation takes long after all, the
-standby takes the turn until its end, so that commands are read and other lanes compute.
+engine's thread therefore makes those by itself that are known to be short, or during which nothing
+is expected to arrive. It gives the turn, the right to use the engine and the link, up meanwhile. If
+such a computation takes long after all, the standby takes the turn until its end, so that commands
+are read and other lanes compute.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ one over, to a thread on a core with other data in its caches, takes about half 
 through the daemon longer.
 """
 SINGLE_RUNS_MIN = 8
-"""After so many computations during which nothing arrived, it makes longer ones, too. A request
-that arrives during one waits for up to twice `standby.CHECK_S`.
+"""After so many computations during which nothing arrived, the engine's thread makes longer ones,
+too, except for the class `low`. A request that arrives during one waits for up to twice
+`standby.CHECK_S`.
 """
 SHORT_RUNS_MIN, SHORT_RUNS_MAX = 8, 16
 """So many computations of the same shapes have to be short before, and the most that count."""
@@ -236,7 +237,7 @@ class TensorEngine:
         self.recorder = Recorder(record)
         self._model, self._spec, self._seconds = model, spec, seconds
         self.standby: Standby | None = None
-        """Lets the engine's thread make short computations."""
+        """Lets the engine's thread make computations."""
         self.take_turn: Callable[[Lane, CallResult], bool] | None = None
         """Takes a result in the thread of its lane, and begins the next computation; returns False
         if another thread keeps the turn.

@@ -108,6 +108,21 @@ def test_the_owners_thread_is_woken_if_something_is_due_before_its_wait_ends(
     assert shared.join() == [[] if is_woken else [m.Queue(1)]]
 
 
+def test_a_link_knows_whether_there_are_commands_to_read(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = shared.link
+    assert not link.has_arrived()
+    shared.daemon.sendall(pack_frame([m.Queue(1)]))
+    assert link.has_arrived()
+    assert link.receive_commands(0) == [m.Queue(1)]
+    assert not link.has_arrived()
+    link.channels = link.new_channels(())
+    assert not link.has_arrived()
+    monkeypatch.setattr(type(link.channels), "has_backlog", True)
+    assert link.has_arrived(), "a channel's frames were read and not handled"
+
+
 def test_the_owners_thread_sends_the_rest_of_a_lanes_reports(shared: Shared) -> None:
     shared.wait(None, times=1000)
     large = m.CommandResult(1, bytes(16 << 20))

@@ -80,11 +80,14 @@ def test_no_wait_spins_where_short_and_long_ones_alternate(poll: Poll) -> None:
             assert poll.wait(ready_s) and poll.polled == began + 1
 
 
-def test_a_poll_without_a_wait_does_not_spin(poll: Poll) -> None:
+def test_a_poll_without_a_wait_neither_spins_nor_counts(poll: Poll) -> None:
+    for _ in range(SHORT_WAITS_MIN):
+        poll.wait(1.0, timeout=0)
     spin(poll)
     began = poll.polled
     poll.wait(1.0, timeout=0)
     assert poll.polled == began + 1
+    assert not poll.wait(SPIN_S / 2)
 
 
 def test_a_wait_spins_no_longer_than_its_bound(poll: Poll) -> None:

@@ -53,7 +53,9 @@ def compute(number: int) -> j.Compute:
 def first_answer(ours: socket.socket) -> j.Answer:
     frames = FrameReader(j.REPLY_BYTES_MAX)
     while True:
-        for frame in frames.read_frames(ours.recv(1 << 16)):
+        data = ours.recv(1 << 16)
+        assert data, "the process has ended"
+        for frame in frames.read_frames(data):
             return msgspec.msgpack.decode(frame, type=j.Answer)
 
 

@@ -652,6 +652,7 @@ class Linked(Bench):
             partial(worker.drive_graph, self.link, self.engine)
         )
         self.standby.start()
+        self.engine.has_arrived = self.link.has_arrived
         for number in range(tensor_engine.SHORT_RUNS_MIN):
             self.send(request(1000 + number))
             self.wait_reports(number + 1)
@@ -769,13 +770,27 @@ def test_what_an_order_to_quit_cancels_in_a_lane_is_not_reported(linked: Linked)
     linked.engine._short_runs.clear()
     linked.engine._single_runs = 0
     linked.send(request(1, FOREVER))
+    assert linked.engine.is_computing, "in a lane"
     linked.send_from_daemon(m.Quit())
     ended, turn = linked.daemon.fileno(), threading.Lock()
     worker.drive_graph(linked.link, linked.engine, ended, lambda: False, turn)
     assert linked.engine.quit
-    select.select([linked.engine.fileno()], [], [])
+    assert select.select([linked.engine.fileno()], [], [], 60)[0]
     linked.send()
     assert not linked.engine.is_computing and not linked.reports
+
+
+def test_a_bug_in_the_standby_ends_the_computation_of_the_engines_thread(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(received: object) -> None:
+        raise ValueError("a bug")
+
+    advance = linked.engine.advance
+    monkeypatch.setattr(linked.engine, "advance", fail)
+    linked.reports += advance([request(1, FOREVER)])
+    assert isinstance(linked.engine.failure, ValueError), "the worker raises it"
+    assert error_of(linked.reports[0]) == "Cancelled"
 
 
 def test_the_end_of_the_daemon_cancels_the_computation_of_the_engines_thread(
