@@ -13,6 +13,7 @@ from inferd import Client
 from inferd.testing import RunningDaemon
 from tests.echo import echo_model
 from tests.gateways.wasm.serving import serving_guests
+from tests.waiting import wait_until
 
 CONFIG = echo_model("slow", step_ms=20, slots=4) + echo_model("deadly", abort_on="die")
 GUESTS = 3
@@ -86,7 +87,7 @@ def test_a_prompt_that_kills_workers_is_error_5(daemon: RunningDaemon, client: C
     assert (guest.process.returncode, output) == (10 + 5, b"")
     assert errors.startswith(b"inferd: compute_single: ")
     assert errors.endswith(b"compute_single: error 5\n")
-    assert not client.sessions() and not client.queue()
+    wait_until(lambda: not client.sessions() and not client.queue())
 
 
 def test_ctrl_c_ends_a_guest_that_waits_for_a_daemon(daemon: RunningDaemon) -> None:

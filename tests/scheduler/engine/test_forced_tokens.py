@@ -5,6 +5,7 @@ The model forces the characters `=`, `-` and the end.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -213,6 +214,7 @@ def test_a_turn_that_continues_in_another_worker_forces_the_same_tokens() -> Non
 def test_forced_tokens_do_not_make_sampled_ones_slow() -> None:
     options = EchoOptions(forced="=", sample_ms=1.5)
     bench = Bench(options=options, slots=2)
+    bench.engine.clock.cpu = time.thread_time
     slow = bench.engine._answers.slow
     bench.run(bench.submit(1, "abcdefgh" * 4))
     usual = slow.predicted_s

@@ -67,8 +67,6 @@ def bench_of(rate: float | None = None, **fields: object) -> Bench:
     _benches.append(bench)
     if rate is not None:
         bench.engine.speculation.drafters["knowing"] = Knowing(rate)
-    if bench.model.info.keeps_states:  # that takes no time either
-        bench.engine.clock.cpu = lambda: 0.0
     return bench
 
 
