@@ -56,9 +56,8 @@ one over, to a thread on a core with other data in its caches, takes about half 
 through the daemon longer.
 """
 SINGLE_RUNS_MIN = 8
-"""After so many computations during which nothing arrived, the engine's thread makes longer ones,
-too, except for the class `low`. A request that arrives during one waits for up to twice
-`standby.CHECK_S`.
+"""If nothing arrived during so many computations, the engine's thread also makes long ones, except
+for the class `low`. A request that arrives during one waits for up to twice `standby.CHECK_S`.
 """
 SHORT_RUNS_MIN, SHORT_RUNS_MAX = 8, 16
 """So many computations of the same shapes have to be short before, and the most that count."""
@@ -691,8 +690,8 @@ class TensorEngine:
                 for work, outputs in zip(works, outcome, strict=True)
                 if not work.is_dropped
             ]
-        if self.quit:
-            return []  # the order has cancelled it: the daemon lets another process compute it
+        if self.quit or self.failure is not None:
+            return []  # the process has cancelled it: the daemon lets another one compute it
         if run.joined is not None:
             self._again += (work for work in works if not work.is_dropped)
             return []
