@@ -98,7 +98,7 @@ def load_onnx(spec: ModelSpec, progress: LoadProgress, *, renders: bool = False)
         # Without the second one, operators that the first one lacks would fail the load.
         providers = list(dict.fromkeys((provider, PROVIDER)))
         session = onnxruntime.InferenceSession(path, options, providers=providers)
-        session.disable_fallback()  # an error of a device is not hidden by another one
+        session.disable_fallback()  # to another device after an error, which nobody would see
         names = [one.name for one in session.get_inputs()]
     except Exception as exc:  # the engine's errors have no common class
         raise load_error("ONNX Runtime", "onnxruntime", spec, exc) from None
@@ -164,6 +164,7 @@ class OnnxModel(FileGraph):
         title = header.title or "ONNX graph"
         self.info = graph_info("onnx", title, [path], header.inputs, header.outputs)
         self.computes_in_caller = session.get_providers() == [PROVIDER]
+        self._output_names = [info.name for info in header.outputs]
         given = {info.type for info in header.inputs}
         kinds = given | {info.type for info in header.outputs}
         self._needs_values = "bf16" in kinds and STRING not in given
@@ -175,8 +176,8 @@ class OnnxModel(FileGraph):
         """Return the computation of *inputs*; see `GraphModel`."""
         assert self._session is not None, "the model is closed"
         matched = match_inputs(self.info.inputs, inputs)
-        names = [info.name for info in self.info.outputs]
-        return OnnxComputation(self._session, matched, names, as_values=self._needs_values)
+        names, as_values = self._output_names, self._needs_values
+        return OnnxComputation(self._session, matched, names, as_values=as_values)
 
     def add_lane(self) -> None:
         """Do nothing: any number of threads may run the session."""

@@ -7,11 +7,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
 from msgspec.structs import replace
+from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from inferd.backends import GraphModel, ModelSpec, estimate_memory, graphs
 from inferd.backends.errors import (
@@ -106,6 +108,20 @@ def test_an_output_that_is_an_input_has_memory_of_its_own(tmp_path: Path, kind: 
             assert output.data == data.tobytes()
             found = np.frombuffer(output.data, np.uint8)
             assert not np.may_share_memory(found, np.frombuffer(shared, np.uint8))
+
+
+def test_after_an_error_of_its_device_no_other_one_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise EPFail("the device is lost")
+
+    model = loaded(tmp_path, identity("fp32"))
+    assert isinstance(model, onnx_model.OnnxModel) and model._session is not None
+    device = Mock(wraps=model._session._sess, run=fail)
+    monkeypatch.setattr(model._session, "_sess", device)
+    with pytest.raises(BackendError, match="the device is lost"):
+        model.compute([("x0", Tensor(bytes(4), (1,), TYPES["fp32"]))])
 
 
 def strings(*values: bytes, dimensions: tuple[int, ...] | None = None) -> Tensor:
