@@ -107,6 +107,7 @@ class Line:
 
     def know(self, answers: dict[int, list[int]], rate: float) -> None:
         """Have a drafter that knows the *answers*, on a machine on which all steps take as long."""
+        self.engine.clock.cpu = lambda: 0.0  # nor does keeping states take time
         learn = self.engine._cost.learn_step
         for size in (1, 64):
             learn(StepLoad.of_chunks([(0, 1)] * size), 1e-3)
