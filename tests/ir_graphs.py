@@ -10,10 +10,12 @@ import numpy as np
 import openvino
 from openvino import opset13
 
+from inferd.backends.openvino.model import engine_core
+
 
 def write_ir(folder: Path, graphs: Mapping[str, bytes]) -> None:
     """Write `NAME.xml` and `NAME.bin` of graphs in ONNX."""
-    core = openvino.Core()
+    core = engine_core()
     for name, data in graphs.items():
         save(core.read_model(data), folder / f"{name}.xml")
 

@@ -7,6 +7,7 @@ they write one caller's input into another's memory.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,17 @@ _BOILERPLATE = re.compile(
 )
 
 
+@functools.cache
+def engine_core() -> openvino.Core:
+    """Return the process's only `Core`, which is kept until the process ends.
+
+    Each gives the thread that first compiles with it a stack for signal handlers, and frees it
+    with itself. Of two, the one that ends last restores the stack of the other, which is gone: the
+    next signal that Python handles would end the process without a word.
+    """
+    return openvino.Core()
+
+
 def load_openvino(
     spec: ModelSpec, progress: LoadProgress, *, renders: bool = False
 ) -> OpenVinoModel:
@@ -62,7 +74,7 @@ def load_openvino(
         raise load_cancelled(spec.name)
     files = graph_paths(spec)
     try:
-        core = openvino.Core()
+        core = engine_core()
         graph = _read_graph(core, spec, files)
         inputs, outputs = list(graph.inputs), list(graph.outputs)
         if max(len(inputs), len(outputs)) > PORTS_MAX:
@@ -110,7 +122,7 @@ def check_device(spec: ModelSpec) -> None:
 
     :raises UnsupportedOperation: it does not.
     """
-    find_device(spec, openvino.Core())
+    find_device(spec, engine_core())
 
 
 def _settings(spec: ModelSpec, device: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,6 +50,29 @@ def loaded(folder: Path, data: bytes, suffix: str = ".xml", lanes: int = 1) -> G
 def load_file(file: Path, lanes: int = 1) -> GraphModel:
     spec = ModelSpec(name="g", backend="openvino", path=str(file), threads=lanes, lanes=lanes)
     return load_graph(spec, openvino_model.OpenVinoModel)
+
+
+SIGNALS_BESIDE_GRAPHS = """
+import signal, sys
+from pathlib import Path
+from tests.backends.openvino.test_model import load_file
+
+first, second = (load_file(Path(sys.argv[1])) for _ in range(2))
+first.close()
+del first
+second.close()
+del second
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+signal.raise_signal(signal.SIGUSR1)
+"""
+
+
+@pytest.mark.process
+def test_python_handles_signals_once_several_graphs_have_ended(tmp_path: Path) -> None:
+    write_ir(tmp_path, {"g": affine()})
+    command = [sys.executable, "-c", SIGNALS_BESIDE_GRAPHS, str(tmp_path / "g.xml")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
 
 
 @pytest.mark.parametrize("suffix", [".xml", ".onnx"])

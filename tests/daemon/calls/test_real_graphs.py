@@ -15,6 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 
 from inferd import Client
+from inferd.backends.openvino.model import engine_core
 from inferd.testing import RunningDaemon, running_daemon
 from tests.models import magika
 from tools.get_graphs import FACE_DETECTION, MINILM, MISSING, NUDENET, RAPIDOCR, SILERO_VAD, Package
@@ -43,7 +44,7 @@ def by_onnxruntime(file: Path, inputs: Arrays) -> Arrays:
 
 def by_openvino(file: Path, inputs: Arrays) -> Arrays:
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
-    request = openvino.Core().compile_model(str(file), "CPU", settings).create_infer_request()
+    request = engine_core().compile_model(str(file), "CPU", settings).create_infer_request()
     for name, array in inputs.items():
         request.set_tensor(name, openvino.Tensor(array))
     request.infer()
