@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ PROTOCOL = [1, 1]
 """The version that this suite checks."""
 EVENTS_MAX = 100_000
 """Events that the suite keeps of one request."""
+END_S_MAX = 1.0
+"""How long the suite waits for the server to close a connection, which no rule demands."""
 BODY_BYTES_MAX = 64 << 20
 """The largest body that the suite reads, whatever length a server announces."""
 
@@ -111,6 +114,19 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self.socket.close()
+
+    def end(self) -> None:
+        """Close the connection once the server has noticed, for at most `END_S_MAX`: until then its
+        contexts and its place count for the user.
+        """
+        end = time.monotonic() + min(END_S_MAX, self.timeout_s)
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+            while (left_s := end - time.monotonic()) > 0:
+                self.socket.settimeout(left_s)
+                if not self.socket.recv(1 << 16):
+                    break
+        self.close()
 
     def send_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send bytes as they are. If the server has closed the connection, the next read fails."""

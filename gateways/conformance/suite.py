@@ -146,7 +146,7 @@ class Server:
     def close(self) -> None:
         """Close the case's connections."""
         for connection in self._open:
-            connection.close()
+            connection.end()
         self._open.clear()
 
 
@@ -159,7 +159,10 @@ def paused_stream(
     params = {"context": context, "prompt": text, "raw": True, "credit": 1, **params}
     number = connection.start("stream", params)
     connection.wait_events(number, 1)
-    yield connection, context, number
+    try:
+        yield connection, context, number
+    finally:
+        connection.close()  # once its client only reads, the server still waits for credit
 
 
 def set_input(connection: Connection, context: int, data: bytes, index: int = 0) -> Map:
