@@ -9,7 +9,8 @@ ARGS   ?=
 # File by file in their order: those with the most tests are not the longest, and scheduler to wire,
 # which are short, leave no core idle at the end. Four processes for two cores: one begins with the
 # tests of tests/conftest.py's TOGETHER, which wait most of the time, as others do for a part of it.
-PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder
+# One that dies is not replaced, since xdist may then wait for ever; the report names its last test.
+PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # With ARGS, one of the two runs of `make test` may be left without tests: pytest's status 5.
 NONE_CHOSEN = $(if $(ARGS), || [ $$? -eq 5 ])

@@ -120,6 +120,14 @@ def _rewrite_files(config: pytest.Config, files: list[Path], given: dict[str, An
             rewrite._write_pyc(state, code, found, target)
 
 
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Print the status of a process that has died: of a signal there may be no other trace."""
+    if error:
+        with suppress(AttributeError, subprocess.TimeoutExpired):  # these are xdist's own names
+            status = node.gateway._io.popen.wait(timeout=10)
+            sys.stderr.write(f"\n{node.gateway.id} has ended with the status {status}\n")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage among the tests and their modules, neither now nor later."""
