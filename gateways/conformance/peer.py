@@ -19,8 +19,6 @@ PROTOCOL = [1, 1]
 """The version that this suite checks."""
 EVENTS_MAX = 100_000
 """Events that the suite keeps of one request."""
-END_S_MAX = 1.0
-"""How long the suite waits for the server to close a connection, which no rule demands."""
 BODY_BYTES_MAX = 64 << 20
 """The largest body that the suite reads, whatever length a server announces."""
 
@@ -115,14 +113,13 @@ class Connection:
         """Close the connection."""
         self.socket.close()
 
-    def end(self) -> None:
-        """Close the connection once the server has noticed, for at most `END_S_MAX`: until then its
-        contexts and its place count for the user.
+    def end(self, until: float) -> None:
+        """Close the connection once the server has, or at the time *until* on the monotonic clock:
+        before that its contexts and its place count for the user.
         """
-        end = time.monotonic() + min(END_S_MAX, self.timeout_s)
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
-            while (left_s := end - time.monotonic()) > 0:
+            while (left_s := until - time.monotonic()) > 0:
                 self.socket.settimeout(left_s)
                 if not self.socket.recv(1 << 16):
                     break

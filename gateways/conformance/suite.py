@@ -14,6 +14,8 @@ import msgspec
 
 from .peer import Connection, ErrorReceived, Failure, Map, Skipped, check
 
+END_S_MAX = 1.0
+"""How long the suite waits at the end of a case for the server to close its connections too."""
 Check = Callable[["Server"], None]
 
 
@@ -144,9 +146,10 @@ class Server:
         return seconds + self.options.timeout_s
 
     def close(self) -> None:
-        """Close the case's connections."""
+        """Close the case's connections; the server may take up to `END_S_MAX` to close its own."""
+        until = time.monotonic() + min(END_S_MAX, self.options.timeout_s)
         for connection in self._open:
-            connection.end()
+            connection.end(until)
         self._open.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tests.gateways.conformance.wrong_server import Fault, Link, Message, maps_in
@@ -194,7 +195,7 @@ class AlwaysCancelled(Fault):
 class ConnectionsOutlive(Fault):
     """Graphs, contexts and turns outlive their connection."""
 
-    keeps_connections = True
+    held_s = math.inf
 
 
 class RepliesInOrder(Fault):

@@ -18,6 +18,7 @@ from tests.echo import echo_model
 from tests.gateways.conformance.faults import (
     WRONG_SERVERS,
     Changed,
+    ConnectionsOutlive,
     ErrorsBecomeResults,
     NoGoodbyes,
 )
@@ -78,6 +79,27 @@ def test_the_daemon_passes_every_case_also_behind_a_proxy(daemon: RunningDaemon)
     assert {r.name: r.detail for r in results if r.outcome == "failed"} == {}
     skipped = {r.name for r in results if r.outcome == "skipped"}
     assert skipped == SKIPPED | {"errors.ShuttingDown"}
+
+
+class EndsAreLate(Fault):
+    """The server notices a closed connection late, which breaks no rule."""
+
+    held_s = 0.1
+
+
+def test_a_case_begins_once_the_server_has_ended_the_one_before(daemon: RunningDaemon) -> None:
+    chosen = selected(("errors.Busy", "errors.SessionBusy"), CASES)
+    assert [c.name for c in chosen] == ["errors.Busy", "errors.SessionBusy"]
+    with WrongServer(daemon.socket, EndsAreLate()) as proxy:
+        results = run_cases(SuiteOptions(proxy.path), chosen)
+    assert {r.name: r.detail for r in results if r.outcome != "passed"} == {}
+
+
+def test_a_server_that_keeps_many_connections_is_waited_for_once(daemon: RunningDaemon) -> None:
+    with WrongServer(daemon.socket, ConnectionsOutlive()) as proxy:
+        chosen = selected(("errors.QuotaExceeded",), CASES)
+        [result] = run_cases(SuiteOptions(proxy.path, timeout_s=0.5), chosen)
+    assert result.seconds < 32, "for each of its 64 connections, it would take longer"
 
 
 @pytest.mark.parametrize(

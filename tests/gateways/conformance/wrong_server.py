@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +26,8 @@ Message = list[Any]
 class Fault:
     """Broken rules. This one breaks none: it passes on every message."""
 
-    keeps_connections = False
-    """Whether the daemon's side stays open when the client has closed its own."""
+    held_s = 0.0
+    """How long the daemon's side stays open when the client has closed its own."""
 
     def request(self, link: Link, message: Message) -> list[Message]:
         """Return the messages that the daemon gets for one of the client."""
@@ -69,7 +71,8 @@ class Link:
             if not data:
                 break
             buffer = self._pass_frames(buffer + data)
-        if not self._server.fault.keeps_connections:
+        if self._server.fault.held_s < math.inf:
+            time.sleep(self._server.fault.held_s)
             self._daemon.shutdown(socket.SHUT_WR)
             closed = select.poll()
             closed.register(self._client, 0)  # POLLHUP: both directions are shut down
