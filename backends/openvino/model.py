@@ -59,9 +59,10 @@ _BOILERPLATE = re.compile(
 def engine_core() -> openvino.Core:
     """Return the process's only `Core`, which is kept until the process ends.
 
-    Each gives the thread that first compiles with it a stack for signal handlers, and frees it
-    with itself. Of two, the one that ends last restores the stack of the other, which is gone: the
-    next signal that Python handles would end the process without a word.
+    A core gives the thread that first compiles with it a stack for signal handlers, and frees that
+    stack at its own end. If cores overlap, the one that ends last restores the stack of the other,
+    which is already freed: the next signal that Python handles ends the process by SIGSEGV, without
+    a message.
     """
     return openvino.Core()
 
