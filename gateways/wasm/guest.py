@@ -60,7 +60,11 @@ def _blocking(
     method: Callable[Concatenate[guests.Guest, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Guest, P], R]:
     def call(self: Guest, /, *arguments: P.args, **keywords: P.kwargs) -> R:
-        return run(method(self.calls, *arguments, **keywords))
+        coroutine = method(self.calls, *arguments, **keywords)
+        try:
+            return run(coroutine)
+        finally:  # Ctrl-C may come before it has begun, which Python would warn of
+            coroutine.close()
 
     update_wrapper(call, method)
     return call
