@@ -142,6 +142,7 @@ def test_a_cut_answer_is_regenerated_edited_and_branched(
     field.press("Enter")
     expect(body(page)).to_have_text("short")
     expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator("#send")).to_be_visible()
     begin(page, LONG)
     page.click("#stop")
     cut.get_by_role("button", name="Regenerate").click()
